@@ -1,0 +1,815 @@
+/*
+ * mlfab.h - the communication layer of a distributed trainer, in two files.
+ *
+ * mlfab moves model updates between the processes of a trainer, and decides when, where to and
+ * whether each one travels. Copy mlfab.h and mlfab.c beside your trainer, or link libmlfab.a.
+ *
+ * This header is the manual. It goes from simple to expert:
+ *
+ *    1  a complete program          8  push and pull
+ *    2  version                     9  barrier, broadcast, join
+ *    3  errors                     10  telemetry
+ *    4  types and units            11  stepping by hand (the node level)
+ *    5  env: memory, clock, log    12  transport interface
+ *    6  open and close             13  built-in transports and the simulator
+ *    7  the model
+ *
+ * 1. A complete program
+ * ---------------------
+ * Start it with `mlfab-run -n 4 -s 1 ./trainer`: four workers and a built-in parameter server.
+ *
+ *    #include "mlfab.h"
+ *    #include <stdio.h>
+ *
+ *    int main(void) {
+ *      mlfab *fabric = NULL;
+ *      mlfab_error error;
+ *      mlfab_config config;
+ *      mlfab_config_init(&config);
+ *      if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+ *        fprintf(stderr, "%s\n", error.text);
+ *        return 1;
+ *      }
+ *      float w[1000] = {0}, gradient[1000];
+ *      mlfab_buf weights = {MLFAB_ALL, 0, w, 1000}, update = {MLFAB_ALL, 0, gradient, 1000};
+ *      mlfab_tensor_add(fabric, 0, MLFAB_F32, 1000);
+ *      mlfab_model_start(fabric, NULL, &weights, 1);        // worker 0's first weights win
+ *      for (int step = 0; step < 100; step++) {
+ *        mlfab_pull(fabric, &weights, 1, NULL, NULL);
+ *        for (int i = 0; i < 1000; i++) gradient[i] = w[i] - 1.0f;
+ *        mlfab_push_options options = {sizeof options, -0.01};  // w <- w - 0.01 * gradient
+ *        mlfab_push(fabric, &update, 1, &options, NULL);
+ *      }
+ *      mlfab_close(&fabric);
+ *      return 0;
+ *    }
+ *
+ * Conventions
+ * -----------
+ * Every function returns 0 or a negative MLFAB_ERR_* code; outputs end in `_p`, come last, and are
+ * set on success only. NULL is accepted where a comment says so and refused with MLFAB_ERR_ARGUMENT
+ * everywhere else. Structs that callers fill begin with `size`, which the caller sets to sizeof:
+ * later versions append members, and a member that an older caller does not have means its default.
+ * Zero means default in every option, and the default is told beside it. Counts are elements, sizes
+ * are bytes, times are nanoseconds, rates are bytes a second.
+ *
+ * Threads: a context may be used from several threads at once; calls on one context exclude each
+ * other for a few microseconds and blocking calls wait without holding the others up. Contexts
+ * share nothing. No function exits, aborts, prints, installs a signal handler, raises SIGPIPE or
+ * reads the environment (except mlfab_config_from_env, whose purpose it is).
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MLFAB_H
+#define MLFAB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * 2. Version
+ */
+#define MLFAB_VERSION_MAJOR 0
+#define MLFAB_VERSION_MINOR 1
+#define MLFAB_VERSION_PATCH 0
+#define MLFAB_VERSION "0.1.0"
+/* Two copies of mlfab talk exactly when their protocol numbers are equal. */
+#define MLFAB_PROTOCOL 1
+
+#ifndef MLFAB_API
+#define MLFAB_API
+#endif
+
+/* The version of the compiled library, "major.minor.patch". */
+MLFAB_API const char *mlfab_version(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * 3. Errors
+ *
+ * Codes are pinned: they never change their number. Four kinds: usage (the caller's mistake, nothing
+ * changed), retryable (try again as it is), peer (another rank caused it; `rank` says which), fatal
+ * (this context or this machine).
+ */
+#define MLFAB_ERRORS(X)                                                                       \
+  /* usage */                                                                                 \
+  X(ARGUMENT, -1, "an argument is NULL or out of range")                                      \
+  X(STATE, -2, "the call does not fit the state of the context")                              \
+  X(CONFIG, -3, "the configuration is contradictory or incomplete")                           \
+  X(TENSOR, -4, "unknown tensor")                                                             \
+  X(SHAPE, -5, "the element count is not the tensor's")                                       \
+  X(DTYPE, -6, "the element type does not fit")                                               \
+  X(REQUEST, -7, "unknown or already finished request")                                       \
+  X(CLOSED, -8, "the context is closed")                                                      \
+  X(UNSUPPORTED, -9, "this combination is not supported")                                     \
+  X(INSECURE, -10, "an address other than loopback needs allow_insecure")                     \
+  X(LIMIT, -11, "a size or count is beyond its limit")                                        \
+  X(ADDRESS, -12, "the address does not parse or does not resolve")                           \
+  /* retryable */                                                                             \
+  X(AGAIN, -20, "no room or nothing to do now; try again")                                    \
+  X(TIMEOUT, -21, "the deadline passed")                                                      \
+  X(CANCELLED, -22, "withdrawn by the caller")                                                \
+  X(IN_DOUBT, -23, "withdrawn under way: the server has not said whether it was applied")     \
+  X(ADDRESS_IN_USE, -24, "the address is taken")                                              \
+  /* peer */                                                                                  \
+  X(PEER_DEAD, -40, "a peer is dead")                                                         \
+  X(PEER_CLOSED, -41, "a peer closed the connection")                                         \
+  X(REFUSED, -42, "a peer refused")                                                           \
+  X(RANK_TAKEN, -43, "another process has this rank")                                         \
+  X(RANK_RANGE, -44, "the rank is not in the world")                                          \
+  X(WORLD, -45, "the worlds disagree")                                                        \
+  X(JOB, -46, "the peer belongs to another job")                                              \
+  X(PROTOCOL_OLDER, -47, "the peer's protocol is older than this one's")                      \
+  X(PROTOCOL_NEWER, -48, "the peer's protocol is newer than this one's")                      \
+  X(FRAME, -49, "a frame does not parse")                                                     \
+  X(CRC, -50, "a checksum is wrong")                                                          \
+  X(NOT_FINITE, -51, "an update holds NaN or infinity")                                       \
+  X(MODEL, -52, "the model differs from worker 0's")                                          \
+  X(FENCED, -53, "a newer incarnation of this rank has joined")                               \
+  X(CALLBACK, -54, "a user callback refused")                                                 \
+  X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                         \
+  /* fatal */                                                                                 \
+  X(MEMORY, -70, "out of memory")                                                             \
+  X(IO, -71, "an operating system call failed")                                               \
+  X(INTERNAL, -72, "an invariant of the library is broken")
+
+enum mlfab_error_code {
+  MLFAB_OK = 0,
+#define MLFAB_ERROR_ENUM_(name, number, text) MLFAB_ERR_##name = number,
+  MLFAB_ERRORS(MLFAB_ERROR_ENUM_)
+#undef MLFAB_ERROR_ENUM_
+      MLFAB_ERR_END_ = -1000
+};
+
+#define MLFAB_NO_RANK (-1)
+
+/* What went wrong, in full: filled by whoever decided that it is an error. */
+typedef struct mlfab_error {
+  int32_t code;       /* MLFAB_ERR_* */
+  int32_t rank;       /* the rank to blame, or MLFAB_NO_RANK; a server's number when `is_server` */
+  int32_t is_server;  /* 1: `rank` is the number of a server */
+  int32_t reserved;
+  uint64_t waited_ns; /* how long had been waited, 0 if nothing was */
+  char text[296];     /* one line: what, who, awaiting what, for how long */
+} mlfab_error;
+
+/* The name of a code ("MLFAB_ERR_TIMEOUT"), and its one-line meaning. Never NULL. */
+MLFAB_API const char *mlfab_error_name(int code);
+MLFAB_API const char *mlfab_error_text(int code);
+
+/* ------------------------------------------------------------------------------------------------
+ * 4. Types and units
+ */
+typedef struct mlfab mlfab;         /* a context: one node of one fabric */
+typedef uint64_t mlfab_request;     /* a handle, never reused within a context; 0 is none */
+
+enum mlfab_dtype {
+  MLFAB_F32 = 1, /* 4 bytes */
+  MLFAB_F64 = 2, /* 8 bytes */
+  MLFAB_I64 = 3  /* 8 bytes, sums are exact modulo 2^64 */
+};
+
+/* Names the whole model: one array that holds all tensors in the order in which they were added.
+ * Only where all tensors have one element type. */
+#define MLFAB_ALL 0xffffffffu
+
+/* One tensor's elements in the caller's memory. Borrowed for the length of the call, or until the
+ * request has finished. */
+typedef struct mlfab_buf {
+  uint32_t tensor;   /* its id, or MLFAB_ALL */
+  uint32_t reserved; /* 0 */
+  void *data;        /* `count` elements of the tensor's type; pulls write here */
+  uint64_t count;    /* elements; must equal the tensor's */
+} mlfab_buf;
+
+/* ------------------------------------------------------------------------------------------------
+ * 5. Env: memory, clock, log
+ *
+ * A table of hooks, copied when the context opens. NULL members mean the built-in: malloc, the
+ * monotonic clock, silence. Hooks may be called from the progress thread.
+ */
+enum mlfab_log_level { MLFAB_LOG_ERROR = 1, MLFAB_LOG_WARN = 2, MLFAB_LOG_INFO = 3, MLFAB_LOG_DEBUG = 4 };
+
+typedef struct mlfab_env {
+  uint32_t size;
+  uint32_t log_level; /* largest level that is passed to log; 0: MLFAB_LOG_WARN */
+  void *user;
+  /* At least 16-byte aligned, or NULL. `bytes` of free is what was asked for. */
+  void *(*allocate)(void *user, size_t bytes);
+  void (*release)(void *user, void *memory, size_t bytes);
+  /* Nanoseconds from any origin, never going back. */
+  uint64_t (*clock)(void *user);
+  /* One line without newline. */
+  void (*log)(void *user, int level, const char *line);
+  /* Files (mlfab_save): write the whole of `bytes` to `path`, atomically. 0 or MLFAB_ERR_IO. */
+  int (*store)(void *user, const char *path, const void *data, size_t bytes);
+} mlfab_env;
+
+/* ------------------------------------------------------------------------------------------------
+ * 6. Open and close
+ */
+enum mlfab_role {
+  MLFAB_ROLE_WORKER = 1, /* pushes and pulls */
+  MLFAB_ROLE_SERVER = 2  /* holds a shard of the model */
+};
+
+enum mlfab_progress_mode {
+  MLFAB_PROGRESS_AUTO = 0,   /* a thread, if the platform has them */
+  MLFAB_PROGRESS_THREAD = 1, /* a thread of the library's sends heartbeats and moves data */
+  /* Nothing moves except inside calls. Said to the others when joining: a worker that computes for
+   * long is not missed by its heartbeat alone, only when its connection breaks. */
+  MLFAB_PROGRESS_HAND = 2
+};
+
+enum mlfab_transport_bits { MLFAB_USE_TCP = 1, MLFAB_USE_SHM = 2 };
+
+struct mlfab_transport; /* section 12 */
+struct mlfab_update_info;
+struct mlfab_pull_info;
+struct mlfab_event_info;
+
+/* Server side, MLfabric Table 1 registerUpdateCallback. Called once per commit and stretch of a
+ * tensor: replace w (count elements from element `first` of tensor) by what the sum of the
+ * update's members makes of it. On entry w holds the present weights. Returning non-zero refuses
+ * the whole update: the model stays bit-identical and the members get MLFAB_ERR_CALLBACK. Must not
+ * call back into the context. Runs on whatever thread drives the context. */
+typedef int (*mlfab_update_fn)(void *user, const struct mlfab_update_info *info, uint32_t tensor,
+                               int dtype, uint64_t first, uint64_t count, void *w,
+                               const void *sum);
+
+/* Server side, MLfabric Table 1 registerRequestCallback. Called when a pull arrives; non-zero
+ * refuses it (the worker gets MLFAB_ERR_CALLBACK). */
+typedef int (*mlfab_pull_fn)(void *user, const struct mlfab_pull_info *info);
+
+/* Any role: ranks that come, go and die. For display; must not call back into the context. */
+typedef void (*mlfab_event_fn)(void *user, const struct mlfab_event_info *info);
+
+typedef struct mlfab_config {
+  uint32_t size;
+  uint32_t roles;        /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
+  int32_t rank;          /* worker rank 0..workers-1; of a dedicated server: 0..servers-1 */
+  uint32_t workers;      /* 0: 1 */
+  uint32_t servers;      /* 0: 1 */
+  uint32_t dedicated;    /* 1: servers are processes of their own; all nodes must agree */
+  char coordinator[256]; /* where server 0 is met: "tcp:host:port", "tcp:[::1]:port", "unix:/path",
+                            "unix:@name", "shm:name"; empty with a world of one */
+  char job[64];          /* name of the fabric; strangers are turned away. "": "mlfab" */
+  char listen[256];      /* where this node listens, like coordinator; "": chosen */
+  char ifname[128];      /* interfaces for TCP, NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
+  uint32_t allow_insecure; /* 1: TCP on other addresses than loopback */
+  uint32_t transports;   /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts */
+  uint32_t progress;     /* MLFAB_PROGRESS_* */
+  uint32_t no_payload_crc; /* 1: no CRC32C over payloads on TCP (headers keep theirs) */
+  uint64_t timeout_ns;   /* default deadline of every blocking call; 0: 300 s */
+  uint64_t heartbeat_ns; /* 0: 500 ms. Suspect after 3, dead after 5 */
+  uint64_t spin_ns;      /* a waiter polls this long before it sleeps; 0: 20 us, ~0: for ever */
+  uint64_t seed;         /* 0: 1 */
+  uint32_t chunk_bytes;  /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
+  uint32_t eager_bytes;  /* a worker may have this much under way at a server without a grant;
+                            0: 256 KiB. Costs as much memory a worker at the server */
+  uint32_t block_bytes;  /* 0: 1 MiB */
+  uint32_t merge_max;    /* small pushes that wait are added together, up to this many; 0: 128;
+                            1: never */
+  uint64_t model_max_bytes;     /* a larger model is refused; 0: 64 GiB */
+  uint64_t broadcast_max_bytes; /* a larger broadcast is refused; 0: 256 MiB */
+  const mlfab_env *env;  /* copied; NULL: built-in */
+  /* Callbacks; each may be NULL. */
+  mlfab_update_fn on_update; /* set: replaces the model's update rule at this server */
+  mlfab_pull_fn on_pull;
+  mlfab_event_fn on_event;
+  void *user;            /* passed to the three */
+  /* The caller's own transport instead of the built-in ones; borrowed until close. */
+  const struct mlfab_transport *transport;
+  void *transport_user;  /* passed to its open */
+} mlfab_config;
+
+/* Sets every member to its default and `size` to sizeof *config. */
+MLFAB_API void mlfab_config_init(mlfab_config *config);
+
+/* Fills members that are still at their default from the environment: MLFAB_* first (MLFAB_RANK,
+ * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server, MLFAB_DEDICATED, MLFAB_COORDINATOR,
+ * MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE, MLFAB_TRANSPORT=auto|tcp|shm,
+ * MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS, MLFAB_PAYLOAD_CRC=0|1,
+ * MLFAB_SEED), then torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, then the launcher's:
+ * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
+ * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
+ * error_p may be NULL.
+ * Errors: MLFAB_ERR_CONFIG, naming the variable and its value. Reads the environment; do not call
+ * while another thread changes it. */
+MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
+
+/* Opens a node and joins the fabric: returns when all ranks of the world are there, at most
+ * timeout_ns later. A world of one opens at once and does no I/O. `error_p` may be NULL; on failure
+ * it says why and which ranks were missing.
+ * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB,
+ * PROTOCOL_OLDER/NEWER, TIMEOUT, MEMORY, IO. */
+MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
+
+/* The same without waiting: the context is there, the fabric not yet. Drive it (mlfab_progress) until
+ * mlfab_is_ready returns 1. For hand-driven programs and the simulator. */
+MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
+/* 1 when every rank has joined, 0 not yet, or the error that ended joining. error_p may be NULL. */
+MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
+
+/* Leaves the fabric and frees everything; finishes sends that are under way, waits at most one
+ * heartbeat for them. *ctx_p becomes NULL; a second call gets MLFAB_ERR_CLOSED.
+ * Requests that are open are forgotten, their buffers are the caller's again. */
+MLFAB_API int mlfab_close(mlfab **ctx_p);
+
+/* Frees everything at once without a word to anybody, as a crash would look from outside. */
+MLFAB_API int mlfab_abandon(mlfab **ctx_p);
+
+/* This node: worker rank (-1 on a dedicated server), number of workers and servers. NULL to skip. */
+MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
+                         uint32_t *servers_p);
+
+/* The last error of this context, in full. */
+MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
+
+/* ------------------------------------------------------------------------------------------------
+ * 7. The model
+ *
+ * A model is a list of tensors with ids of the caller's choice, cut into slices that are spread over
+ * the servers. Every worker defines it; worker 0's definition, options and first weights win, and a
+ * definition with other tensors is refused with an error that names the first difference.
+ */
+enum mlfab_rule_kind {
+  MLFAB_RULE_PLAIN = 0,    /* w <- w + scale * u */
+  MLFAB_RULE_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h          (MLfabric eq. 2) */
+  MLFAB_RULE_ADADELAY = 2, /* w <- w + c / sqrt(t + delay) * scale * u        (MLfabric 3.1, 10.4) */
+  MLFAB_RULE_ADAM = 3,     /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
+  MLFAB_RULE_ADAMW = 4     /* the same, and w <- w + scale * weight_decay * w before it */
+};
+
+enum mlfab_sync_kind {
+  MLFAB_SYNC_ASYNC = 0, /* every push is applied when it arrives, every pull answered at once */
+  MLFAB_SYNC_BSP = 1    /* round i is one commit, made when every live worker has pushed its i-th
+                           update; a pull after i pushes waits for round i to be committed */
+};
+
+typedef struct mlfab_model_options {
+  uint32_t size;
+  uint32_t rule;          /* MLFAB_RULE_* */
+  uint32_t sync;          /* MLFAB_SYNC_* */
+  uint32_t mean;          /* 1: a round's sum is divided by its contributors (BSP; not with I64) */
+  uint32_t deterministic; /* 1: a round adds in the order of ranks, not of arrival (BSP) */
+  uint32_t slices;        /* 0: 16 times the servers; at most 4096 */
+  uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
+  uint32_t reserved;
+  double gamma;           /* momentum; 0: 0.9 */
+  double adadelay_c;      /* 0: 1 */
+  double beta1, beta2;    /* 0: 0.9, 0.999 */
+  double epsilon;         /* 0: 1e-8 */
+  double weight_decay;    /* ADAMW; 0: 0.01 */
+} mlfab_model_options;
+
+/* Adds a tensor of `count` elements under `id` (any number but MLFAB_ALL). Local; before
+ * mlfab_model_start. Errors: ARGUMENT, TENSOR (id used twice), STATE, LIMIT. */
+MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count);
+
+/* Agrees on the model with the servers and the other workers; blocks until the model stands, at most
+ * timeout_ns of the config. `bufs` hold the first weights: worker 0's are sent; on every other worker
+ * they are overwritten with worker 0's. bufs NULL with n 0: zeros, and nothing is written back.
+ * options may be NULL. Costs the model's bytes once per worker on the wire.
+ * Errors: MODEL (names the difference), STATE, UNSUPPORTED, LIMIT, TIMEOUT, PEER_DEAD, MEMORY. */
+MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
+                                const mlfab_buf *bufs, uint32_t n);
+
+/* Pulls the model and writes it to `path` as a safetensors file (tensors are named by their id),
+ * through env.store. Any worker. */
+MLFAB_API int mlfab_save(mlfab *ctx, const char *path);
+
+/* ------------------------------------------------------------------------------------------------
+ * 8. Push and pull
+ *
+ * An update is (worker, incarnation, sequence number), and is applied at most once at every server
+ * whatever is lost, repeated or restarted. `bufs` is a list of whole tensors (one a layer), or one
+ * MLFAB_ALL, and is one operation: all of it is applied at a server in one step, or none.
+ */
+enum mlfab_push_flags {
+  MLFAB_PUSH_MORE = 1 /* BSP: more of this worker's update of this round follows in a later push */
+};
+
+typedef struct mlfab_push_options {
+  uint32_t size;
+  /* w <- w + scale * u: a gradient takes minus the learning rate. 0: 1. Integers only with I64. */
+  double scale;
+  uint32_t flags;      /* MLFAB_PUSH_* */
+  uint32_t reserved;
+  double clip_norm;    /* > 0: scale is reduced so that the update's global norm is at most this */
+  uint64_t version;    /* the model version the update was computed from, plus one; 0: last pulled */
+  uint64_t timeout_ns; /* 0: the config's */
+  uint64_t retry_seq;  /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
+} mlfab_push_options;
+
+typedef struct mlfab_pull_options {
+  uint32_t size;
+  uint32_t reserved;
+  uint64_t timeout_ns;
+} mlfab_pull_options;
+
+/* What became of a request. */
+typedef struct mlfab_result {
+  int32_t status;       /* 0 or MLFAB_ERR_*; the same as the call's return value */
+  int32_t rank;         /* to blame, or MLFAB_NO_RANK */
+  uint64_t seq;         /* push: the update's identity (with rank and incarnation) */
+  uint64_t version;     /* largest slice version after the commit, or of what was pulled */
+  uint64_t delay;       /* push: the largest delay over its slices (0 for BSP rounds) */
+  uint32_t applied;     /* push: servers that applied it ... */
+  uint32_t refused;     /* ... and that did not */
+  uint64_t waited_ns;
+} mlfab_result;
+
+/* Pushes an update and waits until every server has applied or refused it. The buffers are only
+ * read, and are the caller's again on return, whatever is returned. options, result_p may be NULL.
+ * Errors: usage codes before anything is sent; NOT_FINITE (refused whole, model unchanged);
+ * TIMEOUT / IN_DOUBT; PEER_DEAD naming the server; CALLBACK.
+ * Cost: update bytes up, one small frame back per server. */
+MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_push_options *options, mlfab_result *result_p);
+
+/* The same without waiting: the buffers stay borrowed until the request has finished. Updates of up
+ * to 64 KiB are copied: their buffers are the caller's again at return. request_p NULL: nobody will
+ * ask; a failure then shows in the stats, in mlfab_flush and in mlfab_last_error.
+ * Errors: usage codes, AGAIN when 64 requests are open that were not waited for. */
+MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_push_options *options, mlfab_request *request_p);
+
+/* Pulls whole tensors, one version per slice, into the caller's buffers. BSP: waits for the round of
+ * this worker's last push. Errors as mlfab_push; a pull that fails may have written some buffers.
+ * Cost: one small frame up, tensor bytes down, per server. */
+MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_pull_options *options, mlfab_result *result_p);
+MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_pull_options *options, mlfab_request *request_p);
+
+/* For trainers that update weights in place and have no gradient array: mlfab_snapshot keeps a copy
+ * of the buffers (memory: once their bytes), mlfab_push_difference pushes buffer minus snapshot (scale as in
+ * options, default 1) and then takes the snapshot anew. Pulling into a buffer does not change its
+ * snapshot: take one after the pull. Errors: STATE without a snapshot; MEMORY. */
+MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n);
+MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_push_options *options, mlfab_result *result_p);
+
+/* Asks after a request: *done_p 1 when it has finished, which also ends it. result_p may be NULL.
+ * Errors: REQUEST when it is unknown or was ended before. */
+MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p);
+
+/* Waits for a request at most timeout_ns (0: its own deadline) and ends it. Returns its status, or
+ * TIMEOUT when the wait was shorter than the request's deadline; the request is then still open. */
+MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
+                         mlfab_result *result_p);
+
+/* Withdraws a request and gives its buffers back at once. It still has to be ended with test or wait,
+ * which say CANCELLED (it never left, or the server dropped it), 0 (it was too late: applied) or
+ * IN_DOUBT (not known yet: ask mlfab_push_status later). */
+MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request);
+
+/* What became of update `seq` of this node: *status_p is 0 (applied everywhere), IN_DOUBT (still
+ * under way), WITHDRAWN (applied nowhere), or what it was refused for. Remembers the last 256. */
+MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p);
+
+/* Waits until every push of this node is finished; returns the first failure of a push that nobody
+ * waited for. timeout_ns 0: the config's. */
+MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns);
+
+/* A descriptor that becomes readable when mlfab_progress has something to do: for poll, epoll, a GUI
+ * loop. The library's; do not read or close it. Call mlfab_progress(ctx, 0) after it fires, and at
+ * least once a heartbeat. Errors: UNSUPPORTED (simulator). */
+MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p);
+
+/* Moves data for at most timeout_ns, 0: without waiting. Returns 1 if anything happened, 0 if not, or
+ * an error. Needed only with MLFAB_PROGRESS_HAND. */
+MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns);
+
+/* When mlfab_progress must be called at the latest, on the clock of env. Hand-driven contexts. */
+MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
+
+/* ------------------------------------------------------------------------------------------------
+ * 9. Barrier, broadcast, join
+ */
+
+/* Waits until every live worker that has not joined (see mlfab_join) is here. timeout_ns 0: the
+ * config's. Errors: TIMEOUT naming the first rank that is missing; PEER_DEAD when server 0 is dead. */
+MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
+
+/* Copies `bytes` bytes from worker `root` to all others, through server 0. Every worker must call it,
+ * in the same order, with the same root and size. Errors: ARGUMENT, LIMIT, SHAPE (sizes differ; names
+ * the rank), TIMEOUT, PEER_DEAD naming the root. */
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns);
+
+/* "I have no more data": rounds and barriers no longer count this worker; pulls still work. Pushes
+ * afterwards are MLFAB_ERR_STATE. Waits for its own pushes to finish. */
+MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
+
+/* Server: serves until every worker has closed or died, then returns 0. timeout_ns 0: no limit. With
+ * a progress thread it only waits. */
+MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
+
+/* ------------------------------------------------------------------------------------------------
+ * 10. Telemetry
+ */
+typedef struct mlfab_stats {
+  uint64_t frames_sent, frames_received;
+  uint64_t bytes_sent, bytes_received;           /* headers included */
+  uint64_t payload_sent, payload_received;       /* tensor bytes */
+  uint64_t frames_refused;                       /* malformed, wrong checksum, wrong protocol */
+  uint64_t strangers_refused;                    /* connections that were not of this job */
+  uint64_t reconnects, peers_died, transfers_revoked;
+  uint64_t pushes_started, pushes_applied, pushes_refused, pushes_merged; /* worker */
+  uint64_t pulls_finished;                       /* worker */
+  uint64_t updates_applied, updates_refused, updates_repeated;           /* server */
+  uint64_t commits, pulls_answered, pulls_delayed, pulls_restarted;      /* server */
+  uint64_t delay_sum, delay_max;                 /* server: over applied updates */
+  uint64_t allocations;                          /* calls of env.allocate since open */
+  uint64_t memory_bytes;                         /* allocated now */
+  uint64_t trace_hash;                           /* of every event and action so far */
+} mlfab_stats;
+
+/* A consistent copy of the counters. `size` is sizeof *stats_p. */
+MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size);
+
+typedef struct mlfab_update_info {
+  uint32_t worker, incarnation;
+  uint64_t seq;        /* first of the update's members */
+  uint32_t members;    /* updates in the commit: 1, merged small ones, or a round's contributors */
+  uint32_t server;
+  uint64_t delay;      /* largest over the slices touched */
+  uint64_t version;    /* of the first slice touched, before the commit */
+  uint64_t commit;
+  uint64_t progress;   /* the worker's iteration, or the round */
+  double scale, norm;  /* norm: of the sum as pushed, 0 when not known */
+} mlfab_update_info;
+
+typedef struct mlfab_pull_info {
+  uint32_t worker, server;
+  uint64_t progress, bytes;
+} mlfab_pull_info;
+
+enum mlfab_event_kind {
+  MLFAB_EVENT_JOINED = 1, MLFAB_EVENT_SUSPECT = 2, MLFAB_EVENT_DEAD = 3, MLFAB_EVENT_LEFT = 4,
+  MLFAB_EVENT_REJOINED = 5, MLFAB_EVENT_REFUSED_UPDATE = 6
+};
+typedef struct mlfab_event_info {
+  uint32_t kind;
+  int32_t rank;      /* of a worker, or the number of a server */
+  uint32_t is_server;
+  uint32_t incarnation;
+  int32_t code;      /* MLFAB_ERR_* where there is one */
+  const char *text;  /* valid during the call */
+} mlfab_event_info;
+
+/* ------------------------------------------------------------------------------------------------
+ * 11. Stepping by hand: the node level
+ *
+ * A node is a state machine without I/O, clock or threads: feed it events with the present time,
+ * carry out the actions that it yields, and call it again at its deadline. mlfab_open is a driver
+ * around this; embedders with their own event loop write another (examples/04_event_loop.c).
+ * One thread at a time. Time never goes back.
+ */
+typedef struct mlfab_node mlfab_node;
+
+enum mlfab_io_kind {
+  MLFAB_IO_UP = 1,       /* a connection stands: `link`, and `token` of connect (0: they called us) */
+  MLFAB_IO_DOWN = 2,     /* it broke (or, link 0: the connect of `token` failed): `code`, `text`.
+                            Everything borrowed by its sends is given back by this event */
+  MLFAB_IO_FRAME = 3,    /* a frame came: head, bulk; borrowed until release */
+  MLFAB_IO_SENT = 4,     /* the bulk of the send with `token` is no longer needed */
+  MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
+  MLFAB_IO_REFUSED = 6   /* a connection was dropped before it was a link (stranger, bad frame) */
+};
+
+/* What a transport reports. */
+typedef struct mlfab_io_event {
+  uint32_t kind;          /* MLFAB_IO_* */
+  uint32_t link;          /* the transport's number for the connection, 1..2^24-1 */
+  uint64_t token;
+  const void *head;       /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
+  const void *bulk;       /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
+  uint32_t head_bytes, bulk_bytes;
+  int32_t code;           /* MLFAB_ERR_* */
+  uint32_t reserved;
+  const char *text;       /* why; may be NULL; valid until release */
+  void *opaque;           /* the transport's own, for release */
+} mlfab_io_event;
+
+enum mlfab_action_kind {
+  MLFAB_ACTION_SEND = 1,      /* link, head, bulk, token */
+  MLFAB_ACTION_CONNECT = 2,   /* address, token */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
+  MLFAB_ACTION_DETACH = 4     /* link, token: stop borrowing the bulk of that send */
+};
+
+/* What a node wants done. Pointers are valid until mlfab_node_done. */
+typedef struct mlfab_action {
+  uint32_t kind;
+  uint32_t link;
+  uint64_t token;          /* send: 0 when there is no bulk or it need not be reported */
+  const void *head;        /* to be copied by whoever takes the action */
+  const void *bulk;        /* borrowed until SENT, DOWN, or a detach */
+  uint32_t head_bytes, bulk_bytes;
+  const char *address;     /* connect: a list separated by blanks, best first: take the first that a
+                              transport of this node reaches */
+} mlfab_action;
+
+/* `addresses`: where this node can be met, a list separated by blanks. */
+MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                              mlfab_node **node_p, mlfab_error *error_p);
+MLFAB_API void mlfab_node_close(mlfab_node **node_p);
+/* Feeds an event. Never fails because of what a peer sent: a bad peer is disconnected and counted. */
+MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns);
+/* Runs timers and background work (commits, one block at a time). */
+MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns);
+/* The next action, 1, or 0 when there is none. The same one again until mlfab_node_done. */
+MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p);
+/* What became of the action: 0, or MLFAB_ERR_AGAIN (a send that found no room: it comes again after
+ * MLFAB_IO_WRITABLE), or another error (the link is given up). */
+MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
+                               uint64_t now_ns);
+/* When tick must be called at the latest. */
+MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
+/* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
+MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
+/* The calls of sections 7 to 10 at the node level: as their namesakes, never waiting. */
+MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, uint64_t count);
+MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
+                                     const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
+                                     mlfab_request *request_p);
+MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_push_options *options, uint64_t now_ns,
+                              mlfab_request *request_p);
+MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_pull_options *options, uint64_t now_ns,
+                              mlfab_request *request_p);
+MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
+                                 mlfab_request *request_p);
+MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, uint64_t bytes,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
+MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
+                              mlfab_request *request_p);
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
+MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
+                              mlfab_result *result_p);
+MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request request, uint64_t now_ns);
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p);
+MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p);
+MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size);
+
+/* ------------------------------------------------------------------------------------------------
+ * 12. Transport interface
+ *
+ * A transport is a table of functions, passed by pointer. It carries frames between two ends of a
+ * link: whole, once, in order between UP and DOWN; at DOWN any suffix is lost. Nothing blocks but
+ * wait. No function is called from two threads at once, except wait, wake and fd, which may run
+ * beside any other but close.
+ *
+ * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of
+ * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
+ * anything is allocated; a transport of messages need not look inside.
+ */
+#define MLFAB_TRANSPORT_ABI 1
+#define MLFAB_HEADER_BYTES 64
+#define MLFAB_META_MAX 65536     /* largest meta of a frame, bytes */
+#define MLFAB_BULK_MAX 1048576   /* largest bulk of a frame, bytes */
+
+enum mlfab_transport_caps {
+  MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
+  MLFAB_CAP_GHOST = 2,    /* carries ghosts */
+  MLFAB_CAP_LOCAL = 4     /* reaches this host only */
+};
+
+typedef struct mlfab_transport_options {
+  uint32_t size;
+  uint32_t allow_insecure;
+  const char *listen;     /* address to listen at, or "" for one of the transport's choice */
+  const char *ifname;     /* as in mlfab_config */
+  const char *job;
+  const mlfab_env *env;   /* complete: no member is NULL but store */
+  void *user;             /* mlfab_config.transport_user */
+  mlfab_error *error;     /* filled on failure; never NULL */
+} mlfab_transport_options;
+
+typedef struct mlfab_transport {
+  uint32_t size;
+  uint32_t abi;           /* MLFAB_TRANSPORT_ABI */
+  const char *name;       /* "tcp"; also what its addresses begin with, before ':' */
+  uint32_t caps;          /* MLFAB_CAP_* */
+  uint32_t reserved;
+  /* Begins to listen; writes the address that others connect to into address (256 bytes). */
+  int (*open)(const mlfab_transport_options *options, void **self_p, char *address);
+  /* Closes every link at once; frees everything. */
+  void (*close)(void *self);
+  /* 1 when this address is of this transport's kind and can be reached from here, else 0. */
+  int (*reach)(void *self, const char *address);
+  /* Begins to connect. Sooner or later UP or DOWN (link 0) with this token. A second connect with a
+   * token that is pending replaces the first, which is then never reported. Errors: ADDRESS,
+   * INSECURE, MEMORY, IO: nothing will be reported. */
+  int (*connect)(void *self, const char *address, uint64_t token);
+  /* Sends what was accepted as far as it goes at once, then closes; no event of this link follows,
+   * and nothing of the caller's is borrowed any more on return. */
+  void (*disconnect)(void *self, uint32_t link);
+  /* Takes a whole frame or nothing. head is copied before it returns. bulk is borrowed until SENT
+   * with the token (which may be reported only by a later poll), or DOWN; with token 0 it is copied.
+   * Errors: AGAIN (no room: WRITABLE follows when there is), PEER_CLOSED (DOWN follows). */
+  int (*send)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
+              uint32_t bulk_bytes, uint64_t token);
+  /* Pushes out what send has gathered; called before the driver sleeps or looks elsewhere. */
+  void (*flush)(void *self);
+  /* The next event: 1, or 0 when there is none. */
+  int (*poll)(void *self, mlfab_io_event *event_p);
+  /* Ends the borrowing of a FRAME event's memory; in the order of the events. */
+  void (*release)(void *self, const mlfab_io_event *event);
+  /* Stops borrowing the bulk of the send with this token: what is still needed of it is copied.
+   * Afterwards SENT for it may or may not come. Errors: MEMORY (still borrowed). */
+  int (*detach)(void *self, uint32_t link, uint64_t token);
+  /* Sleeps until poll may have something, wake is called, or timeout_ns. */
+  void (*wait)(void *self, uint64_t timeout_ns);
+  /* Ends a wait that is under way, or the next one. Any thread. */
+  void (*wake)(void *self);
+  /* A descriptor that is readable when poll may have something, or -1. `arm` is called with 1 before
+   * somebody sleeps on it, and with 0 after; it returns 1 when there is something already. */
+  int (*fd)(void *self);
+  int (*arm)(void *self, int on);
+} mlfab_transport;
+
+/* Looks at the first 64 bytes of a frame: magic, protocol, limits, checksum of the header.
+ * *head_bytes_p (header and meta) and *bulk_bytes_p are set on success.
+ * Errors: FRAME, CRC, PROTOCOL_OLDER, PROTOCOL_NEWER, LIMIT. */
+MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p, uint32_t *bulk_bytes_p);
+
+/* Compares the frame's payload checksum with its bulk (and meta): 0, or CRC. Frames whose sender
+ * computed none pass. */
+MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const void *bulk,
+                                 uint32_t bulk_bytes);
+
+/* ------------------------------------------------------------------------------------------------
+ * 13. Built-in transports and the simulator
+ *
+ * Left out of mlfab.c when MLFAB_WITH_TCP, MLFAB_WITH_SHM or MLFAB_WITH_SIM is defined as 0; the
+ * function then returns NULL.
+ */
+MLFAB_API const mlfab_transport *mlfab_transport_tcp(void);
+MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
+
+/* The simulator: a network of hosts in one process and one thread, in virtual time, from a seed.
+ * Give a context transport = mlfab_transport_sim(), transport_user = mlfab_sim_host(sim, i), and
+ * env->clock = mlfab_sim_clock with env->user = sim, or use mlfab_sim_open, which does all that. */
+typedef struct mlfab_sim mlfab_sim;
+
+typedef struct mlfab_sim_options {
+  uint32_t size;
+  uint32_t hosts;             /* at least 1 */
+  uint64_t seed;              /* 0: 1 */
+  uint64_t latency_ns;        /* one way; 0: 50 us */
+  double latency_jitter;      /* 0..1, a uniform part of latency_ns added per frame; order is kept
+                                 within a link */
+  uint64_t rate_bytes_per_s;  /* each host's in and out capacity; 0: 1.25e9 */
+  uint64_t buffer_bytes;      /* of a link: a send beyond it is refused with AGAIN; 0: 4 MiB */
+  /* Fault menu: each is a probability a frame, or a second and host; 0: never. */
+  double loss;                /* a frame: its connection breaks, it and all behind it are lost */
+  double duplicate;           /* a frame: connection breaks after delivery, its acknowledgements are lost */
+  double reorder;             /* a frame: held back up to 20 latencies, other links overtake it */
+  double partition;           /* a second: two hosts cannot talk for up to partition_ns */
+  double crash;               /* a second and host allowed to crash: see mlfab_sim_on_crash */
+  double pause;               /* a second and host: it does nothing for up to pause_ns */
+  double slow;                /* a second and host: a tenth of its rate for up to pause_ns */
+  uint64_t partition_ns, pause_ns; /* 0: 1 s */
+  const mlfab_env *env;       /* memory and log; NULL: built-in */
+} mlfab_sim_options;
+
+MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p);
+/* Contexts on it must be closed before. */
+MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p);
+MLFAB_API uint64_t mlfab_sim_clock(void *sim); /* virtual nanoseconds */
+MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host);
+MLFAB_API const mlfab_transport *mlfab_transport_sim(void);
+/* mlfab_open on host `host`, hand-driven by the simulator, returning before the fabric is complete:
+ * run the simulator until mlfab_is_ready. config.coordinator is "sim:0" unless set. */
+MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host, const mlfab_config *config,
+                             mlfab **ctx_p, mlfab_error *error_p);
+/* Carries out the next thing that happens anywhere; 1, or 0 when nothing will ever happen. */
+MLFAB_API int mlfab_sim_step(mlfab_sim *sim);
+/* Runs for a stretch of virtual time. */
+MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns);
+/* Calls `fn` at virtual time `at_ns` (a worker's computation ends, a link changes). It may use the
+ * contexts, and call mlfab_sim_at again. Errors: MEMORY. */
+MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user), void *user);
+/* A host's in and out capacity from now on, bytes a second; 0: nothing passes. */
+MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out);
+MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut);
+MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns);
+/* Everything of this host is gone at once: links break, its context is abandoned and *ctx NULL. */
+MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host);
+/* Hosts that the fault menu may crash, and who is told so that it can open a new context there. */
+MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host, void (*fn)(void *user, uint32_t host),
+                                 void *user);
+MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MLFAB_H */
