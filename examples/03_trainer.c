@@ -1,0 +1,86 @@
+/* 03_trainer.c - a complete distributed trainer: linear regression, momentum at the server.
+ *
+ * Shows:  pull, gradient, push with scale -learning rate; workers with unequal amounts of data, which
+ *         say mlfab_join when theirs ends; errors that name who caused them; saving the model.
+ * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer
+ *
+ * The data are drawn from a seed: y = truth . x + a little noise, with truth[i] = i. Replace
+ * gradient_of_batch() and it is a trainer of yours.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { DIMENSIONS = 20, BATCH = 32 };
+
+static float weights[DIMENSIONS], gradient[DIMENSIONS];
+
+static float uniform(void) { return (float)rand() / (float)RAND_MAX * 2.0f - 1.0f; }
+
+/* The gradient of the mean squared error over a batch of fresh samples; returns that error. */
+static float gradient_of_batch(void) {
+  float loss = 0;
+  for (int i = 0; i < DIMENSIONS; i++) gradient[i] = 0;
+  for (int b = 0; b < BATCH; b++) {
+    float x[DIMENSIONS], error = 0.01f * uniform();
+    for (int i = 0; i < DIMENSIONS; i++) {
+      x[i] = uniform();
+      error += (weights[i] - (float)i) * x[i];
+    }
+    for (int i = 0; i < DIMENSIONS; i++) gradient[i] += error * x[i] / BATCH;
+    loss += error * error / BATCH;
+  }
+  return loss;
+}
+
+static int train(mlfab *fabric) {
+  mlfab_buf pulled = {0, 0, weights, DIMENSIONS}, update = {0, 0, gradient, DIMENSIONS};
+  mlfab_model_options model = {.size = sizeof model, .rule = MLFAB_RULE_MOMENTUM, .gamma = 0.9};
+  mlfab_push_options push = {.size = sizeof push, .scale = -0.02};
+  int32_t rank = 0;
+  int status = mlfab_rank(fabric, &rank, NULL, NULL);
+  if (!status) status = mlfab_tensor_add(fabric, 0, MLFAB_F32, DIMENSIONS);
+  if (!status) status = mlfab_model_start(fabric, &model, &pulled, 1);
+  srand((unsigned)rank + 1);
+
+  int steps = 600 + 100 * (int)rank; /* some have more data than others */
+  for (int step = 0; step < steps && !status; step++) {
+    status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
+    if (status) break;
+    float loss = gradient_of_batch();
+    status = mlfab_push(fabric, &update, 1, &push, NULL);
+    if (step % 100 == 0) printf("worker %d step %3d loss %.5f\n", (int)rank, step, (double)loss);
+  }
+
+  /* Barriers do not wait for workers that have joined: when worker 0 is through this one, every other
+   * worker has either come to it or said that it has no more data. */
+  if (!status && rank == 0) status = mlfab_barrier(fabric, 0);
+  if (!status && rank == 0) status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
+  if (!status && rank == 0) status = mlfab_save(fabric, "trainer.safetensors");
+  if (!status && rank == 0) {
+    printf("weights 1, 2, 3 are %.3f %.3f %.3f; saved in trainer.safetensors\n", (double)weights[1],
+           (double)weights[2], (double)weights[3]);
+  }
+  return status ? status : mlfab_join(fabric, 0);
+}
+
+int main(void) {
+  mlfab *fabric = NULL;
+  mlfab_error error = {0};
+  mlfab_config config;
+  mlfab_config_init(&config);
+  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+    fprintf(stderr, "%s\n", error.text);
+    return 1;
+  }
+  int status = train(fabric);
+  if (status) {
+    mlfab_last_error(fabric, &error); /* which rank, what was awaited, for how long */
+    fprintf(stderr, "%s: %s\n", mlfab_error_name(status), error.text);
+  }
+  mlfab_close(&fabric);
+  return status ? 1 : 0;
+}
