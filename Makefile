@@ -1,0 +1,274 @@
+# Makefile - the whole vocabulary of this project: `make help` lists it.
+#
+# Everything links build/mlfab.o, made of the shipped mlfab.c, so that what is tested is what is
+# shipped. Only tests of internals (tests/unit, tests/oracle, tests/fuzz) link the parts.
+# BUILD is the folder of a variant: `make check` runs this file again with BUILD=build/asan and
+# SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors.
+
+BUILD   ?= build
+CC      ?= cc
+CXX     ?= c++
+CLANG   ?= clang
+PYTHON  ?= python3
+PREFIX  ?= /usr/local
+DESTDIR ?=
+CFLAGS  ?= -O2 -g
+SAN     ?=
+
+VERSION := $(shell sed -n 's/^.define MLFAB_VERSION "\(.*\)"/\1/p' mlfab.h)
+MAJOR   := $(firstword $(subst ., ,$(VERSION)))
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wundef -Wvla -Wstrict-prototypes \
+            -Wmissing-prototypes -Wcast-align -Wdouble-promotion $(if $(WERROR),-Werror)
+# -MT: a program made in one step is its own target in the list of the headers it depends on.
+COMPILE   = $(CC) -std=c11 $(WARNINGS) $(CFLAGS) $(SAN) $(CPPFLAGS) -I. -MMD -MP -MT $@
+LINK      = $(CC) $(CFLAGS) $(SAN) $(LDFLAGS)
+LIBS     := -lpthread -lm $(LDLIBS)
+
+# ---- what there is to build
+
+PARTS      := $(patsubst %.c,$(BUILD)/parts/%.o,$(wildcard core/*.c transports/*.c))
+TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
+EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
+
+# One program a file. Those that need cmocka are left out, and counted as skipped, without it.
+INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c)
+PUBLIC_TESTS   := $(wildcard tests/conform/*.c tests/sim/*.c tests/oom/*.c)
+HELPERS        := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/process/*.c))
+FUZZERS        := $(wildcard tests/fuzz/*.c)
+HAVE_CMOCKA     = $(shell printf '\043include <stdarg.h>\n\043include <stddef.h>\n\043include <stdint.h>\n\043include <setjmp.h>\n\043include <cmocka.h>\n' \
+                    | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
+HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
+CMOCKA_TESTS    = $(shell grep -l 'cmocka\.h' $(INTERNAL_TESTS) $(PUBLIC_TESTS) /dev/null)
+UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
+BUILT_TESTS     = $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNBUILDABLE),$(INTERNAL_TESTS) $(PUBLIC_TESTS)))
+SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE))
+SCRIPT_TESTS   := $(wildcard tests/process/*_test.py tests/dropin/*_test.py)
+
+NPROC    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+# All cores, unless the caller has said -j.
+SUBMAKE   = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(NPROC))
+RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: all demo deps test check amalgamate tools examples bench sim fuzz soak dropin install \
+        uninstall clean help libraries tests-built run-tests run-check fuzzers-built
+
+##: the libraries, the tools and the examples, in build/
+all: libraries tools examples
+
+libraries: $(LIBRARIES)
+
+##: build/mlfab-run and build/mlfab-sim
+tools: $(TOOLS)
+
+##: the programs of examples/, in build/
+examples: $(EXAMPLES)
+
+# ---- the library
+
+$(BUILD)/mlfab.o: mlfab.c
+	@mkdir -p $(@D)
+	$(COMPILE) -fPIC -c -o $@ $<
+
+$(BUILD)/libmlfab.a: $(BUILD)/mlfab.o
+	rm -f $@
+	$(AR) rcs $@ $<
+
+$(BUILD)/libmlfab.so: $(BUILD)/mlfab.o
+	$(LINK) -shared -Wl,-soname,libmlfab.so.$(MAJOR) -o $@.$(VERSION) $< $(LIBS)
+	ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
+	ln -sf libmlfab.so.$(VERSION) $@
+
+# The parts, each compiled for itself: internals are external there, and tests can reach them.
+$(BUILD)/parts/%.o: %.c
+	@mkdir -p $(@D)
+	$(COMPILE) -c -o $@ $<
+
+# An archive, so that a test links only what it uses.
+$(BUILD)/parts/libparts.a: $(PARTS)
+	@mkdir -p $(@D)
+	rm -f $@
+	$(AR) rcs $@ $(PARTS)
+
+##: writes mlfab.c from core/ and transports/
+amalgamate:
+	$(PYTHON) amalgamate.py
+
+# ---- programs
+
+$(TOOLS): $(BUILD)/%: tools/%.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+$(EXAMPLES): $(BUILD)/%: examples/%.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+$(patsubst %.c,$(BUILD)/%,$(INTERNAL_TESTS)): $(BUILD)/%: %.c $(BUILD)/parts/libparts.a
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) -lcmocka $(LIBS)
+
+# These see what a user sees: mlfab.h and mlfab.o. cmocka is linked where a file asks for it.
+$(patsubst %.c,$(BUILD)/%,$(PUBLIC_TESTS)): $(BUILD)/%: %.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) \
+	  $(if $(shell grep -l 'cmocka\.h' $<),-lcmocka) $(LIBS)
+
+$(HELPERS): $(BUILD)/%: %.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+# ---- the main job
+
+##: trains a real network with 4 workers and a server, over TCP and over shared memory
+demo: all
+	$(PYTHON) tools/demo.py
+
+# ---- tests
+
+PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config
+
+##: installs what the tests need (apt, as root)
+deps:
+	@missing=; for p in $(PACKAGES); do \
+	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' \
+	    || missing="$$missing $$p"; done; \
+	if [ -z "$$missing" ]; then echo "All of $(PACKAGES) are installed."; exit 0; fi; \
+	command="apt-get install -y$$missing"; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "make deps installs with apt, as root. What is missing:"; echo "  $$command"; exit 1; fi; \
+	export DEBIAN_FRONTEND=noninteractive; echo "$$command"; \
+	$$command >/dev/null 2>&1 || { apt-get update && $$command; }
+
+# What is installed is looked up when make starts, so the tests run in a make that starts after deps.
+##: builds and runs all tests; ends with `N passed, N failed, N skipped`
+test: $(filter deps,$(MAKECMDGOALS))
+	+@$(SUBMAKE) all tests-built
+	+@$(SUBMAKE) run-tests
+
+tests-built: $(BUILT_TESTS) $(HELPERS)
+
+# The long ones name their time limit in seconds behind an @.
+LIMITS := tests/process/kill9_test.py@1200
+limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
+
+run-tests:
+	@$(RUN_TESTS) \
+	  'amalgamation=$(PYTHON) amalgamate.py --check' \
+	  'symbols=tests/dropin/symbols.sh $(BUILD)/mlfab.o $(BUILD)/libmlfab.so' \
+	  $(SKIPPED_TESTS) $(BUILT_TESTS) $(call limit,$(SCRIPT_TESTS))
+
+##: tests under sanitizers, fuzz smoke, drop-in, amalgamation, format and tidy
+check: $(filter deps test,$(MAKECMDGOALS))
+	+@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O1 -g -fno-omit-frame-pointer' \
+	  SAN='-fsanitize=address,undefined -fno-sanitize-recover=all' tests-built fuzzers-built
+	+@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O1 -g' SAN=-fsanitize=thread \
+	  $(patsubst tests/%,$(BUILD)/tsan/tests/%,$(TSAN_TESTS))
+	+@$(SUBMAKE) run-check
+
+# What has threads or shares memory between processes.
+TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
+HAND_WRITTEN = mlfab.h $(wildcard core/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
+
+run-check:
+	@$(RUN_TESTS) \
+	  'amalgamation=$(PYTHON) amalgamate.py --check' \
+	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
+	  'tidy@600=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'dropin@600=tests/dropin/dropin.sh' \
+	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
+	  $(patsubst %,'$(BUILD)/tsan/%@600=tests/tsan.sh $(BUILD)/tsan/%',$(TSAN_TESTS)) \
+	  $(patsubst tests/fuzz/%.c,'fuzz/%@200=MLFAB_FUZZ_SECONDS=20 $(BUILD)/asan/tests/fuzz/%',$(FUZZERS))
+
+##: copies mlfab.h and mlfab.c into an empty folder, and builds and runs a trainer there in many ways
+dropin: all
+	@$(RUN_TESTS) 'dropin@600=tests/dropin/dropin.sh'
+
+##: whole clusters in one process, from seeds (MLFAB_SCALE=1: a hundredth; 100: all of them)
+sim:
+	+@$(SUBMAKE) $(patsubst %.c,$(BUILD)/%,$(wildcard tests/sim/*.c))
+	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c))
+
+##: the long tests in full length (hours)
+soak: export MLFAB_SCALE = 100
+soak:
+	+@$(SUBMAKE) all tests-built
+	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c)) \
+	  tests/process/kill9_test.py@36000
+
+# ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it
+
+fuzzers-built: $(patsubst %.c,$(BUILD)/%,$(FUZZERS))
+
+$(patsubst %.c,$(BUILD)/%,$(FUZZERS)): $(BUILD)/%: %.c $(BUILD)/parts/libparts.a
+	@mkdir -p $(@D)
+	$(COMPILE) -DFUZZ_MAIN -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
+
+##: fuzzes the frame decoder with libFuzzer (clang), for FUZZ_SECONDS each (60)
+fuzz:
+	@mkdir -p $(BUILD)/libfuzzer
+	@for f in $(FUZZERS); do name=$$(basename $$f .c); \
+	  mkdir -p $(BUILD)/libfuzzer/$$name.corpus; \
+	  $(CLANG) -std=c11 -O1 -g -I. -fsanitize=fuzzer,address,undefined -o $(BUILD)/libfuzzer/$$name \
+	    $$f $(wildcard core/*.c transports/*.c) $(LIBS) || exit 1; \
+	  $(BUILD)/libfuzzer/$$name -max_total_time=$${FUZZ_SECONDS:-60} -print_final_stats=1 \
+	    $(BUILD)/libfuzzer/$$name.corpus || exit 1; done
+
+# ---- figures
+
+BENCH_SOURCES := $(wildcard tests/bench/*.c)
+
+$(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $(if $(HAVE_ZMQ),,-DMLFAB_BENCH_ZMQ=0) $(BENCH_SOURCES) \
+	  $(BUILD)/mlfab.o $(LDFLAGS) $(if $(HAVE_ZMQ),-lzmq) $(LIBS)
+
+##: measures against memcpy, plain sockets and ZeroMQ; a table, and build/bench.tsv
+bench: $(filter deps,$(MAKECMDGOALS))
+	+@$(SUBMAKE) $(BUILD)/bench
+	$(BUILD)/bench $(BUILD)/bench.tsv
+
+# ---- install
+
+INSTALL  = install
+LIBDIR  ?= $(PREFIX)/lib
+D_LIB    = $(DESTDIR)$(LIBDIR)
+D_CMAKE  = $(D_LIB)/cmake/mlfab
+SUBST    = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' \
+               -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
+
+##: header, libraries, pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
+install: libraries tools
+	$(INSTALL) -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin $(D_LIB)/pkgconfig $(D_CMAKE)
+	$(INSTALL) -m 644 mlfab.h $(DESTDIR)$(PREFIX)/include/mlfab.h
+	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(D_LIB)/libmlfab.a
+	$(INSTALL) -m 755 $(BUILD)/libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
+	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
+	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
+	$(INSTALL) -m 755 $(TOOLS) $(DESTDIR)$(PREFIX)/bin
+	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
+	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
+	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
+
+##: removes what install put there
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/mlfab.h $(D_LIB)/libmlfab.a $(D_LIB)/libmlfab.so \
+	  $(D_LIB)/libmlfab.so.$(MAJOR) $(D_LIB)/libmlfab.so.$(VERSION) $(D_LIB)/pkgconfig/mlfab.pc \
+	  $(patsubst $(BUILD)/%,$(DESTDIR)$(PREFIX)/bin/%,$(TOOLS))
+	rm -rf $(D_CMAKE)
+
+##: removes build/
+clean:
+	rm -rf $(BUILD)
+
+##: this list
+help:
+	@awk '/^##: / { text = substr($$0, 5); next } \
+	  text && /^[a-z-]+:/ { split($$0, part, ":"); \
+	    printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
+
+-include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' 2>/dev/null)
