@@ -1,0 +1,122 @@
+"""What the tests of real processes share: where programs are, cases as TAP, running mlfab-run."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+BUILD = os.path.abspath(os.environ.get("MLFAB_BUILD", "build"))
+RUN = os.path.join(BUILD, "mlfab-run")
+SCALE = float(os.environ.get("MLFAB_SCALE", "1"))
+
+
+class Skip(Exception):
+    """Raised by a case that cannot run here; its text is the reason."""
+
+
+def helper(name):
+    """A program made of tests/process/NAME.c."""
+    return os.path.join(BUILD, "tests", "process", name)
+
+
+def clean_environment(**more):
+    """This one's without what would change a rank's place, colour or transport."""
+    environment = {k: v for k, v in os.environ.items()
+                   if not k.startswith(("MLFAB_", "OMPI_", "PMI_", "SLURM_"))
+                   and k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR")}
+    environment.update({k: str(v) for k, v in more.items()})
+    return environment
+
+
+def start(*command, **more):
+    environment = more.pop("env", None) or clean_environment()
+    return subprocess.Popen([str(c) for c in command], env=environment, text=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **more)
+
+
+class Result:
+    def __init__(self, process, out, err, seconds):
+        self.code, self.out, self.err, self.seconds = process.returncode, out, err, seconds
+
+    def __repr__(self):
+        return "exit status %s after %.2f s\nstdout:\n%s\nstderr:\n%s" % (
+            self.code, self.seconds, self.out, self.err)
+
+
+def finish(process, timeout=60):
+    """Its exit status and output; a process that does not end is killed, and that is a failure."""
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError("%s did not end in %g s\nstdout:\n%s\nstderr:\n%s"
+                             % (process.args, timeout, out, err)) from None
+    return Result(process, out, err, time.monotonic() - began)
+
+
+def run(*command, **more):
+    timeout = more.pop("timeout", 60)
+    return finish(start(*command, **more), timeout)
+
+
+def launch(*arguments, **more):
+    """mlfab-run with these arguments."""
+    return run(RUN, *arguments, **more)
+
+
+def expect(condition, what, result=""):
+    if not condition:
+        raise AssertionError("%s\n%s" % (what, result))
+
+
+def is_alive(pid):
+    """1 while the process exists and is not a zombie."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds, what):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError("waited %g s in vain: %s" % (seconds, what))
+
+
+def shared_memory_names():
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def main(namespace):
+    """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    pattern = re.compile("|".join(sys.argv[1:]))
+    cases = [(name, function) for name, function in namespace.items()
+             if name.startswith("test_") and pattern.search(name)]
+    print("1..%d" % len(cases))
+    failures = 0
+    for number, (name, function) in enumerate(cases, 1):
+        title = name[5:].replace("_", " ")
+        try:
+            function()
+            print("ok %d - %s" % (number, title))
+        except Skip as skip:
+            print("ok %d - %s # SKIP %s" % (number, title, skip))
+        except Exception as error:  # a broken test is a failed one, and the others still run
+            failures += 1
+            print("not ok %d - %s" % (number, title))
+            text = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
+            for line in text.splitlines():
+                print("# " + line)
+        sys.stdout.flush()
+    sys.exit(1 if failures else 0)

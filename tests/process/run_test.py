@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""mlfab-run: prefixes, exit statuses, signals, what --on-failure does. The ranks are shell scripts,
+so that nothing here depends on the library but the built-in server of the cases that ask for it."""
+import os
+import re
+import signal
+import tempfile
+import time
+
+from process import (RUN, clean_environment, expect, finish, is_alive, launch, main, start,
+                     wait_until)
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+def test_every_rank_gets_its_place():
+    result = launch("-n", 3, "-s", 0, *shell('echo "$MLFAB_RANK/$MLFAB_WORKERS $MLFAB_JOB '
+                                            '$MLFAB_COORDINATOR $MLFAB_DEDICATED"'))
+    expect(result.code == 0, "exit status", result)
+    lines = sorted(result.out.splitlines())
+    expect(len(lines) == 3, "a line a worker", result)
+    for number, line in enumerate(lines):
+        expect(re.match(r"\[worker %d\] %d/3 run-\S+ unix:@mlfab-\S+ 0$" % (number, number), line),
+               "the line of worker %d" % number, result)
+    expect(len({line.split()[3] for line in lines}) == 1, "one job", result)
+
+
+def test_transport_options():
+    for option, coordinator in (("--tcp", r"tcp:127\.0\.0\.1:\d+"), ("--shm", r"shm:mlfab-\S+")):
+        result = launch("-n", 1, "-s", 0, option, *shell('echo "$MLFAB_TRANSPORT $MLFAB_COORDINATOR"'))
+        expect(re.match(r"\[worker 0\] %s %s\n$" % (option[2:], coordinator), result.out),
+               option, result)
+
+
+def test_both_outputs_are_forwarded_in_whole_lines():
+    result = launch("-n", 2, "-s", 0, *shell("echo to out; echo to err >&2; printf unfinished"))
+    for rank in (0, 1):
+        expect("[worker %d] to out\n[worker %d] unfinished\n" % (rank, rank) in
+               "".join(l + "\n" for l in result.out.splitlines() if "worker %d" % rank in l),
+               "stdout of %d" % rank, result)
+        expect("[worker %d] to err\n" % rank in result.err, "stderr of %d" % rank, result)
+
+
+def test_long_lines_lose_nothing():
+    result = launch("-n", 1, "-s", 0, *shell("head -c 100000 /dev/zero | tr '\\0' x; echo"))
+    lines = result.out.splitlines()
+    expect(len(lines) > 1, "it comes in pieces", len(lines))
+    expect(all(line.startswith("[worker 0] ") for line in lines), "each with the prefix")
+    expect(sum(len(line) - len("[worker 0] ") for line in lines) == 100000, "all of it")
+
+
+def test_no_prefix_passes_through():
+    result = launch("-n", 1, "-s", 0, "--no-prefix", *shell("echo plain"))
+    expect(result.out == "plain\n", "as it was written", result)
+
+
+def test_no_colour_in_a_pipe():
+    result = launch("-n", 1, "-s", 0, *shell("echo x"))
+    expect("\033" not in result.out + result.err, "no escapes", result)
+
+
+def test_wrong_usage_exits_with_2():
+    for arguments in ([], ["-n", "0", "true"], ["-n", "x", "true"], ["-n", "-1", "true"],
+                      ["-n", "2"], ["-n", "1", "--what", "true"], ["-n"],
+                      ["-n", "1", "--tcp", "--shm", "true"],
+                      ["-n", "1", "--on-failure=never", "true"],
+                      ["-n", "1", "--timeout", "0", "true"], ["-n", "99999999999", "true"]):
+        result = launch(*arguments)
+        expect(result.code == 2, "exit status for %s" % arguments, result)
+        expect("usage:" in result.err and not result.out, "usage on stderr", result)
+    expect(launch("--help").code == 0, "help")
+
+
+def test_command_not_found_exits_with_127():
+    result = launch("-n", 2, "-s", 0, "./no-such-program")
+    expect(result.code == 127, "exit status", result)
+    expect("cannot start ./no-such-program: No such file" in result.err, "why", result)
+
+
+def test_exit_status_of_the_first_that_fails():
+    result = launch("-n", 3, "-s", 0,
+                    *shell('[ "$MLFAB_RANK" = 1 ] && exit 7; sleep 60'))
+    expect(result.code == 7, "exit status", result)
+    expect("worker 1 exited with status 7" in result.err, "which and why", result)
+    expect(result.seconds < 20, "the others were ended", result)
+
+
+def test_signal_is_named():
+    result = launch("-n", 2, "-s", 0, *shell('[ "$MLFAB_RANK" = 1 ] && kill -SEGV $$; sleep 60'))
+    expect(result.code == 128 + signal.SIGSEGV, "exit status", result)
+    expect("worker 1 was killed by SIGSEGV" in result.err, "which and why", result)
+
+
+def test_a_rank_that_ignores_sigterm_is_killed():
+    result = launch("-n", 2, "-s", 0,
+                    *shell('[ "$MLFAB_RANK" = 1 ] && { sleep 0.3; exit 3; }; trap "" TERM; '
+                           'while :; do sleep 1; done'))
+    expect(result.code == 3, "exit status", result)
+    expect(1.5 < result.seconds < 20, "after two seconds", result)
+
+
+def test_on_failure_continue():
+    result = launch("-n", 2, "-s", 0, "--on-failure=continue",
+                    *shell('[ "$MLFAB_RANK" = 1 ] && exit 5; sleep 0.5; echo finished'))
+    expect(result.code == 5, "exit status", result)
+    expect("[worker 0] finished" in result.out, "the other went on", result)
+
+
+def test_on_failure_restart():
+    with tempfile.TemporaryDirectory() as folder:
+        result = launch("-n", 2, "-s", 0, "--on-failure=restart", *shell(
+            'if [ "$MLFAB_RANK" = 1 ]; then echo life >> %s/lives; '
+            '[ $(wc -l < %s/lives) -lt 4 ] && exit 9; fi; echo done as $MLFAB_RANK' % (folder, folder)))
+        expect(result.code == 0, "exit status", result)
+        expect("[worker 1] done as 1" in result.out, "the same rank", result)
+        expect(result.err.count("starting worker 1 again") == 3, "three times", result)
+
+
+def test_restarts_have_a_limit():
+    result = launch("-n", 2, "-s", 0, "--on-failure=restart",
+                    *shell('[ "$MLFAB_RANK" = 1 ] && exit 9; sleep 60'))
+    expect(result.code == 9, "exit status", result)
+    expect(result.err.count("starting worker 1 again") == 10, "ten times", result)
+
+
+def test_a_lost_server_ends_the_run():
+    for mode in ("end", "continue", "restart"):
+        result = launch("-n", 1, "-s", 1, "--server", "false", "--on-failure=" + mode,
+                        *shell("sleep 60"))
+        expect(result.code == 1, "exit status", result)
+        expect("server 0 exited with status 1" in result.err, "which and why", result)
+
+
+def test_servers_are_ended_after_the_workers():
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "server.sh")
+        with open(script, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\nexec sleep 60\n")
+        os.chmod(script, 0o755)
+        result = launch("-n", 1, "--server", script, *shell("exit 0"))
+        expect(result.code == 0, "exit status", result)
+        expect(4 < result.seconds < 20, "after five seconds", result)
+
+
+def test_a_server_that_fails_at_the_end_is_told():
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "server.sh")
+        with open(script, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\nsleep 0.5\nexit 4\n")
+        os.chmod(script, 0o755)
+        result = launch("-n", 1, "--server", script, *shell("exit 0"))
+        expect(result.code == 4, "exit status", result)
+        expect("server 0 exited with status 4" in result.err, "which and why", result)
+
+
+def test_timeout():
+    result = launch("-n", 1, "-s", 0, "--timeout", "0.5", *shell("sleep 60"))
+    expect(result.code == 124, "exit status", result)
+    expect("not finished after 0.5 s" in result.err, "why", result)
+
+
+def test_signals_are_passed_on():
+    for number, name in ((signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")):
+        process = start(RUN, "-n", 2, "-s", 0, *shell(
+            'trap "echo got %s; exit 0" %s; echo up; while :; do sleep 0.05; done' % (name, name)))
+        for _ in range(2):
+            process.stdout.readline()
+        process.send_signal(number)
+        result = finish(process)
+        expect(result.code == 0, "they ended well", result)
+        expect(result.out.count("got " + name) == 2, "both got it", result)
+
+
+def test_an_interrupted_run_says_so_in_its_status():
+    process = start(RUN, "-n", 2, "-s", 0, *shell("echo up; exec sleep 60"))
+    process.stdout.readline()
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    expect(result.code == 128 + signal.SIGINT, "exit status", result)
+
+
+def test_second_signal_kills():
+    process = start(RUN, "-n", 1, "-s", 0,
+                    *shell('trap "" INT; echo up; while :; do sleep 0.05; done'))
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    expect(process.poll() is None, "one is not enough")
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    expect(result.code == 128 + signal.SIGINT, "exit status", result)
+
+
+def test_children_die_with_their_parent():
+    if not os.path.isdir("/proc/self"):
+        return
+    process = start(RUN, "-n", 2, "-s", 0, *shell("echo $$; exec sleep 60"))
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5, "the ranks are gone")
+
+
+def test_what_a_failed_rank_started_is_ended_too():
+    process = start(RUN, "-n", 1, "-s", 0, *shell("sleep 60 & echo $!; sleep 0.2; kill -KILL $$"))
+    pid = int(process.stdout.readline().split()[-1])
+    result = finish(process)
+    expect(result.code == 128 + signal.SIGKILL, "exit status", result)
+    wait_until(lambda: not is_alive(pid), 5, "the grandchild is gone")
+
+
+def test_output_held_open_does_not_hold_up_the_end():
+    result = launch("-n", 1, "-s", 0, *shell("sleep 5 & echo last words"))
+    expect(result.code == 0 and "last words" in result.out, "as usual", result)
+    expect(result.seconds < 4, "without waiting for what still holds the pipe", result)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run():
+    with tempfile.TemporaryDirectory() as folder:
+        process = start(RUN, "-n", 1, "-s", 0,
+                        *shell("for i in 1 2 3 4 5; do echo $i; sleep 0.1; done; "
+                               "echo end > %s/end" % folder))
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+        process.wait(20)
+        expect(os.path.exists(folder + "/end"), "the worker came to its end")
+
+
+def test_environment_of_another_run_is_not_passed_down():
+    environment = clean_environment(MLFAB_RANK=5, MLFAB_ROLE="server", MLFAB_LISTEN="tcp:[::1]:1")
+    result = launch("-n", 1, "-s", 0, *shell('echo "$MLFAB_RANK,$MLFAB_ROLE,$MLFAB_LISTEN"'),
+                    env=environment)
+    expect(result.out == "[worker 0] 0,,\n", "a place of its own", result)
+
+
+if __name__ == "__main__":
+    main(globals())

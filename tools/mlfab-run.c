@@ -1,0 +1,780 @@
+/* mlfab-run.c - starts a fabric on this host: worker processes, and the built-in server.
+ *
+ *    mlfab-run -n 4 ./trainer arguments...
+ *
+ * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them). Output is
+ * forwarded line by line with the rank in front, signals are passed on, and a rank that fails is named
+ * together with its exit status or signal; --on-failure says what then becomes of the others.
+ *
+ * One thread and one poll loop. Nothing outlives this program: ranks are in process groups of their
+ * own, which are ended with it, and on Linux the kernel ends them even when it is killed. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include "mlfab.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#define RANKS_MAX 4096
+#define RESTARTS_MAX 10
+#define LINE_MAX_BYTES 16384           /* a longer line is forwarded in pieces */
+#define GRACE_NS 2000000000ull         /* from SIGTERM to SIGKILL */
+#define SERVERS_GRACE_NS 5000000000ull /* for servers to end by themselves after the last worker */
+#define DRAIN_NS 300000000ull          /* for the last output of ranks that have ended */
+#define SERVER_ARGUMENT "--mlfab-run-server"
+
+enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
+enum on_failure { ON_FAILURE_END, ON_FAILURE_CONTINUE, ON_FAILURE_RESTART };
+enum phase {
+  PHASE_RUN,     /* workers are at work */
+  PHASE_SERVERS, /* all workers have ended, servers may finish */
+  PHASE_TERM,    /* SIGTERM was sent to all that is left */
+  PHASE_KILL     /* SIGKILL too */
+};
+
+/* One output of one rank: bytes that have no newline yet. */
+typedef struct stream {
+  int fd; /* -1: closed */
+  int to; /* STDOUT_FILENO or STDERR_FILENO */
+  size_t fill;
+  char line[LINE_MAX_BYTES];
+} stream;
+
+typedef struct rank {
+  int number;
+  int is_server;
+  pid_t pid; /* 0: not running */
+  int done;  /* ended, and will not be started again */
+  int restarts;
+  stream out, err;
+} rank;
+
+static struct {
+  int workers, servers;
+  int dedicated; /* 0 with -s 0: worker 0 serves too */
+  enum on_failure on_failure;
+  int prefix, verbose;
+  double timeout_s;
+  const char *transport; /* NULL: left to the environment and the library */
+  const char *save;
+  char *server_program;
+  char **command;
+  char coordinator[128];
+  char job[64];
+} options;
+
+static rank *ranks;
+static int rank_count;
+static enum phase phase;
+static uint64_t phase_until;
+static int exit_status; /* of the first rank that failed */
+static int interrupted; /* the signal that was passed on: nobody is started again */
+static int signal_pipe[2];
+
+static uint64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* One line on stderr, in one write, so that it is not mixed with the ranks' output. */
+__attribute__((__format__(__printf__, 1, 2))) static void say(const char *format, ...) {
+  char text[1024];
+  int n = snprintf(text, sizeof text, "mlfab-run: ");
+  va_list arguments;
+  va_start(arguments, format);
+  n += vsnprintf(text + n, sizeof text - (size_t)n - 1, format, arguments);
+  va_end(arguments);
+  if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
+  text[n++] = '\n';
+  if (write(STDERR_FILENO, text, (size_t)n) < 0) return; /* there is nobody left to tell */
+}
+
+static const char *kind(const rank *r) { return r->is_server ? "server" : "worker"; }
+
+static const char *signal_name(int number) {
+  static const struct {
+    int number;
+    const char *name;
+  } names[] = {{SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
+               {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
+               {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
+               {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"},
+               {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"},
+               {SIGSYS, "SIGSYS"},   {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"}};
+  static char other[32];
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (names[i].number == number) return names[i].name;
+  snprintf(other, sizeof other, "signal %d", number);
+  return other;
+}
+
+/* ---- the built-in server: this program, started again with SERVER_ARGUMENT ---- */
+
+static void server_log(void *user, int level, const char *line) {
+  (void)user;
+  fprintf(stderr, "%s%s\n", level <= MLFAB_LOG_WARN ? "" : "# ", line);
+}
+
+static int server_failed(const char *doing, const mlfab_error *error) {
+  fprintf(stderr, "%s: %s\n", doing, error->text);
+  return 1;
+}
+
+/* Serves until every worker has left. `save`: then writes the model there. */
+static int server_main(const char *save, int verbose) {
+  mlfab_env env;
+  memset(&env, 0, sizeof env);
+  env.size = sizeof env;
+  env.log = server_log;
+  env.log_level = verbose ? MLFAB_LOG_INFO : MLFAB_LOG_WARN;
+  mlfab_config config;
+  mlfab_error error;
+  memset(&error, 0, sizeof error);
+  mlfab_config_init(&config);
+  config.roles = MLFAB_ROLE_SERVER;
+  config.dedicated = 1;
+  config.env = &env;
+  mlfab *fabric = NULL;
+  if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
+  if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
+  int status = 0;
+  if (mlfab_serve(fabric, 0)) {
+    mlfab_last_error(fabric, &error);
+    status = server_failed("cannot serve", &error);
+  } else if (*save && mlfab_save(fabric, save)) {
+    mlfab_last_error(fabric, &error);
+    status = server_failed("cannot save the model", &error);
+  }
+  mlfab_stats stats;
+  if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0)
+    fprintf(stderr, "# %llu updates in %llu commits, %llu pulls, %llu refused\n",
+            (unsigned long long)stats.updates_applied, (unsigned long long)stats.commits,
+            (unsigned long long)stats.pulls_answered, (unsigned long long)stats.updates_refused);
+  mlfab_close(&fabric);
+  return status;
+}
+
+/* ---- forwarding ---- */
+
+static int coloured(int fd) {
+  const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+  return isatty(fd) && !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
+}
+
+/* Writes all of it. When nobody reads any more the ranks go on unheard. */
+static void write_all(int fd, const char *bytes, size_t count) {
+  while (count > 0) {
+    ssize_t n = write(fd, bytes, count);
+    if (n < 0 && errno == EAGAIN) {
+      struct pollfd wait = {fd, POLLOUT, 0};
+      poll(&wait, 1, -1);
+    } else if (n < 0 && errno != EINTR) {
+      return;
+    } else if (n > 0) {
+      bytes += n;
+      count -= (size_t)n;
+    }
+  }
+}
+
+static void emit(const rank *r, const stream *s, const char *line, size_t count) {
+  char text[LINE_MAX_BYTES + 64];
+  int colour = coloured(s->to);
+  /* Neighbouring ranks get different colours; servers are grey. */
+  int shade = r->is_server ? 90 : 31 + r->number % 6;
+  int n = colour ? snprintf(text, 64, "\033[%dm[%s %d]\033[0m ", shade, kind(r), r->number)
+                 : snprintf(text, 64, "[%s %d] ", kind(r), r->number);
+  memcpy(text + n, line, count);
+  text[(size_t)n + count] = '\n';
+  write_all(s->to, text, (size_t)n + count + 1);
+}
+
+/* Forwards the whole lines of what a rank has written. Returns 0 when there is no more to come now. */
+static int forward(const rank *r, stream *s) {
+  if (s->fd < 0) return 0;
+  ssize_t got = read(s->fd, s->line + s->fill, sizeof s->line - s->fill);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  if (got <= 0) {
+    if (s->fill > 0) emit(r, s, s->line, s->fill);
+    s->fill = 0;
+    close(s->fd);
+    s->fd = -1;
+    return 0;
+  }
+  s->fill += (size_t)got;
+  size_t start = 0;
+  for (;;) {
+    char *end = memchr(s->line + start, '\n', s->fill - start);
+    if (!end) break;
+    size_t length = (size_t)(end - (s->line + start));
+    emit(r, s, s->line + start, length);
+    start += length + 1;
+  }
+  memmove(s->line, s->line + start, s->fill - start);
+  s->fill -= start;
+  if (s->fill == sizeof s->line) {
+    emit(r, s, s->line, s->fill);
+    s->fill = 0;
+  }
+  return 1;
+}
+
+/* ---- starting ---- */
+
+static void set_number(const char *name, int value) {
+  char text[16];
+  snprintf(text, sizeof text, "%d", value);
+  setenv(name, text, 1);
+}
+
+static void set_environment(const rank *r) {
+  set_number("MLFAB_RANK", r->number);
+  set_number("MLFAB_WORKERS", options.workers);
+  set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
+  set_number("MLFAB_DEDICATED", options.dedicated);
+  if (options.dedicated)
+    setenv("MLFAB_ROLE", kind(r), 1);
+  else
+    unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
+  setenv("MLFAB_COORDINATOR", options.coordinator, 1);
+  setenv("MLFAB_JOB", options.job, 1);
+  /* One address cannot be every rank's. */
+  unsetenv("MLFAB_LISTEN");
+  if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
+}
+
+/* In the child: becomes the rank's program. Only returns when that fails, with errno set. */
+static void become(const rank *r, pid_t parent) {
+  setpgid(0, 0);
+#ifdef __linux__
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1); /* it died before it could be watched */
+#else
+  (void)parent;
+#endif
+  /* A rank cannot read the terminal: it is not in the foreground, and there are many of them. */
+  int null = open("/dev/null", O_RDONLY);
+  if (null >= 0) dup2(null, STDIN_FILENO);
+  signal(SIGPIPE, SIG_DFL);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGHUP, SIG_DFL);
+  signal(SIGCHLD, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
+  set_environment(r);
+  if (!r->is_server) {
+    execvp(options.command[0], options.command);
+    return;
+  }
+  if (options.server_program) {
+    char *server[] = {options.server_program, NULL};
+    execvp(server[0], server);
+    return;
+  }
+  char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, verbose[] = "verbose", quiet[] = "quiet";
+  char *save = options.save && r->number == 0 ? strdup(options.save) : strdup("");
+  char *server[] = {name, argument, options.verbose ? verbose : quiet, save, NULL};
+#ifdef __linux__
+  /* Started anew rather than forked only, so that it looks like what it is in a list of processes. */
+  execv("/proc/self/exe", server);
+#endif
+  exit(server_main(server[3], options.verbose));
+}
+
+static int open_stream(stream *s, int to, int *write_end_p) {
+  int ends[2];
+  if (pipe(ends) < 0) return -1;
+  fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+  fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  s->fd = ends[0];
+  s->to = to;
+  s->fill = 0;
+  *write_end_p = ends[1];
+  return 0;
+}
+
+/* What the last life of a rank left in its pipes comes before the next one's. */
+static void finish_stream(const rank *r, stream *s) {
+  while (forward(r, s)) continue;
+  if (s->fd < 0) return;
+  if (s->fill > 0) emit(r, s, s->line, s->fill);
+  close(s->fd);
+  s->fd = -1;
+}
+
+/* Starts a rank: 0, or an exit status when it cannot be started. */
+static int start(rank *r) {
+  int out = -1, err = -1, report[2];
+  finish_stream(r, &r->out);
+  finish_stream(r, &r->err);
+  if (pipe(report) < 0 || (options.prefix && (open_stream(&r->out, STDOUT_FILENO, &out) < 0 ||
+                                              open_stream(&r->err, STDERR_FILENO, &err) < 0))) {
+    say("cannot make a pipe for %s %d: %s", kind(r), r->number, strerror(errno));
+    return 1;
+  }
+  fcntl(report[0], F_SETFD, FD_CLOEXEC);
+  fcntl(report[1], F_SETFD, FD_CLOEXEC);
+  pid_t parent = getpid();
+  pid_t pid = fork();
+  if (pid == 0) {
+    if (out >= 0) dup2(out, STDOUT_FILENO);
+    if (err >= 0) dup2(err, STDERR_FILENO);
+    become(r, parent);
+    int code = errno;
+    if (write(report[1], &code, sizeof code) < 0) _exit(1);
+    _exit(EXIT_NOT_FOUND);
+  }
+  if (out >= 0) close(out);
+  if (err >= 0) close(err);
+  close(report[1]);
+  int code = 0;
+  ssize_t got = 0;
+  if (pid < 0)
+    say("cannot start %s %d: %s", kind(r), r->number, strerror(errno));
+  else
+    do got = read(report[0], &code, sizeof code);
+    while (got < 0 && errno == EINTR);
+  close(report[0]);
+  if (pid < 0) return 1;
+  if (got == (ssize_t)sizeof code) {
+    waitpid(pid, NULL, 0);
+    const char *program = r->is_server ? options.server_program : options.command[0];
+    say("cannot start %s: %s", program, strerror(code));
+    return EXIT_NOT_FOUND;
+  }
+  setpgid(pid, pid); /* it does so itself too; whoever is first */
+  r->pid = pid;
+  if (options.verbose) say("%s %d is process %ld", kind(r), r->number, (long)pid);
+  return 0;
+}
+
+/* ---- ending ---- */
+
+/* To whole process groups: a trainer may be started by a shell script. */
+static void signal_all(int number, int servers_too) {
+  for (int i = 0; i < rank_count; i++)
+    if (ranks[i].pid > 0 && (servers_too || !ranks[i].is_server)) kill(-ranks[i].pid, number);
+}
+
+static void end_all(void) {
+  if (phase >= PHASE_TERM) return;
+  phase = PHASE_TERM;
+  phase_until = now_ns() + GRACE_NS;
+  signal_all(SIGTERM, 1);
+}
+
+static int is_running(int servers) {
+  for (int i = 0; i < rank_count; i++)
+    if (ranks[i].pid > 0 && ranks[i].is_server == servers) return 1;
+  return 0;
+}
+
+/* A rank has ended with `status`, as waitpid tells it. */
+static void ended(rank *r, int status) {
+  int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  /* Without this rank there is nobody who keeps the model. */
+  int serves = r->is_server || (!options.dedicated && r->number == 0);
+  r->pid = 0;
+  r->done = 1;
+  if (phase >= PHASE_TERM) {
+    if (options.verbose) say("%s %d has ended", kind(r), r->number);
+    return;
+  }
+  if (code == 0) {
+    if (options.verbose) say("%s %d has finished", kind(r), r->number);
+    return;
+  }
+  if (interrupted && code == 128 + interrupted && !options.verbose) {
+    /* As was asked for. */
+  } else if (WIFSIGNALED(status))
+    say("%s %d was killed by %s%s", kind(r), r->number, signal_name(WTERMSIG(status)),
+        WCOREDUMP(status) ? " (core dumped)" : "");
+  else
+    say("%s %d exited with status %d", kind(r), r->number, code);
+  if (!serves && options.on_failure == ON_FAILURE_RESTART && !interrupted) {
+    if (r->restarts < RESTARTS_MAX) {
+      r->restarts++;
+      say("starting worker %d again (%d of at most %d times)", r->number, r->restarts,
+          RESTARTS_MAX);
+      int failure = start(r);
+      if (failure == 0) {
+        r->done = 0;
+        return;
+      }
+      code = failure;
+    } else {
+      say("worker %d was started again %d times already", r->number, RESTARTS_MAX);
+    }
+  }
+  if (exit_status == 0) exit_status = code;
+  if (interrupted || (!serves && options.on_failure == ON_FAILURE_CONTINUE)) return;
+  if (phase == PHASE_RUN) say("ending the others");
+  end_all();
+}
+
+static void reap(void) {
+  for (int i = 0; i < rank_count; i++) {
+    rank *r = &ranks[i];
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    if (r->pid <= 0 || waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
+        info.si_pid == 0)
+      continue;
+    /* While it is a zombie its number cannot be another's, so its group can safely be ended. One
+     * that ended well may have left something running on purpose. */
+    if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-r->pid, SIGKILL);
+    int status = 0;
+    waitpid(r->pid, &status, 0);
+    ended(r, status);
+  }
+}
+
+static void on_signal(int number) {
+  int saved = errno;
+  unsigned char byte = (unsigned char)number;
+  if (write(signal_pipe[1], &byte, 1) < 0) { /* full: there is enough to wake up for */
+  }
+  errno = saved;
+}
+
+/* Passes a signal on to the workers. Servers are spared: they end when the workers have, and until
+ * then a worker that handles the signal can still push, pull and save. */
+static void pass_on(int number) {
+  if (!interrupted && phase < PHASE_TERM) {
+    interrupted = number;
+    if (options.verbose) say("passing %s on to the workers", signal_name(number));
+    signal_all(number, !is_running(0));
+    return;
+  }
+  if (phase < PHASE_KILL) say("a second signal: killing what is left");
+  phase = PHASE_KILL;
+  phase_until = now_ns() + GRACE_NS;
+  signal_all(SIGKILL, 1);
+  if (exit_status == 0) exit_status = 128 + number;
+}
+
+static void read_signals(void) {
+  unsigned char bytes[64];
+  ssize_t n = read(signal_pipe[0], bytes, sizeof bytes);
+  for (ssize_t i = 0; i < n; i++)
+    if (bytes[i] != SIGCHLD) pass_on(bytes[i]);
+}
+
+/* ---- the loop ---- */
+
+/* Moves on from one phase to the next. Returns 0 when all is over. */
+static int advance(uint64_t now, uint64_t run_until) {
+  if (!is_running(0) && !is_running(1)) return 0;
+  if (phase == PHASE_RUN && now >= run_until) {
+    say("not finished after %g s: ending it", options.timeout_s);
+    if (exit_status == 0) exit_status = EXIT_TIMEOUT;
+    end_all();
+  }
+  if (phase == PHASE_RUN && !is_running(0)) {
+    phase = PHASE_SERVERS;
+    /* After an interruption there is no model worth waiting for. */
+    phase_until = interrupted && exit_status != 0 ? now : now + SERVERS_GRACE_NS;
+  }
+  if (phase == PHASE_SERVERS && now >= phase_until) {
+    if (options.verbose) say("the servers have not ended by themselves: ending them");
+    end_all();
+  }
+  if (phase == PHASE_TERM && now >= phase_until) {
+    phase = PHASE_KILL;
+    phase_until = now + GRACE_NS;
+  }
+  /* Again and again: a rank may have been started just before. */
+  if (phase == PHASE_KILL) signal_all(SIGKILL, 1);
+  return 1;
+}
+
+/* Waits for output, signals, or the time `until`, and handles what came. */
+static void wait_and_forward(struct pollfd *fds, uint64_t until) {
+  nfds_t n = 0;
+  fds[n++] = (struct pollfd){signal_pipe[0], POLLIN, 0};
+  for (int i = 0; i < rank_count; i++) {
+    /* poll passes over negative descriptors. */
+    fds[n++] = (struct pollfd){ranks[i].out.fd, POLLIN, 0};
+    fds[n++] = (struct pollfd){ranks[i].err.fd, POLLIN, 0};
+  }
+  uint64_t now = now_ns(), left = until > now ? (until - now + 999999) / 1000000 : 0;
+  if (poll(fds, n, left > 1000 ? 1000 : (int)left) <= 0) return;
+  if (fds[0].revents) read_signals();
+  for (int i = 0; i < rank_count; i++) {
+    if (fds[1 + 2 * i].revents) forward(&ranks[i], &ranks[i].out);
+    if (fds[2 + 2 * i].revents) forward(&ranks[i], &ranks[i].err);
+  }
+}
+
+static int open_outputs(void) {
+  for (int i = 0; i < rank_count; i++)
+    if (ranks[i].out.fd >= 0 || ranks[i].err.fd >= 0) return 1;
+  return 0;
+}
+
+static int run(void) {
+  struct pollfd *fds = calloc((size_t)rank_count * 2 + 1, sizeof *fds);
+  if (!fds) return 1;
+  uint64_t run_until =
+      options.timeout_s > 0 ? now_ns() + (uint64_t)(options.timeout_s * 1e9) : UINT64_MAX;
+  /* Servers stand first in `ranks`, so that workers find them soon. */
+  for (int i = 0; i < rank_count && phase == PHASE_RUN; i++) {
+    int failure = start(&ranks[i]);
+    if (failure) {
+      exit_status = failure;
+      end_all();
+    }
+  }
+  for (;;) {
+    reap();
+    if (!advance(now_ns(), run_until)) break;
+    uint64_t until = phase == PHASE_RUN ? run_until : phase_until;
+    wait_and_forward(fds, until);
+  }
+  /* Something that a rank started may hold its output open for ever: that is not waited for. */
+  uint64_t drained = now_ns() + DRAIN_NS;
+  while (open_outputs() && now_ns() < drained) wait_and_forward(fds, drained);
+  for (int i = 0; i < rank_count; i++) {
+    finish_stream(&ranks[i], &ranks[i].out);
+    finish_stream(&ranks[i], &ranks[i].err);
+  }
+  free(fds);
+  return exit_status;
+}
+
+/* ---- arguments ---- */
+
+static const char usage_text[] =
+    "usage: mlfab-run -n WORKERS [options] PROGRAM [arguments...]\n"
+    "Starts a fabric on this host: WORKERS processes of PROGRAM, and parameter servers.\n"
+    "\n"
+    "  -n N                   worker processes\n"
+    "  -s N                   server processes (1); 0: worker 0 serves too\n"
+    "  --server PROGRAM       runs this as the server, instead of the built-in one\n"
+    "  --tcp, --shm           what carries the bytes (chosen by the library)\n"
+    "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
+    "  --on-failure=continue  the others go on without it\n"
+    "  --on-failure=restart   it is started again with its rank, at most 10 times\n"
+    "  --no-prefix            the ranks write to the output themselves, without [worker 2] in "
+    "front\n"
+    "  --timeout S            ends the run after S seconds\n"
+    "  --save FILE            the built-in server writes the final model there (safetensors)\n"
+    "  --verbose              tells what starts and ends\n"
+    "  --help                 this text\n"
+    "\n"
+    "Exit status: 0 when all workers exited with 0, else that of the first rank that failed (128 + "
+    "n\n"
+    "for signal n), 124 after --timeout, 127 when PROGRAM cannot be started, 2 for wrong usage.\n";
+
+__attribute__((__format__(__printf__, 1, 2), __noreturn__)) static void usage(const char *format,
+                                                                              ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fprintf(stderr, "mlfab-run: ");
+  vfprintf(stderr, format, arguments);
+  fprintf(stderr, "\n\n%s", usage_text);
+  va_end(arguments);
+  exit(EXIT_USAGE);
+}
+
+static int parse_count(const char *option, const char *text, int least) {
+  char *end = NULL;
+  errno = 0;
+  long value = strtol(text, &end, 10);
+  if (errno || end == text || *end || value < least || value > RANKS_MAX)
+    usage("%s takes a number from %d to %d, not '%s'", option, least, RANKS_MAX, text);
+  return (int)value;
+}
+
+static double parse_seconds(const char *text) {
+  char *end = NULL;
+  double value = strtod(text, &end);
+  if (end == text || *end || !(value > 0) || value > 1e9)
+    usage("--timeout takes a number of seconds, not '%s'", text);
+  return value;
+}
+
+static enum on_failure parse_on_failure(const char *text) {
+  if (strcmp(text, "end") == 0) return ON_FAILURE_END;
+  if (strcmp(text, "continue") == 0) return ON_FAILURE_CONTINUE;
+  if (strcmp(text, "restart") == 0) return ON_FAILURE_RESTART;
+  usage("--on-failure takes end, continue or restart, not '%s'", text);
+}
+
+static void set_transport(const char *name) {
+  if (options.transport && strcmp(options.transport, name) != 0)
+    usage("--tcp and --shm exclude each other");
+  options.transport = name;
+}
+
+static void parse(int argc, char **argv) {
+  enum { SERVER = 256, TCP, SHM, ON_FAILURE, NO_PREFIX, TIMEOUT, SAVE, VERBOSE, HELP };
+  static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
+                                        {"tcp", no_argument, NULL, TCP},
+                                        {"shm", no_argument, NULL, SHM},
+                                        {"no-prefix", no_argument, NULL, NO_PREFIX},
+                                        {"on-failure", required_argument, NULL, ON_FAILURE},
+                                        {"save", required_argument, NULL, SAVE},
+                                        {"timeout", required_argument, NULL, TIMEOUT},
+                                        {"verbose", no_argument, NULL, VERBOSE},
+                                        {"help", no_argument, NULL, HELP},
+                                        {NULL, 0, NULL, 0}};
+  options.servers = 1;
+  options.prefix = 1;
+  opterr = 0;
+  for (;;) {
+    int at = optind;
+    int c = getopt_long(argc, argv, "+:n:s:h", longs, NULL);
+    if (c < 0) break;
+    switch (c) {
+      case 'n':
+        options.workers = parse_count("-n", optarg, 1);
+        break;
+      case 's':
+        options.servers = parse_count("-s", optarg, 0);
+        break;
+      case SERVER:
+        options.server_program = optarg;
+        break;
+      case TCP:
+        set_transport("tcp");
+        break;
+      case SHM:
+        set_transport("shm");
+        break;
+      case ON_FAILURE:
+        options.on_failure = parse_on_failure(optarg);
+        break;
+      case NO_PREFIX:
+        options.prefix = 0;
+        break;
+      case TIMEOUT:
+        options.timeout_s = parse_seconds(optarg);
+        break;
+      case SAVE:
+        options.save = optarg;
+        break;
+      case VERBOSE:
+        options.verbose = 1;
+        break;
+      case 'h':
+      case HELP:
+        fputs(usage_text, stdout);
+        exit(0);
+      case ':':
+        usage("%s needs a value", argv[at]);
+      default:
+        usage("unknown option %s", argv[at]);
+    }
+  }
+  if (options.workers == 0) usage("-n, the number of workers, is missing");
+  if (optind >= argc) usage("the program to run is missing");
+  options.command = argv + optind;
+  options.dedicated = options.servers > 0;
+  if (!options.dedicated && options.server_program) usage("--server does not go with -s 0");
+  if (options.save && (!options.dedicated || options.server_program))
+    usage("--save needs the built-in server");
+}
+
+/* A TCP port that was free a moment ago, or 0. */
+static int free_port(void) {
+  struct sockaddr_in address;
+  socklen_t length = sizeof address;
+  memset(&address, 0, sizeof address);
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
+  if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+      getsockname(fd, (struct sockaddr *)&address, &length) == 0)
+    port = ntohs(address.sin_port);
+  if (fd >= 0) close(fd);
+  return port;
+}
+
+/* Where the ranks meet: a name of this run alone, so that runs beside each other do not mix. */
+static int choose_meeting_point(void) {
+  uint32_t random = (uint32_t)now_ns();
+  int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+  if (fd >= 0) {
+    if (read(fd, &random, sizeof random) < 0) random ^= (uint32_t)getpid();
+    close(fd);
+  }
+  snprintf(options.job, sizeof options.job, "run-%ld-%08x", (long)getpid(), (unsigned)random);
+  int tcp = options.transport && strcmp(options.transport, "tcp") == 0;
+#ifndef __linux__
+  tcp = 1; /* names without a file are Linux's */
+#endif
+  if (tcp) {
+    int port = free_port();
+    if (port == 0) {
+      say("no free TCP port on the loopback: %s", strerror(errno));
+      return -1;
+    }
+    snprintf(options.coordinator, sizeof options.coordinator, "tcp:127.0.0.1:%d", port);
+  } else {
+    const char *scheme = options.transport ? "shm:" : "unix:@";
+    snprintf(options.coordinator, sizeof options.coordinator, "%smlfab-%ld-%08x", scheme,
+             (long)getpid(), (unsigned)random);
+  }
+  return 0;
+}
+
+static int catch_signals(void) {
+  static const int caught[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
+  if (pipe(signal_pipe) < 0) return -1;
+  for (int i = 0; i < 2; i++) {
+    fcntl(signal_pipe[i], F_SETFD, FD_CLOEXEC);
+    fcntl(signal_pipe[i], F_SETFL, O_NONBLOCK);
+  }
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
+    if (sigaction(caught[i], &action, NULL) < 0) return -1;
+  signal(SIGPIPE, SIG_IGN); /* a reader that goes away does not end the run */
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  if (argc == 4 && strcmp(argv[1], SERVER_ARGUMENT) == 0)
+    return server_main(argv[3], strcmp(argv[2], "verbose") == 0);
+  parse(argc, argv);
+  if (choose_meeting_point() < 0) return 1;
+  rank_count = options.servers + options.workers;
+  ranks = calloc((size_t)rank_count, sizeof *ranks);
+  if (!ranks || catch_signals() < 0) {
+    say("cannot start: %s", strerror(errno));
+    return 1;
+  }
+  for (int i = 0; i < rank_count; i++) {
+    ranks[i].is_server = i < options.servers;
+    ranks[i].number = ranks[i].is_server ? i : i - options.servers;
+    ranks[i].out.fd = ranks[i].err.fd = -1;
+  }
+  int status = run();
+  free(ranks);
+  return status;
+}
