@@ -2,7 +2,7 @@
  *
  * Shows:  pull, gradient, push with scale -learning rate; workers with unequal amounts of data, which
  *         say mlfab_join when theirs ends; errors that name who caused them; saving the model.
- * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer
+ * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer model.safetensors
  *
  * The data are drawn from a seed: y = truth . x + a little noise, with truth[i] = i. Replace
  * gradient_of_batch() and it is a trainer of yours.
@@ -36,7 +36,7 @@ static float gradient_of_batch(void) {
   return loss;
 }
 
-static int train(mlfab *fabric) {
+static int train(mlfab *fabric, const char *path) {
   mlfab_buf pulled = {0, 0, weights, DIMENSIONS}, update = {0, 0, gradient, DIMENSIONS};
   mlfab_model_options model = {.size = sizeof model, .rule = MLFAB_RULE_MOMENTUM, .gamma = 0.9};
   mlfab_push_options push = {.size = sizeof push, .scale = -0.02};
@@ -59,15 +59,15 @@ static int train(mlfab *fabric) {
    * worker has either come to it or said that it has no more data. */
   if (!status && rank == 0) status = mlfab_barrier(fabric, 0);
   if (!status && rank == 0) status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
-  if (!status && rank == 0) status = mlfab_save(fabric, "trainer.safetensors");
+  if (!status && rank == 0 && path) status = mlfab_save(fabric, path);
   if (!status && rank == 0) {
-    printf("weights 1, 2, 3 are %.3f %.3f %.3f; saved in trainer.safetensors\n", (double)weights[1],
-           (double)weights[2], (double)weights[3]);
+    printf("weights 1, 2, 3 are %.3f %.3f %.3f\n", (double)weights[1], (double)weights[2],
+           (double)weights[3]);
   }
   return status ? status : mlfab_join(fabric, 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   mlfab *fabric = NULL;
   mlfab_error error = {0};
   mlfab_config config;
@@ -76,7 +76,7 @@ int main(void) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }
-  int status = train(fabric);
+  int status = train(fabric, argc > 1 ? argv[1] : NULL);
   if (status) {
     mlfab_last_error(fabric, &error); /* which rank, what was awaited, for how long */
     fprintf(stderr, "%s: %s\n", mlfab_error_name(status), error.text);

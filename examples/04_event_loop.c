@@ -1,0 +1,102 @@
+/* 04_event_loop.c - your own event loop: two nodes, a network that is two queues, time by hand.
+ *
+ * Shows:  the node level. A node does no I/O and reads no clock: it is fed events (a connection
+ *         stands, a frame came, a send is finished) with the present time, and yields actions (connect,
+ *         send) and the time of its next call. Your reactor takes the place of the queues here.
+ * Run:    build/examples/04_event_loop
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NODES = 2, COUNT = 4, QUEUE = 4096 };
+
+static mlfab_node *node[NODES];
+static mlfab_io_event queue[NODES][QUEUE]; /* what is under way to each node */
+static unsigned taken[NODES], put[NODES];
+static uint64_t now_ns;
+static uint32_t links;
+
+static void post(int to, mlfab_io_event event) { queue[to][put[to]++ % QUEUE] = event; }
+static void *copy(const void *bytes, uint32_t n) { return n ? memcpy(malloc(n), bytes, n) : NULL; }
+
+/* Carries out what node `me` wants; its peer is the other one. */
+static void act(int me, const mlfab_action *a) {
+  mlfab_io_event e = {.link = a->link};
+  if (a->kind == MLFAB_ACTION_CONNECT) { /* a->address is "queue:0"; both ends learn of the link */
+    post(me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = ++links, .token = a->token});
+    post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = links});
+  } else if (a->kind == MLFAB_ACTION_SEND) {
+    e.kind = MLFAB_IO_FRAME;
+    e.head = copy(a->head, e.head_bytes = a->head_bytes);
+    e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
+    post(1 - me, e);
+    e = (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token};
+    if (a->token) post(me, e); /* it was copied, so the sender has its memory back at once */
+  } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
+    post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = a->link, .text = "closed"});
+  } /* MLFAB_ACTION_DETACH asks to stop borrowing, and nothing is borrowed here. */
+}
+
+/* One turn of the loop: ten microseconds pass; each node gets an event, its timer, and its wishes. */
+static void turn(void) {
+  now_ns += 10000;
+  for (int i = 0; i < NODES; i++) {
+    if (taken[i] != put[i]) {
+      mlfab_io_event *e = &queue[i][taken[i]++ % QUEUE];
+      mlfab_node_event(node[i], e, now_ns);
+      free((void *)e->head);
+      free((void *)e->bulk);
+    }
+    if (mlfab_node_deadline(node[i]) <= now_ns) mlfab_node_tick(node[i], now_ns);
+    for (mlfab_action a; mlfab_node_next(node[i], now_ns, &a);) {
+      act(i, &a);
+      mlfab_node_done(node[i], &a, 0, now_ns);
+    }
+  }
+}
+
+/* Turns the loop until a request is finished; returns its status. Requests have deadlines. */
+static int finish(int i, mlfab_request request) {
+  mlfab_result result = {0};
+  for (int done = 0, status = 0; !done; turn())
+    if ((status = mlfab_node_test(node[i], request, &done, &result)) != 0) return status;
+  return result.status;
+}
+
+/* Both join and agree on a model of zeros; node 1 pushes ones to node 0, and pulls what it made. */
+static int run(float *w) {
+  float ones[COUNT] = {1, 1, 1, 1};
+  mlfab_buf weights = {0, 0, w, COUNT}, update = {0, 0, ones, COUNT};
+  mlfab_request request[NODES];
+  int status = 0;
+  for (int i = 0; i < NODES && status >= 0; i += status == 1, turn())
+    status = mlfab_node_ready(node[i], NULL);
+  for (int i = 0; i < NODES && status >= 0; i++) {
+    status = mlfab_node_tensor_add(node[i], 0, MLFAB_F32, COUNT);
+    if (!status) status = mlfab_node_model_start(node[i], NULL, NULL, 0, now_ns, &request[i]);
+  }
+  for (int i = 0; i < NODES && !status; i++) status = finish(i, request[i]);
+  if (!status) status = mlfab_node_push(node[1], &update, 1, NULL, now_ns, &request[1]);
+  if (!status) status = finish(1, request[1]);
+  if (!status) status = mlfab_node_pull(node[1], &weights, 1, NULL, now_ns, &request[1]);
+  return status ? status : finish(1, request[1]);
+}
+
+int main(void) {
+  float w[COUNT] = {0};
+  for (int i = 0; i < NODES; i++) {
+    mlfab_config config = {.size = sizeof config, .rank = i, .workers = NODES};
+    strcpy(config.coordinator, "queue:0");
+    if (mlfab_node_open(&config, i ? "queue:1" : "queue:0", 0, &node[i], NULL)) return 1;
+  }
+  int status = run(w);
+  printf("%s: node 1 pulled %g after %.2f ms of virtual time\n", mlfab_error_text(status),
+         (double)w[0], (double)now_ns * 1e-6);
+  for (int i = NODES - 1; i >= 0; i--) mlfab_node_close(&node[i]);
+  return status || w[0] != 1.0f;
+}
