@@ -29,7 +29,7 @@ LIBS     := -lpthread -lm $(LDLIBS)
 
 PARTS      := $(patsubst %.c,$(BUILD)/parts/%.o,$(wildcard core/*.c transports/*.c))
 TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
-EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c))
 LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
 
 # One program a file. Those that need cmocka are left out, and counted as skipped, without it.
@@ -65,7 +65,7 @@ libraries: $(LIBRARIES)
 ##: build/mlfab-run and build/mlfab-sim
 tools: $(TOOLS)
 
-##: the programs of examples/, in build/
+##: the programs of examples/, in build/examples/
 examples: $(EXAMPLES)
 
 # ---- the library
@@ -104,7 +104,7 @@ $(TOOLS): $(BUILD)/%: tools/%.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
 
-$(EXAMPLES): $(BUILD)/%: examples/%.c $(BUILD)/mlfab.o
+$(EXAMPLES): $(BUILD)/%: %.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
 

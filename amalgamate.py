@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-# (layer, module, headers and sources of the module that are not module.h and module.c).
+# (layer, module, files of the module other than module.h and module.c).
 # A file includes lower layers only. Files of one layer do not include each other, except in layer 0,
 # which is the ground: there a file may include what stands before it.
 CORE = [
@@ -23,13 +23,14 @@ CORE = [
     (0, "map"),
     (1, "wire"),
     (1, "reduce"),
+    (2, "port"),
     (2, "sync"),
     (2, "slice"),
     (2, "rule"),
     (3, "store"),
     (3, "dedup"),
     (4, "worker"),
-    (4, "server"),
+    (4, "server", "intake.c"),
     (4, "member"),
     (5, "boot"),
     (5, "node"),

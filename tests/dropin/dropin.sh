@@ -1,0 +1,97 @@
+#!/bin/sh
+# dropin.sh: copies mlfab.h and mlfab.c into an empty folder and does there what a user may do: builds
+# them with the compilers at hand, without a warning, and runs a trainer with them. Prints TAP.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+run=${MLFAB_BUILD:-build}/mlfab-run
+case $run in /*) ;; *) run=$root/$run ;; esac
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' INT TERM
+cp "$root/mlfab.h" "$root/mlfab.c" "$root/tests/dropin/trainer.c" "$folder" || exit 1
+cd "$folder" || exit 1
+
+number=0
+status=0
+
+# check NAME COMMAND...: passes when the command succeeds without a word on stderr.
+check() {
+  number=$((number + 1))
+  name=$1
+  shift
+  if "$@" >out.txt 2>err.txt && [ ! -s err.txt ]; then
+    echo "ok $number - $name"
+  else
+    echo "not ok $number - $name"
+    echo "# $*"
+    sed 's/^/# /' err.txt | head -40
+    status=1
+  fi
+}
+
+skip() {
+  number=$((number + 1))
+  echo "ok $number - $1 # SKIP $2"
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+warnings="-Wall -Wextra -pedantic"
+check "cc -c mlfab.c" cc -c mlfab.c
+for compiler in gcc clang; do
+  if ! has $compiler; then
+    skip "$compiler" "$compiler is not installed"
+    continue
+  fi
+  for standard in c11 gnu17; do
+    check "$compiler -std=$standard" $compiler -std=$standard $warnings -O2 -c mlfab.c -o x.o
+  done
+  for left_out in TCP SHM SIM; do
+    check "$compiler without $left_out" \
+      $compiler -std=c11 $warnings -O2 -DMLFAB_WITH_$left_out=0 -c mlfab.c -o x.o
+  done
+  check "$compiler without any" $compiler -std=c11 $warnings -O2 -DMLFAB_WITH_TCP=0 \
+    -DMLFAB_WITH_SHM=0 -DMLFAB_WITH_SIM=0 -c mlfab.c -o x.o
+done
+
+# The header alone, in the languages of its users.
+echo '#include "mlfab.h"' >header.c
+echo 'int used(const mlfab_config *c) { return (int)c->size; }' >>header.c
+sed 's/int used/extern "C" int used/' header.c >header.cc
+for compiler in gcc clang; do
+  if has $compiler; then
+    check "header as C99, $compiler" $compiler -std=c99 $warnings -c header.c -o x.o
+  else
+    skip "header as C99, $compiler" "$compiler is not installed"
+  fi
+done
+for compiler in g++ clang++; do
+  for standard in c++98 c++17; do
+    if has $compiler; then
+      check "header as $standard, $compiler" $compiler -std=$standard $warnings -c header.cc -o x.o
+    else
+      skip "header as $standard, $compiler" "$compiler is not installed"
+    fi
+  done
+done
+
+for level in -O0 -O2 -Ofast; do
+  check "builds with $level" cc $level -o trainer mlfab.c trainer.c -lpthread -lm
+  check "runs alone, $level" ./trainer
+  check "runs as 2 workers and a server, $level" "$run" -n 2 -s 1 --timeout 60 ./trainer
+  check "runs over TCP, $level" "$run" -n 2 -s 1 --tcp --timeout 60 ./trainer
+done
+
+# The linker may warn of getaddrinfo, which needs the C library's files when the program runs.
+link_static() { cc -O2 -static -o static mlfab.c trainer.c -lpthread -lm 2>static.txt; }
+if echo 'int main(void) { return 0; }' >s.c && cc -static -o s s.c 2>/dev/null; then
+  check "links statically" link_static
+  check "runs alone, static" ./static
+  check "runs as 2 workers and a server, static" "$run" -n 2 -s 1 --timeout 60 ./static
+else
+  skip "static" "no static C library"
+fi
+
+check "exported symbols" sh "$root/tests/dropin/symbols.sh" mlfab.o
+echo "1..$number"
+exit $status

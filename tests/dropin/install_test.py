@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
+CMake in its three ways. Everything happens in temporary folders, and nothing needs a network."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "process"))
+from process import BUILD, Skip, clean_environment, expect, main, run  # noqa: E402
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+
+PROJECT = """\
+cmake_minimum_required(VERSION 3.11)
+project(trainer C)
+%s
+add_executable(trainer %s/tests/dropin/trainer.c)
+target_link_libraries(trainer PRIVATE mlfab::mlfab)
+"""
+
+
+def environment(**more):
+    """Without the make that runs this test: its flags are not ours."""
+    base = clean_environment(**more)
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        base.pop(name, None)
+    return base
+
+
+def do(*command, **more):
+    result = run(*command, timeout=200, env=environment(**more.pop("env", {})), **more)
+    expect(result.code == 0, " ".join(str(c) for c in command), result)
+    return result
+
+
+def need(program):
+    if not shutil.which(program):
+        raise Skip("%s is not installed" % program)
+
+
+def make(*arguments):
+    return do("make", "-C", ROOT, "--no-print-directory", "BUILD=" + BUILD, *arguments)
+
+
+def test_make_install_and_uninstall():
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
+        prefix = folder + "/opt/mlfab"
+        for name in ("include/mlfab.h", "lib/libmlfab.a", "lib/libmlfab.so", "bin/mlfab-run",
+                     "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
+                     "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
+            expect(os.path.exists(os.path.join(prefix, name)), name)
+        with open(prefix + "/lib/pkgconfig/mlfab.pc", encoding="ascii") as file:
+            text = file.read()
+        expect(folder not in text and "prefix=/opt/mlfab\n" in text and "@" not in text, text)
+        make("uninstall", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
+        left = [os.path.join(f, n) for f, _, names in os.walk(folder) for n in names]
+        expect(not left, "nothing is left", left)
+
+
+def test_pkg_config():
+    need("pkg-config")
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=" + folder)
+        env = {"PKG_CONFIG_PATH": folder + "/lib/pkgconfig", "LD_LIBRARY_PATH": folder + "/lib"}
+        source = ROOT + "/tests/dropin/trainer.c"
+        flags = do("pkg-config", "--cflags", "--libs", "mlfab", env=env).out.split()
+        do("cc", "-o", folder + "/shared", source, *flags)
+        do(folder + "/shared", env=env)
+        flags = do("pkg-config", "--static", "--cflags", "--libs", "mlfab", env=env).out.split()
+        do("cc", "-o", folder + "/static", source, "-Wl,-Bstatic",
+           *[f if f != "-lpthread" else "-Wl,-Bdynamic" for f in flags], "-lpthread")
+        do(folder + "/static")
+
+
+def build_and_run(folder, text, *options):
+    """A project with this text, configured, built and run."""
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/CMakeLists.txt", "w", encoding="ascii") as file:
+        file.write(PROJECT % (text, ROOT))
+    do("cmake", "-S", folder, "-B", folder + "/build", *options)
+    do("cmake", "--build", folder + "/build")
+    do(folder + "/build/trainer")
+    with open(folder + "/build/trainer", "rb") as file:
+        return b"libmlfab.so" in file.read()
+
+
+def test_cmake_add_subdirectory():
+    need("cmake")
+    text = "add_subdirectory(%s mlfab)" % ROOT
+    with tempfile.TemporaryDirectory() as folder:
+        expect(not build_and_run(folder + "/a", text), "static by default")
+        expect(build_and_run(folder + "/b", text, "-DBUILD_SHARED_LIBS=ON"), "shared when asked for")
+
+
+def test_cmake_FetchContent():
+    need("cmake")
+    # A folder stands for the download.
+    text = ("include(FetchContent)\n"
+            "FetchContent_Declare(mlfab URL file://@/mlfab.tar.gz)\n"
+            "FetchContent_GetProperties(mlfab)\n"
+            "if(NOT mlfab_POPULATED)\n  FetchContent_Populate(mlfab)\n"
+            "  add_subdirectory(${mlfab_SOURCE_DIR} ${mlfab_BINARY_DIR})\nendif()\n")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.check_call(["tar", "-C", ROOT, "-czf", folder + "/mlfab.tar.gz", "mlfab.c",
+                               "mlfab.h", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
+        text = text.replace("@", folder)
+        build_and_run(folder + "/populate", text)
+        build_and_run(folder + "/available", "include(FetchContent)\n"
+                      "FetchContent_Declare(mlfab URL file://%s/mlfab.tar.gz)\n"
+                      "FetchContent_MakeAvailable(mlfab)\n" % folder)
+
+
+def test_cmake_find_package_after_make_install():
+    need("cmake")
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=" + folder + "/prefix")
+        where = "-DCMAKE_PREFIX_PATH=" + folder + "/prefix"
+        text = "find_package(mlfab 0.1 REQUIRED)"
+        expect(not build_and_run(folder + "/a", text, where), "static by default")
+        expect(build_and_run(folder + "/b", text, where, "-DBUILD_SHARED_LIBS=ON"), "shared if asked")
+
+
+def test_cmake_find_package_after_cmake_install():
+    need("cmake")
+    with tempfile.TemporaryDirectory() as folder:
+        do("cmake", "-S", ROOT, "-B", folder + "/m", "-DCMAKE_INSTALL_PREFIX=" + folder + "/prefix")
+        do("cmake", "--build", folder + "/m", "--target", "install")
+        build_and_run(folder + "/a", "find_package(mlfab REQUIRED)",
+                      "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
+
+
+def test_cmake_refuses_another_version():
+    need("cmake")
+    with tempfile.TemporaryDirectory() as folder:
+        make("install", "PREFIX=" + folder + "/prefix")
+        os.makedirs(folder + "/a")
+        with open(folder + "/a/CMakeLists.txt", "w", encoding="ascii") as file:
+            file.write(PROJECT % ("find_package(mlfab 99.0 REQUIRED)", ROOT))
+        result = run("cmake", "-S", folder + "/a", "-B", folder + "/a/build",
+                     "-DCMAKE_PREFIX_PATH=" + folder + "/prefix", env=environment())
+        expect(result.code != 0 and "99.0" in result.err, "refused, with the version", result)
+
+
+if __name__ == "__main__":
+    main(globals())
