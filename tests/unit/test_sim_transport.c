@@ -1,0 +1,931 @@
+/* test_sim_transport.c - transports/sim.c: the arithmetic of time, every fault, and driving contexts.
+ *
+ * Works at the level of the transport's table. The functions of contexts that the simulator calls are
+ * defined here, and stand for a context that counts what is done to it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "../../core/base.h"
+#include "../../core/env.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HOSTS = 8, HEAD = 64 };
+#define SECOND 1000000000ull
+#define MILLI 1000000ull
+#define RATE 1000000u /* bytes a second: a byte takes 1 us */
+#define LATENCY 1000000u
+
+/* ---- a context that is not one ---- */
+
+struct mlfab {
+  mlfab_config config;
+  mlfab_env env;
+  void *self;
+  int progressed, frames, downs;
+  uint64_t deadline_ns, driven_at_ns, blocks;
+};
+
+static int abandoned;
+
+void mlfab_config_init(mlfab_config *config) {
+  memset(config, 0, sizeof *config);
+  config->size = sizeof *config;
+}
+
+int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error scratch;
+  char address[256];
+  mlfab *ctx = config->env->allocate(config->env->user, sizeof *ctx);
+  memset(ctx, 0, sizeof *ctx);
+  ctx->config = *config;
+  ctx->env = *config->env;
+  ctx->deadline_ns = MLFAB__NEVER;
+  mlfab_transport_options options = {0};
+  options.size = sizeof options;
+  options.listen = "";
+  options.env = &ctx->env;
+  options.user = config->transport_user;
+  options.error = error_p ? error_p : &scratch;
+  int status = config->transport->open(&options, &ctx->self, address);
+  assert_int_equal(status, 0);
+  *ctx_p = ctx;
+  return 0;
+}
+
+int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
+  const mlfab_transport *t = ctx->config.transport;
+  mlfab_io_event event;
+  int any = 0;
+  assert_int_equal(timeout_ns, 0);
+  ctx->progressed++;
+  ctx->driven_at_ns = ctx->env.clock(ctx->env.user);
+  while (t->poll(ctx->self, &event)) {
+    any = 1;
+    ctx->frames += event.kind == MLFAB_IO_FRAME;
+    ctx->downs += event.kind == MLFAB_IO_DOWN;
+    t->release(ctx->self, &event);
+  }
+  if (ctx->deadline_ns <= ctx->driven_at_ns) ctx->deadline_ns = MLFAB__NEVER;
+  return any;
+}
+
+int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
+  *at_ns_p = ctx->deadline_ns;
+  return 0;
+}
+
+int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
+  (void)ctx;
+  (void)error_p;
+  return 1;
+}
+
+static void context_free(mlfab *ctx) {
+  mlfab_env env = ctx->env;
+  ctx->config.transport->close(ctx->self);
+  env.release(env.user, ctx, sizeof *ctx);
+}
+
+int mlfab_abandon(mlfab **ctx_p) {
+  abandoned++;
+  context_free(*ctx_p);
+  *ctx_p = NULL;
+  return 0;
+}
+
+/* ---- a rig: hosts with endpoints, and what they have been told ---- */
+
+typedef struct told {
+  mlfab_io_event event;
+  uint64_t at_ns;
+  uint8_t first; /* byte of the bulk */
+} told;
+
+typedef struct rig {
+  mlfab_sim *sim;
+  const mlfab_transport *t;
+  void *self[HOSTS];
+  told log[HOSTS][256];
+  int count[HOSTS];
+  int deaf[HOSTS]; /* does not poll */
+} rig;
+
+static mlfab_sim_options plain(void) {
+  mlfab_sim_options o = {0};
+  o.size = sizeof o;
+  o.hosts = HOSTS;
+  o.latency_ns = LATENCY;
+  o.rate_bytes_per_s = RATE;
+  return o;
+}
+
+static void *endpoint(mlfab_sim *sim, uint32_t host) {
+  mlfab_env env = {0};
+  mlfab_error error;
+  char address[256], expected[32];
+  void *self = NULL;
+  mlfab_transport_options options = {0};
+  options.size = sizeof options;
+  options.listen = "";
+  options.env = &env;
+  options.user = mlfab_sim_host(sim, host);
+  options.error = &error;
+  assert_int_equal(mlfab_transport_sim()->open(&options, &self, address), 0);
+  snprintf(expected, sizeof expected, "sim:%u", (unsigned)host);
+  assert_string_equal(address, expected);
+  return self;
+}
+
+static rig *rig_make(const mlfab_sim_options *o) {
+  rig *r = calloc(1, sizeof *r);
+  assert_int_equal(mlfab_sim_create(o, &r->sim), 0);
+  r->t = mlfab_transport_sim();
+  for (uint32_t i = 0; i < HOSTS; i++) r->self[i] = endpoint(r->sim, i);
+  return r;
+}
+
+static void rig_free(rig *r) {
+  for (int i = 0; i < HOSTS; i++)
+    if (r->self[i]) r->t->close(r->self[i]);
+  mlfab_sim_destroy(&r->sim);
+  assert_null(r->sim);
+  free(r);
+}
+
+static uint64_t now(rig *r) { return mlfab_sim_clock(r->sim); }
+
+static void rig_listen(rig *r) {
+  for (int i = 0; i < HOSTS; i++) {
+    mlfab_io_event event;
+    while (r->self[i] && !r->deaf[i] && r->t->poll(r->self[i], &event)) {
+      assert_true(r->count[i] < 256);
+      told *x = &r->log[i][r->count[i]++];
+      x->event = event;
+      x->at_ns = now(r);
+      if (event.bulk) x->first = *(const uint8_t *)event.bulk;
+      r->t->release(r->self[i], &event);
+    }
+  }
+}
+
+static void rig_run(rig *r, uint64_t duration_ns) {
+  uint64_t until = now(r) + duration_ns;
+  int more = 1;
+  rig_listen(r);
+  mlfab_sim_at(r->sim, until, (void (*)(void *))rig_listen, r);
+  while (more && now(r) < until) {
+    more = mlfab_sim_step(r->sim);
+    rig_listen(r);
+  }
+}
+
+/* The n-th event (from 0) of that kind at a host, or NULL. */
+static const told *seen(const rig *r, int host, uint32_t kind, int n) {
+  for (int i = 0; i < r->count[host]; i++)
+    if (r->log[host][i].event.kind == kind && n-- == 0) return &r->log[host][i];
+  return NULL;
+}
+
+static int times(const rig *r, int host, uint32_t kind) {
+  int n = 0;
+  while (seen(r, host, kind, n)) n++;
+  return n;
+}
+
+typedef struct pair {
+  uint32_t a, b; /* the link's number at either end */
+} pair;
+
+static pair connect_pair(rig *r, int a, int b) {
+  char address[32];
+  pair p;
+  int ups_a = times(r, a, MLFAB_IO_UP), ups_b = times(r, b, MLFAB_IO_UP);
+  snprintf(address, sizeof address, "sim:%d", b);
+  assert_int_equal(r->t->reach(r->self[a], address), 1);
+  assert_int_equal(r->t->connect(r->self[a], address, 77), 0);
+  rig_run(r, 4 * LATENCY);
+  assert_non_null(seen(r, a, MLFAB_IO_UP, ups_a));
+  assert_non_null(seen(r, b, MLFAB_IO_UP, ups_b));
+  p.a = seen(r, a, MLFAB_IO_UP, ups_a)->event.link;
+  p.b = seen(r, b, MLFAB_IO_UP, ups_b)->event.link;
+  assert_int_equal(seen(r, a, MLFAB_IO_UP, ups_a)->event.token, 77);
+  assert_int_equal(seen(r, b, MLFAB_IO_UP, ups_b)->event.token, 0);
+  return p;
+}
+
+/* Sends a ghost frame of `bytes` in all. */
+static int send_ghost(rig *r, int host, uint32_t link, uint32_t bytes, uint64_t token) {
+  uint8_t head[HEAD] = {0};
+  head[0] = (uint8_t)token;
+  return r->t->send(r->self[host], link, head, HEAD, NULL, bytes - HEAD, token);
+}
+
+/* ---- time ---- */
+
+static void test_rate_and_latency_are_exact(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint64_t start = now(r);
+  (void)state;
+  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
+  rig_run(r, 3 * SECOND);
+  /* A second out, the latency, a second in. */
+  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + SECOND);
+  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->event.token, 5);
+  const told *frame = seen(r, 1, MLFAB_IO_FRAME, 0);
+  assert_int_equal(frame->at_ns, start + 2 * SECOND + LATENCY);
+  assert_int_equal(frame->event.link, p.b);
+  assert_int_equal(frame->event.head_bytes, HEAD);
+  assert_int_equal(frame->event.bulk_bytes, 1000000 - HEAD);
+  assert_null(frame->event.bulk);
+  /* Ten frames in a row take eleven frame times. */
+  start = now(r);
+  for (uint64_t i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 100000, 10 + i), 0);
+  rig_run(r, 3 * SECOND);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 10)->at_ns, start + 1100 * MILLI + LATENCY);
+  rig_free(r);
+}
+
+static void test_order_and_bytes(void **state) {
+  mlfab_sim_options o = plain();
+  o.latency_jitter = 1;
+  o.reorder = 0.3;
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint8_t head[HEAD] = {0}, bulk[100];
+  (void)state;
+  for (int i = 0; i < 100; i++) { /* token 0: copied at once, so the buffer may change */
+    memset(bulk, i, sizeof bulk);
+    assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 0), 0);
+  }
+  rig_run(r, 3 * SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 100);
+  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
+  for (int i = 0; i < 100; i++) assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, i)->first, i);
+  rig_free(r);
+}
+
+static void test_bulk_is_borrowed_until_sent(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint8_t head[HEAD] = {0}, bulk[3][1000];
+  (void)state;
+  memset(bulk, 1, sizeof bulk);
+  for (uint64_t i = 0; i < 3; i++)
+    assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk[i], 1000, 20 + i), 0);
+  assert_int_equal(r->t->detach(r->self[0], p.a, 21), 0);
+  memset(bulk[1], 2, 1000); /* detached: not seen */
+  memset(bulk[2], 3, 1000); /* borrowed: seen */
+  rig_run(r, SECOND);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->first, 1);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 1)->first, 1);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 2)->first, 3);
+  assert_non_null(seen(r, 0, MLFAB_IO_SENT, 2));
+  rig_free(r);
+}
+
+static void test_two_senders_share_the_receiver(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 2), q = connect_pair(r, 1, 2);
+  uint64_t start = now(r);
+  int early = 0;
+  (void)state;
+  for (uint64_t i = 0; i < 20; i++) {
+    assert_int_equal(send_ghost(r, 0, p.a, 50000, 1), 0);
+    assert_int_equal(send_ghost(r, 1, q.a, 50000, 2), 0);
+  }
+  rig_run(r, 4 * SECOND);
+  /* 2 MB through an in-port of 1 MB/s: two seconds and the first frame's way out. */
+  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 40);
+  assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 39)->at_ns, start + 2050 * MILLI + LATENCY);
+  /* In turns: neither is ahead of the other by more than a frame. */
+  for (int i = 0; i < 40; i++) {
+    early += seen(r, 2, MLFAB_IO_FRAME, i)->event.link == p.b ? 1 : -1;
+    assert_in_range(early + 1, 0, 2);
+  }
+  rig_free(r);
+}
+
+static void test_small_frames_do_not_wait_for_other_links(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 2), q = connect_pair(r, 0, 1);
+  (void)state;
+  for (int i = 0; i < 40; i++) assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
+  uint64_t start = now(r);
+  assert_int_equal(send_ghost(r, 0, q.a, HEAD, 2), 0);
+  rig_run(r, 5 * SECOND);
+  assert_true(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns < start + 150 * MILLI);
+  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 40);
+  rig_free(r);
+}
+
+static void test_rate_changes_in_the_middle(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint64_t start = now(r);
+  (void)state;
+  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
+  rig_run(r, SECOND / 4);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0),
+                   0); /* a quarter has left; nothing moves */
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 3 * RATE), 0); /* the rest takes 0.25 s */
+  rig_run(r, 3 * SECOND);
+  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, HOSTS, 1, 1), MLFAB_ERR_ARGUMENT);
+  rig_free(r);
+}
+
+static void test_again_and_writable(void **state) {
+  mlfab_sim_options o = plain();
+  o.buffer_bytes = 100000;
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  (void)state;
+  r->deaf[1] = 1;
+  for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 10000, 1), 0);
+  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  rig_run(r, 2 * SECOND); /* all of it is there, and nobody reads: no room */
+  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 0);
+  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  r->deaf[1] = 0;
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 1);
+  assert_int_equal(send_ghost(r, 0, p.a, 500000, 1), 0); /* beyond the buffer, but alone */
+  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
+  rig_run(r, 3 * SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 2);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 11);
+  rig_free(r);
+}
+
+/* ---- connecting and closing ---- */
+
+static void test_connect_refused_and_nonsense(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  uint64_t start = now(r);
+  (void)state;
+  r->t->close(r->self[3]);
+  r->self[3] = NULL;
+  assert_int_equal(r->t->connect(r->self[0], "sim:3", 9), 0);
+  rig_run(r, SECOND);
+  const told *down = seen(r, 0, MLFAB_IO_DOWN, 0);
+  assert_int_equal(down->at_ns, start + 2 * LATENCY);
+  assert_int_equal(down->event.link, 0);
+  assert_int_equal(down->event.token, 9);
+  assert_int_equal(r->t->connect(r->self[0], "sim:8", 1), MLFAB_ERR_ADDRESS);
+  assert_int_equal(r->t->connect(r->self[0], "sim:", 1), MLFAB_ERR_ADDRESS);
+  assert_int_equal(r->t->connect(r->self[0], "sim:1x", 1), MLFAB_ERR_ADDRESS);
+  assert_int_equal(r->t->connect(r->self[0], "tcp:1", 1), MLFAB_ERR_ADDRESS);
+  assert_int_equal(r->t->connect(r->self[0], "sim:99999999999999999999", 1), MLFAB_ERR_ADDRESS);
+  assert_int_equal(send_ghost(r, 0, 1, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
+  assert_int_equal(send_ghost(r, 0, 0, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
+  rig_free(r);
+}
+
+static void test_second_connect_replaces_the_first(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  (void)state;
+  for (uint64_t pause = 0; pause < 3; pause++) { /* before it arrives, and on its way back */
+    int ups = times(r, 0, MLFAB_IO_UP), theirs = times(r, 2, MLFAB_IO_UP);
+    assert_int_equal(r->t->connect(r->self[0], "sim:1", 4), 0);
+    rig_run(r, pause * LATENCY * 3 / 4);
+    assert_int_equal(r->t->connect(r->self[0], "sim:2", 4), 0);
+    rig_run(r, SECOND);
+    assert_int_equal(times(r, 0, MLFAB_IO_UP), ups + 1);
+    assert_int_equal(times(r, 2, MLFAB_IO_UP), theirs + 1);
+  }
+  assert_int_equal(times(r, 1, MLFAB_IO_UP), times(r, 1, MLFAB_IO_DOWN));
+  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
+  rig_free(r);
+}
+
+static void test_disconnect_sends_what_was_accepted(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint8_t head[HEAD] = {0}, bulk[1000];
+  (void)state;
+  memset(bulk, 6, sizeof bulk);
+  for (int i = 0; i < 5; i++)
+    assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 3), 0);
+  r->t->disconnect(r->self[0], p.a);
+  memset(bulk, 7, sizeof bulk); /* nothing is borrowed any more */
+  assert_int_equal(send_ghost(r, 0, p.a, HEAD, 0), MLFAB_ERR_PEER_CLOSED);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
+  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 5);
+  for (int i = 0; i < 5; i++) assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, i)->first, 6);
+  assert_int_equal(r->log[1][r->count[1] - 1].event.kind, MLFAB_IO_DOWN);
+  assert_int_equal(r->log[1][r->count[1] - 1].event.link, p.b);
+  r->t->disconnect(r->self[0], p.a);
+  r->t->disconnect(r->self[1], p.b);
+  rig_free(r);
+}
+
+static void test_a_host_talks_to_itself(void **state) {
+  mlfab_sim_options o = plain();
+  o.loss = 1;
+  rig *r = rig_make(&o);
+  (void)state;
+  assert_int_equal(r->t->connect(r->self[0], "sim:0", 3), 0);
+  rig_run(r, MILLI);
+  assert_int_equal(times(r, 0, MLFAB_IO_UP), 2);
+  uint64_t start = now(r);
+  assert_int_equal(send_ghost(r, 0, seen(r, 0, MLFAB_IO_UP, 1)->event.link, 500000, 1), 0);
+  rig_run(r, MILLI);
+  assert_int_equal(seen(r, 0, MLFAB_IO_FRAME, 0)->at_ns, start + 1000);
+  assert_int_equal(seen(r, 0, MLFAB_IO_FRAME, 0)->event.link,
+                   seen(r, 0, MLFAB_IO_UP, 0)->event.link);
+  r->t->disconnect(r->self[0], seen(r, 0, MLFAB_IO_UP, 0)->event.link);
+  rig_run(r, MILLI);
+  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 1);
+  rig_free(r);
+}
+
+/* ---- faults ---- */
+
+static void test_loss_breaks_the_connection(void **state) {
+  mlfab_sim_options o = plain();
+  o.loss = 1;
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 2, 3);
+  uint64_t start = now(r);
+  (void)state;
+  assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
+  assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
+  assert_int_equal(send_ghost(r, 1, p.b, 2000, 7), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 1);
+  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 1);
+  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI);
+  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + MILLI + LATENCY);
+  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->event.link, p.a);
+  assert_int_equal(times(r, 2, MLFAB_IO_DOWN) + times(r, 3, MLFAB_IO_DOWN), 0);
+  assert_int_equal(send_ghost(r, 2, q.a, HEAD, 0), 0);
+  rig_free(r);
+}
+
+static void test_duplicate_delivers_and_breaks(void **state) {
+  mlfab_sim_options o = plain();
+  o.duplicate = 1;
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  uint64_t start = now(r);
+  (void)state;
+  assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
+  assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 1);
+  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + LATENCY);
+  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + 2 * MILLI + 2 * LATENCY);
+  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
+  rig_free(r);
+}
+
+static void test_reorder_lets_other_links_overtake(void **state) {
+  mlfab_sim_options o = plain();
+  o.reorder = 0.5;
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 1);
+  uint64_t order = 0, overtaken = 0;
+  (void)state;
+  for (int i = 0; i < 20; i++) {
+    assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
+    assert_int_equal(send_ghost(r, 0, q.a, 1000, 1), 0);
+  }
+  rig_run(r, 2 * SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 40);
+  for (uint64_t i = 0; i < 40; i++) {
+    order += seen(r, 1, MLFAB_IO_FRAME, (int)i)->event.link == p.b;
+    if (order > i / 2 + 2 || order + 2 < i / 2) overtaken++;
+  }
+  assert_true(overtaken > 0);
+  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 0);
+  rig_free(r);
+}
+
+static void test_partition_stalls_and_heals(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 2);
+  (void)state;
+  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  uint64_t start = now(r);
+  for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
+  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), 0);
+  assert_int_equal(send_ghost(r, 0, q.a, 1000, 1), 0);
+  assert_int_equal(r->t->connect(r->self[1], "sim:0", 8), 0);
+  rig_run(r, 5 * SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME) + times(r, 0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 1);
+  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->event.token, 8);
+  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_TIMEOUT);
+  assert_int_equal(seen(r, 1, MLFAB_IO_DOWN, 0)->at_ns, start + 3 * SECOND);
+  assert_int_equal(times(r, 0, MLFAB_IO_DOWN), 0);
+  assert_int_equal(mlfab_sim_partition(r->sim, 1, 0, 0), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 3);
+  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 1);
+  assert_int_equal(mlfab_sim_partition(r->sim, 1, 1, 1), MLFAB_ERR_ARGUMENT);
+  rig_free(r);
+}
+
+static void test_partition_while_connecting(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  (void)state;
+  assert_int_equal(r->t->connect(r->self[0], "sim:1", 3), 0);
+  rig_run(r, LATENCY + 1000); /* 1 has accepted, 0 has not heard of it */
+  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  assert_int_equal(send_ghost(r, 1, seen(r, 1, MLFAB_IO_UP, 0)->event.link, 1000, 1), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(r->count[0], 0);
+  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(r->log[0][0].event.kind, MLFAB_IO_UP);
+  assert_int_equal(r->log[0][1].event.kind, MLFAB_IO_FRAME);
+  /* And when it does not heal in time, both hear that it is nothing, the far one afterwards. */
+  assert_int_equal(r->t->connect(r->self[2], "sim:3", 3), 0);
+  rig_run(r, LATENCY + 1000);
+  assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 1), 0);
+  rig_run(r, 4 * SECOND);
+  assert_int_equal(seen(r, 2, MLFAB_IO_DOWN, 0)->event.token, 3);
+  assert_int_equal(seen(r, 2, MLFAB_IO_DOWN, 0)->event.link, 0);
+  assert_int_equal(times(r, 3, MLFAB_IO_DOWN), 0);
+  assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 0), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 3, MLFAB_IO_DOWN), 1);
+  rig_free(r);
+}
+
+static void test_pause_keeps_what_comes(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  (void)state;
+  assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
+  uint64_t start = now(r);
+  for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
+  rig_run(r, 2 * SECOND);
+  assert_int_equal(times(r, 1, MLFAB_IO_FRAME), 3);
+  assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + SECOND);
+  rig_free(r);
+}
+
+static int restarts;
+static void on_restart(void *user, uint32_t host) {
+  rig *r = user;
+  restarts++;
+  if (r->self[host]) r->t->close(r->self[host]);
+  r->self[host] = endpoint(r->sim, host);
+}
+
+static void test_crash_and_restart(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  pair q = connect_pair(r, 2, 1);
+  (void)state;
+  restarts = 0;
+  assert_int_equal(mlfab_sim_on_crash(r->sim, 1, on_restart, r), 0);
+  assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 1), 0);
+  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), 0);
+  assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
+  uint64_t start = now(r);
+  assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
+  assert_int_equal(mlfab_sim_crash(r->sim, 1), MLFAB_ERR_STATE);
+  assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), MLFAB_ERR_PEER_CLOSED);
+  assert_int_equal(send_ghost(r, 2, q.a, 1000, 7), 0); /* does not know yet */
+  rig_run(r, 2 * SECOND);
+  assert_int_equal(restarts, 1);
+  assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + LATENCY);
+  assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
+  assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 0);
+  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 0); /* partitioned: nothing is heard */
+  assert_int_equal(times(r, 2, MLFAB_IO_SENT), 1);
+  assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 0), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 1);
+  connect_pair(r, 0, 1);
+  rig_free(r);
+}
+
+/* A random conversation under the whole menu; returns the hash. */
+static uint64_t storm(uint64_t seed, int *downs_p, int *frames_p, int *restarts_p) {
+  mlfab_sim_options o = plain();
+  uint64_t hash = 0;
+  o.seed = seed;
+  o.latency_jitter = 0.5;
+  o.loss = o.duplicate = 0.002;
+  o.reorder = 0.05;
+  o.partition = 0.5;
+  o.crash = o.pause = o.slow = 0.05;
+  rig *r = rig_make(&o);
+  restarts = 0;
+  *downs_p = *frames_p = 0;
+  for (uint32_t i = 0; i < HOSTS; i++)
+    assert_int_equal(mlfab_sim_on_crash(r->sim, i, on_restart, r), 0);
+  for (int round = 0; round < 400; round++) {
+    for (int i = 0; i < HOSTS; i++) {
+      char address[32];
+      snprintf(address, sizeof address, "sim:%d", (i + 1 + round % 3) % HOSTS);
+      if (round % 20 == 0) r->t->connect(r->self[i], address, 1);
+      for (int k = 0; k < r->count[i]; k++) {
+        const mlfab_io_event *event = &r->log[i][k].event;
+        if (event->kind == MLFAB_IO_DOWN) ++*downs_p;
+        if (event->kind == MLFAB_IO_FRAME) ++*frames_p;
+        if (event->kind == MLFAB_IO_UP || event->kind == MLFAB_IO_FRAME)
+          send_ghost(r, i, event->link, HEAD + (uint32_t)(round * 37 % 999), 1);
+      }
+      r->count[i] = 0;
+    }
+    mlfab_sim_run(r->sim, 50 * MILLI);
+    rig_listen(r);
+  }
+  assert_int_equal(mlfab_sim_trace_hash(r->sim, &hash), 0);
+  *restarts_p = restarts;
+  rig_free(r);
+  return hash;
+}
+
+static void test_same_seed_same_hash(void **state) {
+  uint64_t last = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed < 12; seed++) {
+    int downs, frames, back, downs2, frames2, back2;
+    uint64_t hash = storm(seed, &downs, &frames, &back);
+    assert_true(hash == storm(seed, &downs2, &frames2, &back2));
+    assert_int_equal(downs, downs2);
+    assert_int_equal(frames, frames2);
+    assert_true(downs > 0 && frames > 0 && back > 0);
+    assert_true(hash != last);
+    last = hash;
+  }
+}
+
+/* ---- contexts ---- */
+
+static void push_forward(void *user) {
+  mlfab *ctx = *(mlfab **)user;
+  ctx->deadline_ns = ctx->env.clock(ctx->env.user) + 5 * MILLI; /* as any call on a context does */
+}
+
+static void test_contexts_are_driven(void **state) {
+  mlfab_sim_options o = plain();
+  mlfab_sim *sim = NULL;
+  mlfab *a = NULL, *b = NULL;
+  mlfab_config config;
+  mlfab_error error;
+  (void)state;
+  abandoned = 0;
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_sim_create(&o, &sim), 0);
+  assert_int_equal(mlfab_sim_open(sim, 0, &config, &a, &error), 0);
+  assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, &error), 0);
+  assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, &error), MLFAB_ERR_ADDRESS_IN_USE);
+  assert_string_equal(a->config.coordinator, "sim:0");
+  /* A deadline, and one that a callback brings forward. */
+  uint64_t start = mlfab_sim_clock(sim);
+  a->deadline_ns = start + 100 * MILLI;
+  a->env.clock(a->env.user);
+  mlfab_sim_at(sim, start + 10 * MILLI, push_forward, &a);
+  while (mlfab_sim_clock(sim) < start + 15 * MILLI) assert_int_equal(mlfab_sim_step(sim), 1);
+  assert_int_equal(a->driven_at_ns, start + 15 * MILLI);
+  assert_int_equal(mlfab_sim_step(sim), 0);
+  /* An event. */
+  const mlfab_transport *t = mlfab_transport_sim();
+  assert_int_equal(t->connect(a->self, "sim:1", 1), 0);
+  mlfab_sim_run(sim, SECOND);
+  assert_int_equal(mlfab_sim_clock(sim), start + 15 * MILLI + SECOND);
+  assert_true(b->progressed >= 2);
+  /* A pause: driven afterwards. */
+  assert_int_equal(mlfab_sim_pause(sim, 1, SECOND), 0);
+  start = mlfab_sim_clock(sim);
+  context_free(a);
+  a = NULL;
+  mlfab_sim_run(sim, 2 * SECOND);
+  assert_int_equal(b->downs, 1);
+  assert_int_equal(b->driven_at_ns, start + SECOND);
+  /* A crash. */
+  assert_int_equal(mlfab_sim_crash(sim, 1), 0);
+  assert_null(b);
+  assert_int_equal(abandoned, 1);
+  assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, &error), 0);
+  context_free(b);
+  mlfab_sim_destroy(&sim);
+}
+
+static void crash_zero(void *user) { assert_int_equal(mlfab_sim_crash(user, 0), 0); }
+
+static void test_wait_runs_the_others(void **state) {
+  mlfab_sim_options o = plain();
+  mlfab_sim *sim = NULL;
+  mlfab *a = NULL, *b = NULL;
+  mlfab_config config;
+  (void)state;
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_sim_create(&o, &sim), 0);
+  assert_int_equal(mlfab_sim_open(sim, 0, &config, &a, NULL), 0);
+  assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, NULL), 0);
+  mlfab_sim_run(sim, 1);
+  const mlfab_transport *t = mlfab_transport_sim();
+  uint64_t start = mlfab_sim_clock(sim);
+  int progressed = a->progressed;
+  assert_int_equal(t->connect(a->self, "sim:1", 1), 0);
+  t->wait(a->self, SECOND); /* ends with UP */
+  assert_int_equal(mlfab_sim_clock(sim), start + 2 * LATENCY);
+  assert_int_equal(a->progressed, progressed);
+  assert_true(b->progressed > 1);
+  mlfab_io_event event;
+  assert_int_equal(t->poll(a->self, &event), 1);
+  start = mlfab_sim_clock(sim);
+  t->wait(a->self, 3 * MILLI); /* nothing comes: exactly the timeout */
+  assert_int_equal(mlfab_sim_clock(sim), start + 3 * MILLI);
+  t->wake(a->self);
+  t->wait(a->self, SECOND);
+  assert_int_equal(mlfab_sim_clock(sim), start + 3 * MILLI);
+  /* A crash of the host that waits comes when its call is over. */
+  mlfab_sim_at(sim, start + 4 * MILLI, crash_zero, sim);
+  t->wait(a->self, 3 * MILLI);
+  assert_non_null(a);
+  mlfab_sim_run(sim, 0);
+  assert_null(a);
+  context_free(b);
+  mlfab_sim_destroy(&sim);
+}
+
+/* ---- size and memory ---- */
+
+static void test_a_thousand_hosts(void **state) {
+  enum { MANY = 1000 };
+  static void *self[MANY];
+  mlfab_sim_options o = plain();
+  mlfab_sim *sim = NULL;
+  int up = 0, frames = 0;
+  (void)state;
+  o.hosts = MANY;
+  o.rate_bytes_per_s = 1000000000;
+  assert_int_equal(mlfab_sim_create(&o, &sim), 0);
+  const mlfab_transport *t = mlfab_transport_sim();
+  for (uint32_t i = 0; i < MANY; i++) self[i] = endpoint(sim, i);
+  for (uint64_t i = 1; i < MANY; i++) assert_int_equal(t->connect(self[i], "sim:0", i), 0);
+  for (int steps = 0; steps < 100 * MANY && mlfab_sim_step(sim); steps++) {
+    for (int i = 0; i < MANY; i = i ? MANY : 1) { /* the server polls at every step */
+      mlfab_io_event event;
+      while (t->poll(self[0], &event)) {
+        frames += event.kind == MLFAB_IO_FRAME;
+        t->release(self[0], &event);
+      }
+    }
+    if (steps % 50) continue;
+    for (int i = 1; i < MANY; i++) {
+      mlfab_io_event event;
+      uint8_t head[HEAD] = {0};
+      while (t->poll(self[i], &event)) {
+        up += event.kind == MLFAB_IO_UP;
+        if (event.kind == MLFAB_IO_UP)
+          for (int k = 0; k < 10; k++)
+            assert_int_equal(t->send(self[i], event.link, head, HEAD, NULL, 100000, 0), 0);
+      }
+    }
+  }
+  assert_int_equal(up, MANY - 1);
+  assert_int_equal(frames, 10 * (MANY - 1));
+  for (int i = 0; i < MANY; i++) t->close(self[i]);
+  mlfab_sim_destroy(&sim);
+}
+
+/* Counts down to a refusal. */
+typedef struct budget {
+  int left;
+  size_t bytes;
+} budget;
+static void *budget_allocate(void *user, size_t bytes) {
+  budget *b = user;
+  if (b->left-- <= 0) return NULL;
+  b->bytes += bytes;
+  return malloc(bytes);
+}
+static void budget_release(void *user, void *memory, size_t bytes) {
+  budget *b = user;
+  b->bytes -= bytes;
+  free(memory);
+}
+
+/* Whatever allocation fails: no crash, no leak, and every frame accepted arrives or its link breaks. */
+static void test_out_of_memory_at_every_step(void **state) {
+  (void)state;
+  for (int limit = 0; limit < 60; limit++) {
+    budget b = {limit, 0};
+    mlfab_env env = {0};
+    mlfab_sim_options o = plain();
+    env.size = sizeof env;
+    env.user = &b;
+    env.allocate = budget_allocate;
+    env.release = budget_release;
+    o.env = &env;
+    rig *r = calloc(1, sizeof *r);
+    r->t = mlfab_transport_sim();
+    if (mlfab_sim_create(&o, &r->sim) == 0) {
+      mlfab_error error;
+      char address[256];
+      mlfab_transport_options options = {0};
+      int accepted = 0;
+      options.size = sizeof options;
+      options.listen = "";
+      options.error = &error;
+      for (uint32_t i = 0; i < 2; i++) {
+        options.user = mlfab_sim_host(r->sim, i);
+        if (r->t->open(&options, &r->self[i], address)) r->self[i] = NULL;
+      }
+      if (r->self[0] && r->t->connect(r->self[0], "sim:1", 1) == 0) {
+        rig_run(r, 10 * MILLI);
+        const told *up = seen(r, 0, MLFAB_IO_UP, 0);
+        assert_true(up || seen(r, 0, MLFAB_IO_DOWN, 0));
+        uint8_t head[HEAD] = {0}, bulk[5000] = {0};
+        for (uint64_t i = 0; up && i < 8; i++)
+          accepted += !r->t->send(r->self[0], up->event.link, head, HEAD, bulk,
+                                  (uint32_t)(500 * (i + 1)), i % 3);
+        rig_run(r, SECOND);
+        if (up && times(r, 1, MLFAB_IO_FRAME) < accepted) {
+          assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->event.code, MLFAB_ERR_MEMORY);
+          assert_non_null(seen(r, 1, MLFAB_IO_DOWN, 0));
+        }
+      }
+      for (int i = 0; i < 2; i++)
+        if (r->self[i]) r->t->close(r->self[i]);
+      mlfab_sim_destroy(&r->sim);
+    }
+    assert_int_equal(b.bytes, 0);
+    free(r);
+  }
+}
+
+static void test_bad_options(void **state) {
+  mlfab_sim *sim = NULL;
+  mlfab_sim_options o = plain();
+  (void)state;
+  assert_int_equal(mlfab_sim_create(NULL, &sim), MLFAB_ERR_ARGUMENT);
+  o.hosts = 0;
+  assert_int_equal(mlfab_sim_create(&o, &sim), MLFAB_ERR_ARGUMENT);
+  o = plain();
+  o.loss = 1.5;
+  assert_int_equal(mlfab_sim_create(&o, &sim), MLFAB_ERR_ARGUMENT);
+  o = plain();
+  o.size = offsetof(mlfab_sim_options, loss); /* an older caller: what follows is not read */
+  o.loss = 7;
+  assert_int_equal(mlfab_sim_create(&o, &sim), 0);
+  assert_null(mlfab_sim_host(sim, HOSTS));
+  assert_int_equal(mlfab_sim_at(sim, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_step(sim), 0);
+  mlfab_sim_destroy(&sim);
+  mlfab_sim_destroy(&sim);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_rate_and_latency_are_exact),
+      cmocka_unit_test(test_order_and_bytes),
+      cmocka_unit_test(test_bulk_is_borrowed_until_sent),
+      cmocka_unit_test(test_two_senders_share_the_receiver),
+      cmocka_unit_test(test_small_frames_do_not_wait_for_other_links),
+      cmocka_unit_test(test_rate_changes_in_the_middle),
+      cmocka_unit_test(test_again_and_writable),
+      cmocka_unit_test(test_connect_refused_and_nonsense),
+      cmocka_unit_test(test_second_connect_replaces_the_first),
+      cmocka_unit_test(test_disconnect_sends_what_was_accepted),
+      cmocka_unit_test(test_a_host_talks_to_itself),
+      cmocka_unit_test(test_loss_breaks_the_connection),
+      cmocka_unit_test(test_duplicate_delivers_and_breaks),
+      cmocka_unit_test(test_reorder_lets_other_links_overtake),
+      cmocka_unit_test(test_partition_stalls_and_heals),
+      cmocka_unit_test(test_partition_while_connecting),
+      cmocka_unit_test(test_pause_keeps_what_comes),
+      cmocka_unit_test(test_crash_and_restart),
+      cmocka_unit_test(test_same_seed_same_hash),
+      cmocka_unit_test(test_contexts_are_driven),
+      cmocka_unit_test(test_wait_runs_the_others),
+      cmocka_unit_test(test_a_thousand_hosts),
+      cmocka_unit_test(test_out_of_memory_at_every_step),
+      cmocka_unit_test(test_bad_options),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
