@@ -1,0 +1,156 @@
+/* test_conform.c - the built-in transports, each against the suite of conform.h.
+ *
+ * CONFORM_ONLY=name in the environment runs one of them. */
+#include "conform.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/un.h>
+
+/* 0 where a transport is not linked. */
+#ifndef CONFORM_TCP
+#define CONFORM_TCP 1
+#endif
+#ifndef CONFORM_SHM
+#define CONFORM_SHM 1
+#endif
+#ifndef CONFORM_SIM
+#define CONFORM_SIM 1
+#endif
+
+/* --- tcp -------------------------------------------------------------------------------------- */
+
+#if CONFORM_TCP
+
+static void tcp6_listen(conform_world *world, int i, char *address) {
+  (void)world, (void)i;
+  snprintf(address, 256, "tcp:[::1]:0");
+}
+
+static void unix_listen(conform_world *world, int i, char *address) {
+  (void)world;
+  snprintf(address, 256, "unix:/tmp/mlfab-conform-%ld-%d.sock", (long)getpid(), i);
+}
+
+static void abstract_listen(conform_world *world, int i, char *address) {
+  (void)world;
+  snprintf(address, 256, "unix:@mlfab-conform-%ld-%d", (long)getpid(), i);
+}
+
+static int socket_stranger(const char *address) {
+  struct sockaddr_in v4 = {.sin_family = AF_INET};
+  struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+  struct sockaddr_un local = {.sun_family = AF_UNIX};
+  const struct sockaddr *to = (const struct sockaddr *)(const void *)&local;
+  socklen_t bytes = sizeof local;
+  const char *port = strrchr(address, ':') + 1;
+  if (!strncmp(address, "unix:", 5)) {
+    size_t n = strlen(address + 5);
+    assert_true(n < sizeof local.sun_path);
+    memcpy(local.sun_path, address + 5, n + 1);
+    bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    if (local.sun_path[0] == '@') local.sun_path[0] = 0;
+  } else if (!strncmp(address, "tcp:[::1]:", 10)) {
+    v6.sin6_port = htons((uint16_t)strtoul(port, NULL, 10));
+    to = (const struct sockaddr *)(const void *)&v6;
+    bytes = sizeof v6;
+  } else {
+    v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    v4.sin_port = htons((uint16_t)strtoul(port, NULL, 10));
+    to = (const struct sockaddr *)(const void *)&v4;
+    bytes = sizeof v4;
+  }
+  int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0 && connect(fd, to, bytes)) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+static int have_ipv6(void) {
+  struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+  int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int bound = fd >= 0 && !bind(fd, (const struct sockaddr *)(const void *)&v6, sizeof v6);
+  if (fd >= 0) close(fd);
+  return bound;
+}
+
+#endif
+
+/* --- shm -------------------------------------------------------------------------------------- */
+
+#if CONFORM_SHM
+static void shm_listen(conform_world *world, int i, char *address) {
+  (void)world;
+  snprintf(address, 256, "shm:conform-%ld-%d", (long)getpid(), i);
+}
+#endif
+
+/* --- sim -------------------------------------------------------------------------------------- */
+
+#if CONFORM_SIM
+static void sim_begin(conform_world *world) {
+  mlfab_sim_options options = {.size = sizeof options, .hosts = CONFORM_ENDS, .seed = 7};
+  mlfab_sim *sim = NULL;
+  assert_int_equal(mlfab_sim_create(&options, &sim), 0);
+  world->user = sim;
+}
+
+static void sim_finish(conform_world *world) {
+  mlfab_sim *sim = world->user;
+  mlfab_sim_destroy(&sim);
+}
+
+static void *sim_host(conform_world *world, int i) {
+  return mlfab_sim_host(world->user, (uint32_t)i);
+}
+
+static void sim_step(conform_world *world) { mlfab_sim_run(world->user, 100000); }
+#endif
+
+int main(void) {
+  conform_transport list[6];
+  size_t n = 0;
+  memset(list, 0, sizeof list);
+#if CONFORM_TCP
+  const mlfab_transport *tcp = mlfab_transport_tcp();
+  list[n++] = (conform_transport){.name = "tcp",
+                                  .table = tcp,
+                                  .missing = "not compiled in",
+                                  .flags = CONFORM_SOCKETS,
+                                  .stranger = socket_stranger};
+  list[n] = list[0];
+  list[n].name = "tcp6";
+  list[n].missing = "no IPv6 here";
+  list[n].table = have_ipv6() ? tcp : NULL;
+  list[n++].listen = tcp6_listen;
+  list[n] = list[0];
+  list[n].name = "unix";
+  list[n++].listen = unix_listen;
+#if defined(__linux__)
+  list[n] = list[0];
+  list[n].name = "unix-abstract";
+  list[n++].listen = abstract_listen;
+#endif
+#endif
+#if CONFORM_SHM
+  list[n++] = (conform_transport){.name = "shm",
+                                  .table = mlfab_transport_shm(),
+                                  .missing = "not compiled in",
+                                  .listen = shm_listen};
+#endif
+#if CONFORM_SIM
+  list[n++] = (conform_transport){.name = "sim",
+                                  .table = mlfab_transport_sim(),
+                                  .missing = "not compiled in",
+                                  .begin = sim_begin,
+                                  .finish = sim_finish,
+                                  .host = sim_host,
+                                  .step = sim_step};
+#endif
+  const char *only = getenv("CONFORM_ONLY");
+  for (size_t i = 0; only && i < n; i++)
+    if (!strcmp(list[i].name, only)) return conform_run(&list[i], 1);
+  return conform_run(list, n);
+}

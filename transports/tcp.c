@@ -1,0 +1,1562 @@
+/* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
+ *
+ * For: carrying whole frames, in order, between processes of one or many hosts. Does not: encrypt,
+ * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock,
+ * or keep anything that is not in its tcp_self.
+ *
+ * A link is in one of these states; its socket is open in the first four only:
+ *
+ *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
+ *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED
+ *   OPEN        carries frames; told_up says whether UP was reported       -> BROKEN, LINGER
+ *   LINGER      disconnected by us: writes what it owns, discards input    -> freed, in silence
+ *   FAILED      to be reported as DOWN of link 0          -> freed
+ *   REFUSED     to be reported as REFUSED                 -> freed
+ *   BROKEN      to be reported as DOWN                    -> freed
+ *
+ * Invariants. A link that has anything to report, or input that was not looked at, is in the list
+ * `ready`, which poll serves round robin, one event a turn. Output of a link is a queue of pieces:
+ * copied ones refer to a counted buffer, borrowed ones to the caller's memory; a socket is watched
+ * for room only while its last write found none. Input first goes to a stage, a buffer that the
+ * link holds only while bytes are in it; as soon as a header is there the frame gets a buffer of its
+ * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
+ * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
+ * none. `pending` is all that wait shares with the other functions.
+ *
+ * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
+ * NCCL_SOCKET_IFNAME. */
+#include "../core/base.h"
+#include "../core/env.h"
+
+#ifndef MLFAB_WITH_TCP
+#define MLFAB_WITH_TCP 1
+#endif
+
+#if MLFAB_WITH_TCP
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* 0 builds the variant for other systems on Linux too, for its tests. */
+#ifndef MLFAB_TCP_EPOLL
+#if defined(__linux__)
+#define MLFAB_TCP_EPOLL 1
+#else
+#define MLFAB_TCP_EPOLL 0
+#endif
+#endif
+
+#if MLFAB_TCP_EPOLL
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#else
+#include <poll.h>
+#endif
+
+#ifdef MSG_NOSIGNAL
+#define TCP_SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
+#else
+#define TCP_SEND_FLAGS MSG_DONTWAIT
+#endif
+#ifdef SOCK_CLOEXEC
+#define TCP_SOCK_FLAGS (SOCK_CLOEXEC | SOCK_NONBLOCK)
+#else
+#define TCP_SOCK_FLAGS 0
+#endif
+
+enum {
+  TCP_SIZE_CLASSES = 5,
+  TCP_BLOCK_CLASS = 2,            /* of stages and of blocks of copied output */
+  TCP_BLOCK_BYTES = 68 << 10,     /* holds the largest head */
+  TCP_POOL_BYTES = 64 << 20,      /* free buffers beyond it go back to the allocator */
+  TCP_PIECES = 64,                /* of a link's output */
+  TCP_SENT_TOKENS = 128,          /* twice the pieces: see tcp_send */
+  TCP_COPY_BYTES = 8 << 10,       /* a bulk up to this is copied: cheaper than a piece */
+  TCP_OUT_BYTES = 256 << 10,      /* copied output of a link */
+  TCP_GATHER_PIECES = 32,         /* send writes by itself beyond these, or TCP_OUT_BYTES */
+  TCP_GULP_BYTES = 4 << 10,       /* read past the end of a large frame; copied twice, so little */
+  TCP_LARGE_BYTES = 16 << 10,     /* a frame with this bulk is large */
+  TCP_WAITING_ROOM = 64,          /* strangers, and lingering links, at most */
+  TCP_ACCEPTS = 16,               /* a look */
+  TCP_TURNS = 8,                  /* events between two looks at the sockets */
+  TCP_SLOT_BITS = 14,             /* of a link's id; the rest counts the slot's generations */
+  TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
+  TCP_CANDIDATES = 8,             /* addresses of one host name */
+  TCP_USER_TIMEOUT_MS = 2500,
+  TCP_WATCH_IN = 1,
+  TCP_WATCH_OUT = 2
+};
+
+enum tcp_state {
+  TCP_LINK_CONNECTING = 1,
+  TCP_LINK_STRANGER,
+  TCP_LINK_OPEN,
+  TCP_LINK_LINGER,
+  TCP_LINK_FAILED,
+  TCP_LINK_REFUSED,
+  TCP_LINK_BROKEN
+};
+
+/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the
+ * largest frame. Each bulk begins at a multiple of 64 behind its head. */
+static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
+    1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
+    MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
+
+/* Its payload follows 64 bytes behind its address. */
+typedef struct tcp_buffer {
+  struct tcp_buffer *next, *prev; /* all of them */
+  struct tcp_buffer *next_free;
+  uint32_t size_class, refs;
+  size_t used; /* of a block of output */
+} tcp_buffer;
+
+#define TCP_BUFFER_HEADER 64u
+#define TCP_ROUND64(n) (((size_t)(n) + 63) & ~(size_t)63)
+
+typedef struct tcp_node {
+  struct tcp_node *next, *prev; /* NULL: in no list */
+} tcp_node;
+
+typedef struct tcp_piece {
+  const uint8_t *data;
+  size_t bytes;
+  uint64_t token;    /* of a borrowed piece */
+  tcp_buffer *owner; /* NULL: borrowed */
+} tcp_piece;
+
+typedef struct tcp_endpoint {
+  socklen_t bytes;
+  union {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    struct sockaddr_un local;
+    struct sockaddr_storage storage;
+  } at;
+} tcp_endpoint;
+
+/* What an address text stands for, in the order in which to try. */
+typedef struct tcp_dial {
+  uint32_t count, next;
+  tcp_endpoint to[TCP_CANDIDATES];
+} tcp_dial;
+
+typedef struct tcp_link {
+  int fd;
+  uint32_t id, interest;
+  uint8_t state, told_up, readable;
+  uint8_t whole;         /* `frame` is complete and verified */
+  uint8_t refused;       /* a send was, so WRITABLE is owed */
+  uint8_t large;         /* counts down from the last large frame */
+  int32_t write_failed;  /* errno: nothing can be sent any more */
+  uint64_t token;        /* of connect */
+  tcp_node ready, dirty; /* dirty: has output that was not tried to write */
+  tcp_node group;        /* strangers or lingering */
+
+  tcp_buffer *stage;
+  size_t stage_at, stage_end;
+  tcp_buffer *frame;
+  uint32_t head_bytes, bulk_bytes;
+  size_t got; /* of head and bulk */
+
+  tcp_piece pieces[TCP_PIECES]; /* a ring */
+  uint32_t piece_at, piece_count;
+  size_t copied;     /* bytes in pieces that have an owner */
+  tcp_buffer *block; /* where the next copy goes */
+  uint64_t sent[TCP_SENT_TOKENS];
+  uint32_t sent_at, sent_count;
+
+  tcp_dial *dial; /* while connecting */
+  int32_t code;
+  char name[120]; /* the peer's address */
+  char why[160];
+} tcp_link;
+
+typedef struct tcp_slot {
+  tcp_link *link;
+  uint32_t generation;
+} tcp_slot;
+
+typedef struct tcp_self {
+  mlfab__env env;
+  uint32_t allow_insecure;
+  int poller, wake_read, wake_write, listener;
+  uint32_t listener_paused; /* out of descriptors: until a link goes */
+  atomic_uint pending;      /* `ready` is not empty */
+  tcp_slot *slots;
+  uint32_t slot_count, slot_next, links;
+#if !MLFAB_TCP_EPOLL
+  struct pollfd *polled; /* one a slot */
+#endif
+  tcp_node ready, dirty, strangers, lingering;
+  uint32_t stranger_count, lingering_count;
+  uint32_t turns; /* events since the last look */
+  tcp_link *hot;  /* brought the last frame: asked before all others are looked at */
+  tcp_buffer buffers;
+  tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
+  size_t free_bytes;
+  dev_t path_device; /* of the Unix socket's file, so that close removes no other */
+  ino_t path_inode;
+  char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
+  char address[256];
+  char text[300]; /* of the last event */
+} tcp_self;
+
+/* --- lists ------------------------------------------------------------------------------------ */
+
+#define TCP_LINK_OF(node, member) ((tcp_link *)(void *)((char *)(node)-offsetof(tcp_link, member)))
+
+static void tcp_list_init(tcp_node *list) { list->next = list->prev = list; }
+
+static void tcp_list_add(tcp_node *list, tcp_node *node) {
+  if (node->next) return;
+  node->prev = list->prev;
+  node->next = list;
+  list->prev->next = node;
+  list->prev = node;
+}
+
+static void tcp_list_remove(tcp_node *node) {
+  if (!node->next) return;
+  node->prev->next = node->next;
+  node->next->prev = node->prev;
+  node->next = node->prev = NULL;
+}
+
+static void tcp_ready(tcp_self *self, tcp_link *link) {
+  tcp_list_add(&self->ready, &link->ready);
+  atomic_store_explicit(&self->pending, 1, memory_order_relaxed);
+}
+
+static void tcp_unready(tcp_self *self, tcp_link *link) {
+  tcp_list_remove(&link->ready);
+  if (self->ready.next == &self->ready)
+    atomic_store_explicit(&self->pending, 0, memory_order_relaxed);
+}
+
+/* --- buffers ---------------------------------------------------------------------------------- */
+
+static uint8_t *tcp_payload(tcp_buffer *buffer) { return (uint8_t *)buffer + TCP_BUFFER_HEADER; }
+
+/* With one reference, or NULL. */
+static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
+  uint32_t k = 0;
+  while (tcp_class_bytes[k] < bytes) k++;
+  tcp_buffer *buffer = self->free_buffers[k];
+  if (buffer) {
+    self->free_buffers[k] = buffer->next_free;
+    self->free_bytes -= tcp_class_bytes[k];
+  } else {
+    buffer = mlfab__alloc_aligned(&self->env, TCP_BUFFER_HEADER + tcp_class_bytes[k]);
+    if (!buffer) return NULL;
+    buffer->size_class = k;
+    buffer->next = self->buffers.next;
+    buffer->prev = &self->buffers;
+    buffer->next->prev = buffer->prev->next = buffer;
+  }
+  buffer->refs = 1;
+  buffer->used = 0;
+  return buffer;
+}
+
+static void tcp_buffer_free(tcp_self *self, tcp_buffer *buffer) {
+  buffer->prev->next = buffer->next;
+  buffer->next->prev = buffer->prev;
+  mlfab__free_aligned(&self->env, buffer, TCP_BUFFER_HEADER + tcp_class_bytes[buffer->size_class]);
+}
+
+/* Drops a reference and forgets it. NULL does nothing. */
+static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
+  tcp_buffer *buffer = *buffer_p;
+  *buffer_p = NULL;
+  if (!buffer || --buffer->refs) return;
+  size_t bytes = tcp_class_bytes[buffer->size_class];
+  if (self->free_bytes + bytes > TCP_POOL_BYTES) {
+    tcp_buffer_free(self, buffer);
+    return;
+  }
+  self->free_bytes += bytes;
+  buffer->next_free = self->free_buffers[buffer->size_class];
+  self->free_buffers[buffer->size_class] = buffer;
+}
+
+/* --- watching sockets ------------------------------------------------------------------------- */
+
+/* Linux has all sockets in an epoll set, level triggered, so that wait and poll may look at it from
+ * two threads. Elsewhere poll() is given one entry a slot, and wait, which must not touch those,
+ * sleeps on the wake pipe for a millisecond at most. Returns 0, or -1 with errno. */
+static int tcp_poller_set(tcp_self *self, uint32_t slot, int fd, uint32_t before,
+                          uint32_t interest) {
+  if (before == interest) return 0;
+#if MLFAB_TCP_EPOLL
+  struct epoll_event event = {0};
+  if (interest & TCP_WATCH_IN) event.events |= EPOLLIN;
+  if (interest & TCP_WATCH_OUT) event.events |= EPOLLOUT;
+  event.data.u32 = slot;
+  return epoll_ctl(self->poller,
+                   !interest ? EPOLL_CTL_DEL
+                   : before  ? EPOLL_CTL_MOD
+                             : EPOLL_CTL_ADD,
+                   fd, &event);
+#else
+  self->polled[slot].fd = interest ? fd : -1;
+  self->polled[slot].events =
+      (short)((interest & TCP_WATCH_IN ? POLLIN : 0) | (interest & TCP_WATCH_OUT ? POLLOUT : 0));
+  return 0;
+#endif
+}
+
+static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
+  int status = tcp_poller_set(self, link->id % TCP_SLOTS, link->fd, link->interest, interest);
+  if (!status) link->interest = interest;
+  return status;
+}
+
+static int tcp_poller_open(tcp_self *self) {
+#if MLFAB_TCP_EPOLL
+  self->poller = epoll_create1(EPOLL_CLOEXEC);
+  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (self->poller < 0 || self->wake_read < 0) return -1;
+  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
+#else
+  int ends[2];
+  if (pipe(ends)) return -1;
+  self->wake_read = ends[0];
+  self->wake_write = ends[1];
+  for (int i = 0; i < 2; i++)
+    if (fcntl(ends[i], F_SETFL, O_NONBLOCK) || fcntl(ends[i], F_SETFD, FD_CLOEXEC)) return -1;
+  return 0;
+#endif
+}
+
+/* --- links ------------------------------------------------------------------------------------ */
+
+static tcp_link *tcp_find(tcp_self *self, uint32_t id) {
+  uint32_t slot = id % TCP_SLOTS;
+  tcp_link *link = slot < self->slot_count ? self->slots[slot].link : NULL;
+  return link && link->id == id ? link : NULL;
+}
+
+/* Slots are taken in turn and at most half of them, so that an id comes again late. */
+static int tcp_slots_grow(tcp_self *self) {
+  if (self->slots && (self->links + 1) * 2 < self->slot_count) return 0;
+  if (self->slot_count == TCP_SLOTS) return self->links + 1 < TCP_SLOTS ? 0 : MLFAB_ERR_LIMIT;
+  uint32_t count = self->slot_count ? self->slot_count * 2 : 64;
+  tcp_slot *slots = mlfab__alloc_array(&self->env, count, sizeof *slots);
+  if (!slots) return MLFAB_ERR_MEMORY;
+#if !MLFAB_TCP_EPOLL
+  struct pollfd *polled = mlfab__alloc_array(&self->env, count, sizeof *polled);
+  if (!polled) {
+    mlfab__free(&self->env, slots, count * sizeof *slots);
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t i = 0; i < count; i++) polled[i].fd = -1;
+  if (self->slots) memcpy(polled, self->polled, self->slot_count * sizeof *polled);
+  mlfab__free(&self->env, self->polled, self->slot_count * sizeof *polled);
+  self->polled = polled;
+#endif
+  if (self->slots) memcpy(slots, self->slots, self->slot_count * sizeof *slots);
+  mlfab__free(&self->env, self->slots, self->slot_count * sizeof *slots);
+  self->slots = slots;
+  self->slot_count = count;
+  return 0;
+}
+
+/* Errors: MEMORY, LIMIT. */
+static int tcp_link_new(tcp_self *self, int state, tcp_link **link_p) {
+  int status = tcp_slots_grow(self);
+  if (status) return status;
+  tcp_link *link = mlfab__alloc(&self->env, sizeof *link);
+  if (!link) return MLFAB_ERR_MEMORY;
+  uint32_t slot = self->slot_next;
+  do slot = slot + 1 < self->slot_count ? slot + 1 : 1;
+  while (self->slots[slot].link);
+  self->slot_next = slot;
+  tcp_slot *place = &self->slots[slot];
+  place->generation = place->generation % ((1u << (24 - TCP_SLOT_BITS)) - 1) + 1;
+  place->link = link;
+  self->links++;
+  link->id = place->generation << TCP_SLOT_BITS | slot;
+  link->fd = -1;
+  link->state = (uint8_t)state;
+  *link_p = link;
+  return 0;
+}
+
+static void tcp_pieces_drop(tcp_self *self, tcp_link *link) {
+  for (; link->piece_count; link->piece_count--) {
+    tcp_buffer_put(self, &link->pieces[link->piece_at].owner);
+    link->piece_at = (link->piece_at + 1) % TCP_PIECES;
+  }
+  link->copied = 0;
+  tcp_buffer_put(self, &link->block);
+}
+
+static void tcp_input_drop(tcp_self *self, tcp_link *link) {
+  tcp_buffer_put(self, &link->stage);
+  tcp_buffer_put(self, &link->frame);
+  link->stage_at = link->stage_end = link->got = 0;
+  link->whole = 0;
+}
+
+static void tcp_group_leave(tcp_self *self, tcp_link *link) {
+  if (link->group.next && link->state == TCP_LINK_STRANGER) self->stranger_count--;
+  if (link->group.next && link->state == TCP_LINK_LINGER) self->lingering_count--;
+  tcp_list_remove(&link->group);
+}
+
+/* Closes the socket and gives everything back, while the link itself may still have its end to tell.
+ * Input that nobody read would turn the close into a reset, which destroys what the peer has not
+ * received yet: some of it is read away. */
+static void tcp_link_close(tcp_self *self, tcp_link *link) {
+  if (link->fd >= 0) {
+    char discarded[4096];
+    (void)tcp_watch(self, link, 0);
+    (void)shutdown(link->fd, SHUT_WR);
+    for (int i = 0; i < 64 && recv(link->fd, discarded, sizeof discarded, MSG_DONTWAIT) > 0; i++)
+      continue;
+    (void)close(link->fd);
+    link->fd = -1;
+    if (self->listener_paused && !tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN))
+      self->listener_paused = 0;
+  }
+  tcp_input_drop(self, link);
+  tcp_pieces_drop(self, link);
+  tcp_group_leave(self, link);
+  tcp_list_remove(&link->dirty);
+  mlfab__free(&self->env, link->dial, sizeof *link->dial);
+  link->dial = NULL;
+  if (self->hot == link) self->hot = NULL;
+}
+
+static void tcp_link_free(tcp_self *self, tcp_link *link) {
+  tcp_link_close(self, link);
+  tcp_unready(self, link);
+  self->slots[link->id % TCP_SLOTS].link = NULL;
+  self->links--;
+  mlfab__free(&self->env, link, sizeof *link);
+}
+
+/* Ends a link from this side; what is to be said about it stays until poll has said it. */
+static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
+  int state = link->state;
+  tcp_link_close(self, link);
+  if (state == TCP_LINK_LINGER) {
+    tcp_link_free(self, link);
+    return;
+  }
+  link->state = state == TCP_LINK_CONNECTING ? TCP_LINK_FAILED
+                : state == TCP_LINK_STRANGER ? TCP_LINK_REFUSED
+                                             : TCP_LINK_BROKEN;
+  link->code = code;
+  snprintf(link->why, sizeof link->why, "%s", why);
+  tcp_ready(self, link);
+}
+
+static int tcp_code_of(int number) {
+  switch (number) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ECONNABORTED:
+    case EPIPE:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENOENT:
+      return MLFAB_ERR_PEER_CLOSED;
+    case EADDRINUSE:
+      return MLFAB_ERR_ADDRESS_IN_USE;
+    case EADDRNOTAVAIL:
+    case EAFNOSUPPORT:
+      return MLFAB_ERR_ADDRESS;
+    case ENOMEM:
+    case ENOBUFS:
+      return MLFAB_ERR_MEMORY;
+    default:
+      return MLFAB_ERR_IO;
+  }
+}
+
+static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
+  tcp_link_end(self, link, tcp_code_of(number), strerror(number));
+}
+
+/* --- addresses -------------------------------------------------------------------------------- */
+
+static int tcp_is_loopback(const tcp_endpoint *end) {
+  if (end->at.any.sa_family == AF_UNIX) return 1;
+  if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
+  const struct in6_addr *v6 = &end->at.v6.sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+static int tcp_is_wildcard(const tcp_endpoint *end) {
+  if (end->at.any.sa_family == AF_INET) return end->at.v4.sin_addr.s_addr == htonl(INADDR_ANY);
+  return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
+}
+
+static void tcp_format(const tcp_endpoint *end, char *text, size_t room) {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (end->at.any.sa_family == AF_INET) {
+    inet_ntop(AF_INET, &end->at.v4.sin_addr, host, sizeof host);
+    snprintf(text, room, "tcp:%s:%u", host, (unsigned)ntohs(end->at.v4.sin_port));
+  } else if (end->at.any.sa_family == AF_INET6) {
+    inet_ntop(AF_INET6, &end->at.v6.sin6_addr, host, sizeof host);
+    snprintf(text, room, "tcp:[%s]:%u", host, (unsigned)ntohs(end->at.v6.sin6_port));
+  } else {
+    snprintf(text, room, "unix:");
+  }
+}
+
+static int tcp_parse_unix(const char *path, tcp_endpoint *end) {
+  struct sockaddr_un *local = &end->at.local;
+  size_t bytes = strlen(path), offset = offsetof(struct sockaddr_un, sun_path);
+  memset(end, 0, sizeof *end);
+  local->sun_family = AF_UNIX;
+  if (bytes < 2 || bytes >= sizeof local->sun_path || (path[0] != '/' && path[0] != '@') ||
+      strchr(path, ' '))
+    return MLFAB_ERR_ADDRESS;
+  memcpy(local->sun_path, path, bytes);
+  end->bytes = (socklen_t)(offset + bytes + 1);
+  if (path[0] == '@') {
+#if defined(__linux__)
+    local->sun_path[0] = 0;
+    end->bytes = (socklen_t)(offset + bytes);
+#else
+    return MLFAB_ERR_ADDRESS;
+#endif
+  }
+  return 0;
+}
+
+/* "host:port" or "[host]:port"; host has 256 bytes, port 6. */
+static int tcp_parse_host(const char *text, char *host, char *port) {
+  const char *begin = text, *end = strrchr(text, ':');
+  if (!end) return MLFAB_ERR_ADDRESS;
+  const char *digits = end + 1;
+  if (*text == '[') {
+    begin++;
+    if (end == text || *--end != ']') return MLFAB_ERR_ADDRESS;
+  } else if (memchr(text, ':', (size_t)(end - text))) {
+    return MLFAB_ERR_ADDRESS; /* IPv6 without brackets could mean two things */
+  }
+  size_t bytes = end > begin ? (size_t)(end - begin) : 0, n = strlen(digits);
+  if (!bytes || bytes > 255 || memchr(begin, ' ', bytes) || !n || n > 5 ||
+      strspn(digits, "0123456789") != n || strtoul(digits, NULL, 10) > 65535)
+    return MLFAB_ERR_ADDRESS;
+  memcpy(host, begin, bytes);
+  host[bytes] = 0;
+  memcpy(port, digits, n + 1);
+  return 0;
+}
+
+/* An address without its "tcp:", "unix:" or neither; NULL when it is another transport's. */
+static const char *tcp_strip(const char *address, int *is_unix_p) {
+  *is_unix_p = 0;
+  if (!strncmp(address, "tcp:", 4)) return address + 4;
+  if (!strncmp(address, "unix:", 5)) return *is_unix_p = 1, address + 5;
+  if (!strncmp(address, "shm:", 4) || !strncmp(address, "sim:", 4) || !strncmp(address, "mpi:", 4))
+    return NULL;
+  return address;
+}
+
+/* Numeric addresses never wait for a name server. Errors: ADDRESS, MEMORY; why is set. */
+static int tcp_resolve(const char *address, tcp_dial *dial, const char **why_p) {
+  char host[256], port[6];
+  int is_unix;
+  const char *rest = tcp_strip(address, &is_unix);
+  dial->count = dial->next = 0;
+  *why_p = "does not parse";
+  if (!rest) return MLFAB_ERR_ADDRESS;
+  if (is_unix) {
+    dial->count = 1;
+    return tcp_parse_unix(rest, &dial->to[0]);
+  }
+  if (tcp_parse_host(rest, host, port)) return MLFAB_ERR_ADDRESS;
+  struct addrinfo hints = {0}, *list = NULL;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  int status = getaddrinfo(host, port, &hints, &list);
+  if (status == EAI_NONAME) {
+    hints.ai_flags = AI_NUMERICSERV;
+    status = getaddrinfo(host, port, &hints, &list);
+  }
+  if (status) {
+    *why_p = gai_strerror(status);
+    return status == EAI_MEMORY ? MLFAB_ERR_MEMORY : MLFAB_ERR_ADDRESS;
+  }
+  for (struct addrinfo *a = list; a && dial->count < TCP_CANDIDATES; a = a->ai_next) {
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+    tcp_endpoint *end = &dial->to[dial->count++];
+    memset(end, 0, sizeof *end);
+    memcpy(&end->at, a->ai_addr, a->ai_addrlen);
+    end->bytes = a->ai_addrlen;
+  }
+  freeaddrinfo(list);
+  *why_p = "has no address";
+  return dial->count ? 0 : MLFAB_ERR_ADDRESS;
+}
+
+/* NCCL's syntax: "eth,ib" by prefix, "=eth0,eth1" exactly, "^docker,lo" all but those. */
+static int tcp_ifname_fits(const char *list, const char *name) {
+  int inverted = *list == '^';
+  list += inverted;
+  int exact = *list == '=';
+  list += exact;
+  while (*list) {
+    size_t bytes = strcspn(list, ",");
+    if (bytes && !strncmp(list, name, bytes) && (!exact || !name[bytes])) return !inverted;
+    list += bytes;
+    list += *list == ',';
+  }
+  return inverted;
+}
+
+/* The address under which other hosts find this one: of the first interface that is up and fits;
+ * IPv4 before IPv6 unless `family` says which. 0, or ADDRESS when there is none. */
+static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
+  struct ifaddrs *list = NULL;
+  if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
+  if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
+  const struct ifaddrs *best = NULL;
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    int kind = i->ifa_addr->sa_family;
+    if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
+    if (kind == AF_INET6) {
+      tcp_endpoint v6;
+      memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
+      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* means nothing elsewhere */
+    } else if (kind != AF_INET) {
+      continue;
+    }
+    if (family && kind != family) continue;
+    if (!best || (best->ifa_addr->sa_family == AF_INET6 && kind == AF_INET)) best = i;
+  }
+  if (best) {
+    memset(end, 0, sizeof *end);
+    end->bytes = best->ifa_addr->sa_family == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
+    memcpy(&end->at, best->ifa_addr, end->bytes);
+  }
+  freeifaddrs(list);
+  return best ? 0 : MLFAB_ERR_ADDRESS;
+}
+
+/* --- sockets ---------------------------------------------------------------------------------- */
+
+/* Never blocks, dies with exec, raises no signal. Takes fd; returns it, or -1 with errno. */
+static int tcp_socket_prepare(int fd, int family) {
+  int one = 1;
+  if (fd < 0) return -1;
+#if !defined(SOCK_CLOEXEC)
+  if (fcntl(fd, F_SETFL, O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
+    int number = errno;
+    (void)close(fd);
+    errno = number;
+    return -1;
+  }
+#endif
+#ifdef SO_NOSIGPIPE
+  (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
+#endif
+  if (family == AF_UNIX) return fd;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+#ifdef TCP_USER_TIMEOUT
+  unsigned timeout = TCP_USER_TIMEOUT_MS;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
+#endif
+  return fd;
+}
+
+static int tcp_socket(int family) {
+  return tcp_socket_prepare(socket(family, SOCK_STREAM | TCP_SOCK_FLAGS, 0), family);
+}
+
+/* A socket file whose owner is gone would keep the address taken for ever. 1: it was, and is removed. */
+static int tcp_unlink_stale(const tcp_endpoint *end) {
+  struct stat info;
+  const char *path = end->at.local.sun_path;
+  if (end->at.any.sa_family != AF_UNIX || !path[0] || lstat(path, &info) || !S_ISSOCK(info.st_mode))
+    return 0;
+  int fd = tcp_socket(AF_UNIX);
+  if (fd < 0) return 0;
+  int stale = connect(fd, &end->at.any, end->bytes) && errno == ECONNREFUSED;
+  (void)close(fd);
+  return stale && !unlink(path);
+}
+
+static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
+  int one = 1, family = end->at.any.sa_family;
+  self->listener = tcp_socket(family);
+  if (self->listener < 0) return -1;
+  if (family != AF_UNIX)
+    (void)setsockopt(self->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (bind(self->listener, &end->at.any, end->bytes) &&
+      (errno != EADDRINUSE || !tcp_unlink_stale(end) ||
+       bind(self->listener, &end->at.any, end->bytes)))
+    return -1;
+  if (family == AF_UNIX && end->at.local.sun_path[0]) {
+    struct stat info;
+    snprintf(self->path, sizeof self->path, "%s", end->at.local.sun_path);
+    if (lstat(self->path, &info)) return -1;
+    self->path_device = info.st_dev;
+    self->path_inode = info.st_ino;
+  }
+  if (listen(self->listener, SOMAXCONN)) return -1;
+  return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
+}
+
+/* Writes to self->address where others find the listener. */
+static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
+                        const char *wanted) {
+  tcp_endpoint end, found;
+  memset(&end, 0, sizeof end);
+  end.bytes = sizeof end.at.storage;
+  (void)getsockname(self->listener, &end.at.any, &end.bytes);
+  int family = end.at.any.sa_family;
+  if (family == AF_UNIX) {
+    snprintf(self->address, sizeof self->address, "%s", wanted);
+    return;
+  }
+  if (tcp_is_wildcard(&end)) {
+    uint16_t port = family == AF_INET ? end.at.v4.sin_port : end.at.v6.sin6_port;
+    if (!tcp_interface(options->ifname, family, &found) ||
+        (family == AF_INET6 && !tcp_interface(options->ifname, 0, &found)))
+      end = found;
+    else if (family == AF_INET)
+      end.at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    else
+      end.at.v6.sin6_addr = in6addr_loopback;
+    if (end.at.any.sa_family == AF_INET)
+      end.at.v4.sin_port = port;
+    else
+      end.at.v6.sin6_port = port;
+  }
+  tcp_format(&end, self->address, sizeof self->address);
+}
+
+#define TCP_INSECURE_TEXT                                                                    \
+  "%s is not a loopback address: without a key anybody on the network could take part; set " \
+  "allow_insecure (MLFAB_ALLOW_INSECURE=1) to use it all the same"
+
+static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
+  const char *wanted = options->listen ? options->listen : "", *why;
+  const char *ifname = options->ifname ? options->ifname : "";
+  tcp_endpoint found;
+  if (!*wanted) {
+    wanted = "tcp:127.0.0.1:0";
+    if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
+      wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
+    else if (self->allow_insecure && *ifname)
+      return mlfab__error(options->error, MLFAB_ERR_ADDRESS, MLFAB_NO_RANK, 0, 0,
+                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
+  }
+  tcp_dial dial;
+  int status = tcp_resolve(wanted, &dial, &why);
+  if (status)
+    return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: %s", wanted,
+                        why);
+  if (!self->allow_insecure && !tcp_is_loopback(&dial.to[0]))
+    return mlfab__error(options->error, MLFAB_ERR_INSECURE, MLFAB_NO_RANK, 0, 0, TCP_INSECURE_TEXT,
+                        wanted);
+  if (tcp_bind(self, &dial.to[0])) {
+    int number = errno;
+    return mlfab__error(options->error, tcp_code_of(number), MLFAB_NO_RANK, 0, 0,
+                        "listen at %s: %s", wanted, strerror(number));
+  }
+  tcp_publish(self, options, wanted);
+  return 0;
+}
+
+/* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
+static void tcp_accept(tcp_self *self) {
+  for (int i = 0; i < TCP_ACCEPTS; i++) {
+    tcp_endpoint from;
+    memset(&from, 0, sizeof from);
+    from.bytes = sizeof from.at.storage;
+#if defined(__linux__)
+    int fd = accept4(self->listener, &from.at.any, &from.bytes, TCP_SOCK_FLAGS);
+#else
+    int fd = accept(self->listener, &from.at.any, &from.bytes);
+#endif
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+      /* Watching on would only spin. */
+      if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0)) self->listener_paused = 1;
+      mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+    }
+    if (fd < 0) return;
+    tcp_link *link;
+    fd = tcp_socket_prepare(fd, from.at.any.sa_family);
+    if (fd < 0) continue;
+    if (tcp_link_new(self, TCP_LINK_STRANGER, &link)) {
+      (void)close(fd);
+      continue;
+    }
+    link->fd = fd;
+    if (from.at.any.sa_family == AF_UNIX)
+      snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
+    else
+      tcp_format(&from, link->name, sizeof link->name);
+    if (self->stranger_count == TCP_WAITING_ROOM)
+      tcp_link_end(self, TCP_LINK_OF(self->strangers.next, group), MLFAB_ERR_LIMIT,
+                   "sent no frame and was dropped for a newer connection");
+    tcp_list_add(&self->strangers, &link->group);
+    self->stranger_count++;
+    if (tcp_watch(self, link, TCP_WATCH_IN)) tcp_link_fail(self, link, errno);
+  }
+}
+
+/* --- connecting ------------------------------------------------------------------------------- */
+
+static void tcp_connected(tcp_self *self, tcp_link *link) {
+  mlfab__free(&self->env, link->dial, sizeof *link->dial);
+  link->dial = NULL;
+  link->state = TCP_LINK_OPEN;
+  if (tcp_watch(self, link, TCP_WATCH_IN)) {
+    link->state = TCP_LINK_CONNECTING;
+    tcp_link_fail(self, link, errno);
+    return;
+  }
+  tcp_ready(self, link);
+}
+
+/* Tries the addresses that are left. `number`: why the one before failed. */
+static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
+  if (link->fd >= 0) {
+    (void)tcp_watch(self, link, 0);
+    (void)close(link->fd);
+    link->fd = -1;
+  }
+  while (link->dial->next < link->dial->count) {
+    const tcp_endpoint *to = &link->dial->to[link->dial->next++];
+    link->fd = tcp_socket(to->at.any.sa_family);
+    if (link->fd >= 0 && !connect(link->fd, &to->at.any, to->bytes)) {
+      tcp_connected(self, link);
+      return;
+    }
+    if (link->fd >= 0 && (errno == EINPROGRESS || errno == EINTR) &&
+        !tcp_watch(self, link, TCP_WATCH_OUT))
+      return;
+    number = errno;
+    if (link->fd >= 0) (void)close(link->fd);
+    link->fd = -1;
+  }
+  tcp_link_fail(self, link, number);
+}
+
+/* The answer to a connect is there. Dialling a port of the ephemeral range where nobody listens can
+ * meet itself (simultaneous open), which is nobody. */
+static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
+  int number = 0;
+  socklen_t bytes = sizeof number;
+  tcp_endpoint here, there;
+  memset(&here, 0, sizeof here);
+  memset(&there, 0, sizeof there);
+  here.bytes = there.bytes = sizeof here.at.storage;
+  if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &number, &bytes)) number = errno;
+  if (!number && (getsockname(link->fd, &here.at.any, &here.bytes) ||
+                  getpeername(link->fd, &there.at.any, &there.bytes)))
+    number = errno;
+  if (!number && here.at.any.sa_family != AF_UNIX && !memcmp(&here, &there, sizeof here))
+    number = ECONNREFUSED;
+  if (number)
+    tcp_dial_next(self, link, number);
+  else
+    tcp_connected(self, link);
+}
+
+static int tcp_connect(void *opaque, const char *address, uint64_t token) {
+  tcp_self *self = opaque;
+  const char *why;
+  tcp_link *link = NULL;
+  tcp_dial *dial = mlfab__alloc(&self->env, sizeof *dial);
+  if (!dial) return MLFAB_ERR_MEMORY;
+  int status = tcp_resolve(address, dial, &why);
+  uint32_t safe = 0;
+  for (uint32_t i = 0; !status && i < dial->count; i++)
+    if (self->allow_insecure || tcp_is_loopback(&dial->to[i])) dial->to[safe++] = dial->to[i];
+  dial->count = safe;
+  if (status) {
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "connect to %s: %s", address, why);
+  } else if (!safe) {
+    mlfab__log(&self->env, MLFAB_LOG_ERROR, TCP_INSECURE_TEXT, address);
+    status = MLFAB_ERR_INSECURE;
+  }
+  if (!status) status = tcp_link_new(self, TCP_LINK_CONNECTING, &link);
+  if (status) {
+    mlfab__free(&self->env, dial, sizeof *dial);
+    return status;
+  }
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *old = self->slots[i].link;
+    if (old && old != link && token && old->token == token && !old->told_up &&
+        (old->state == TCP_LINK_CONNECTING || old->state == TCP_LINK_FAILED ||
+         old->state == TCP_LINK_OPEN))
+      tcp_link_free(self, old);
+  }
+  link->dial = dial;
+  link->token = token;
+  snprintf(link->name, sizeof link->name, "%s", address);
+  tcp_dial_next(self, link, 0);
+  return 0;
+}
+
+static int tcp_reach(void *opaque, const char *address) {
+  (void)opaque;
+  char host[256], port[6];
+  tcp_endpoint end;
+  int is_unix;
+  const char *rest = tcp_strip(address, &is_unix);
+  if (!rest) return 0;
+  if (is_unix) return !tcp_parse_unix(rest, &end);
+  return !tcp_parse_host(rest, host, port) && strtoul(port, NULL, 10) > 0;
+}
+
+/* --- output ----------------------------------------------------------------------------------- */
+
+static int tcp_out_low(const tcp_link *link) {
+  return link->piece_count < TCP_PIECES / 2 && link->copied < TCP_OUT_BYTES / 2 &&
+         link->sent_count < TCP_PIECES / 2;
+}
+
+static void tcp_piece_add(tcp_link *link, const void *data, size_t bytes, uint64_t token,
+                          tcp_buffer *owner) {
+  tcp_piece *last =
+      &link->pieces[(link->piece_at + link->piece_count + TCP_PIECES - 1) % TCP_PIECES];
+  if (owner) link->copied += bytes;
+  if (link->piece_count && owner && last->owner == owner && last->data + last->bytes == data) {
+    last->bytes += bytes;
+    return;
+  }
+  tcp_piece *piece = &link->pieces[(link->piece_at + link->piece_count++) % TCP_PIECES];
+  piece->data = data;
+  piece->bytes = bytes;
+  piece->token = token;
+  piece->owner = owner;
+  if (owner) owner->refs++;
+}
+
+static void tcp_token_sent(tcp_link *link, uint64_t token) {
+  if (token) link->sent[(link->sent_at + link->sent_count++) % TCP_SENT_TOKENS] = token;
+}
+
+static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
+  while (bytes) {
+    tcp_piece *piece = &link->pieces[link->piece_at];
+    size_t n = bytes < piece->bytes ? bytes : piece->bytes;
+    piece->data += n;
+    piece->bytes -= n;
+    bytes -= n;
+    if (piece->owner) link->copied -= n;
+    if (piece->bytes) return;
+    if (!piece->owner) tcp_token_sent(link, piece->token);
+    tcp_buffer_put(self, &piece->owner);
+    link->piece_at = (link->piece_at + 1) % TCP_PIECES;
+    link->piece_count--;
+  }
+}
+
+/* Writes as far as it goes. A failure is told only after the input that is still there. */
+static void tcp_write(tcp_self *self, tcp_link *link) {
+  int full = 0;
+  tcp_list_remove(&link->dirty);
+  while (link->piece_count && !full) {
+    struct iovec iov[TCP_PIECES];
+    struct msghdr message = {0};
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < link->piece_count; i++) {
+      const tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
+      iov[i].iov_base = (void *)(uintptr_t)piece->data;
+      iov[i].iov_len = piece->bytes;
+      bytes += piece->bytes;
+    }
+    message.msg_iov = iov;
+    message.msg_iovlen = link->piece_count;
+    ssize_t n = sendmsg(link->fd, &message, TCP_SEND_FLAGS);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS && errno != ENOMEM) {
+      link->write_failed = errno;
+      tcp_pieces_drop(self, link);
+      link->readable = 1;
+      tcp_ready(self, link);
+      break;
+    }
+    if (n > 0) tcp_out_advance(self, link, (size_t)n);
+    full = n < 0 || (size_t)n < bytes;
+  }
+  if (!link->piece_count) tcp_buffer_put(self, &link->block);
+  if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
+    link->write_failed = errno; /* no word would come when there is room */
+    link->readable = 1;
+    tcp_ready(self, link);
+  }
+  if (link->state == TCP_LINK_LINGER && !full) (void)shutdown(link->fd, SHUT_WR);
+  if (link->sent_count || (link->refused && tcp_out_low(link))) tcp_ready(self, link);
+}
+
+/* Memory for `bytes` of copied output that follow each other: in the block, or a buffer of their own
+ * when no block would hold them. NULL: out of memory. Its reference is the caller's. */
+static tcp_buffer *tcp_out_room(tcp_self *self, tcp_link *link, size_t bytes) {
+  if (bytes > TCP_BLOCK_BYTES) return tcp_buffer_get(self, bytes);
+  if (!link->block || link->block->used + bytes > TCP_BLOCK_BYTES) {
+    tcp_buffer *block = tcp_buffer_get(self, TCP_BLOCK_BYTES);
+    if (!block) return NULL;
+    tcp_buffer_put(self, &link->block);
+    link->block = block;
+  }
+  link->block->refs++;
+  return link->block;
+}
+
+static void tcp_out_copy(tcp_link *link, tcp_buffer *owner, const void *data, size_t bytes) {
+  uint8_t *to = tcp_payload(owner) + owner->used;
+  memcpy(to, data, bytes);
+  owner->used += bytes;
+  tcp_piece_add(link, to, bytes, 0, owner);
+}
+
+static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  tcp_self *self = opaque;
+  tcp_link *link = tcp_find(self, id);
+  if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_PEER_CLOSED;
+  int small = bulk_bytes && bulk_bytes <= TCP_COPY_BYTES, copy = bulk_bytes && (small || !token);
+  size_t copied = head_bytes + (copy ? bulk_bytes : 0u);
+  for (int tried = 0;; tried = 1) {
+    /* Every borrowed piece may become a token of `sent`, which therefore has room for twice as many. */
+    if (link->piece_count + 2 <= TCP_PIECES && link->sent_count < TCP_SENT_TOKENS / 2 &&
+        (!link->copied || link->copied + copied <= TCP_OUT_BYTES))
+      break;
+    if (!tried && link->dirty.next) {
+      tcp_write(self, link);
+      if (link->write_failed) return MLFAB_ERR_PEER_CLOSED;
+      continue;
+    }
+    link->refused = 1;
+    return MLFAB_ERR_AGAIN;
+  }
+  tcp_buffer *own = NULL, *block = tcp_out_room(self, link, head_bytes + (small ? bulk_bytes : 0u));
+  if (block && copy && !small) {
+    own = tcp_buffer_get(self, bulk_bytes);
+    if (!own) tcp_buffer_put(self, &block);
+  }
+  if (!block) return MLFAB_ERR_MEMORY;
+  tcp_out_copy(link, block, head, head_bytes);
+  if (small) tcp_out_copy(link, block, bulk, bulk_bytes);
+  if (own) tcp_out_copy(link, own, bulk, bulk_bytes);
+  if (bulk_bytes && !copy) tcp_piece_add(link, bulk, bulk_bytes, token, NULL);
+  if (!bulk_bytes || copy) {
+    tcp_token_sent(link, token);
+    if (token) tcp_ready(self, link);
+  }
+  tcp_buffer_put(self, &block);
+  tcp_buffer_put(self, &own);
+  /* While the socket is full, EPOLLOUT writes. */
+  if (link->interest & TCP_WATCH_OUT) return 0;
+  tcp_list_add(&self->dirty, &link->dirty);
+  if (link->piece_count >= TCP_GATHER_PIECES || link->copied >= TCP_OUT_BYTES / 2)
+    tcp_write(self, link);
+  return 0;
+}
+
+static void tcp_flush(void *opaque) {
+  tcp_self *self = opaque;
+  while (self->dirty.next != &self->dirty) tcp_write(self, TCP_LINK_OF(self->dirty.next, dirty));
+}
+
+static int tcp_piece_detach(tcp_self *self, tcp_link *link, tcp_piece *piece) {
+  tcp_buffer *own = tcp_buffer_get(self, piece->bytes);
+  if (!own) return MLFAB_ERR_MEMORY;
+  memcpy(tcp_payload(own), piece->data, piece->bytes);
+  piece->data = tcp_payload(own);
+  piece->owner = own;
+  link->copied += piece->bytes;
+  return 0;
+}
+
+static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
+  tcp_self *self = opaque;
+  tcp_link *link = tcp_find(self, id);
+  for (uint32_t i = 0; link && i < link->piece_count; i++) {
+    tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
+    if (!piece->owner && piece->token == token) return tcp_piece_detach(self, link, piece);
+  }
+  return 0;
+}
+
+/* Accepted output that the socket does not take at once is written by later polls from memory of
+ * this link's own; without memory for it, it ends where the borrowing does. */
+static void tcp_disconnect(void *opaque, uint32_t id) {
+  tcp_self *self = opaque;
+  tcp_link *link = tcp_find(self, id);
+  if (!link) return;
+  if (link->state == TCP_LINK_OPEN && !link->write_failed) tcp_write(self, link);
+  if (link->state != TCP_LINK_OPEN || link->write_failed) {
+    tcp_link_free(self, link);
+    return;
+  }
+  for (uint32_t i = 0; i < link->piece_count; i++) {
+    tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
+    if (!piece->owner && tcp_piece_detach(self, link, piece)) {
+      tcp_link_free(self, link);
+      return;
+    }
+  }
+  tcp_input_drop(self, link);
+  link->sent_count = link->refused = 0;
+  link->state = TCP_LINK_LINGER;
+  if (!link->piece_count) (void)shutdown(link->fd, SHUT_WR);
+  if (self->lingering_count == TCP_WAITING_ROOM)
+    tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
+  tcp_list_add(&self->lingering, &link->group);
+  self->lingering_count++;
+  link->readable = 1;
+  tcp_ready(self, link);
+}
+
+/* --- input ------------------------------------------------------------------------------------ */
+
+static void tcp_stage_shrink(tcp_self *self, tcp_link *link) {
+  if (link->stage_at != link->stage_end) return;
+  tcp_buffer_put(self, &link->stage);
+  link->stage_at = link->stage_end = 0;
+}
+
+/* Where the frame's byte number `got` goes, and how many fit behind it. */
+static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
+  uint8_t *base = tcp_payload(link->frame);
+  if (link->got < link->head_bytes) {
+    *room_p = link->head_bytes - link->got;
+    return base + link->got;
+  }
+  size_t in_bulk = link->got - link->head_bytes;
+  *room_p = link->bulk_bytes - in_bulk;
+  return base + TCP_ROUND64(link->head_bytes) + in_bulk;
+}
+
+/* Goes on with the stage's bytes: 1 when a frame is whole and good, 0 when more are needed, or what
+ * is wrong with it. */
+static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
+  size_t staged = link->stage_end - link->stage_at;
+  if (!link->frame) {
+    uint64_t header[MLFAB_HEADER_BYTES / 8];
+    if (staged < sizeof header) return 0;
+    memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
+    int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
+    if (status) return status;
+    link->frame = tcp_buffer_get(self, TCP_ROUND64(link->head_bytes) + link->bulk_bytes);
+    if (!link->frame) return MLFAB_ERR_MEMORY;
+    link->got = 0;
+    if (link->bulk_bytes >= TCP_LARGE_BYTES)
+      link->large = 8;
+    else if (link->large)
+      link->large--;
+  }
+  size_t all = (size_t)link->head_bytes + link->bulk_bytes;
+  while (staged && link->got < all) {
+    size_t room;
+    uint8_t *to = tcp_frame_at(link, &room);
+    size_t n = staged < room ? staged : room;
+    memcpy(to, tcp_payload(link->stage) + link->stage_at, n);
+    link->stage_at += n;
+    link->got += n;
+    staged -= n;
+  }
+  tcp_stage_shrink(self, link);
+  if (link->got < all) return 0;
+  const uint8_t *head = tcp_payload(link->frame);
+  int status = mlfab_frame_verify(head, link->head_bytes, head + TCP_ROUND64(link->head_bytes),
+                                  link->bulk_bytes);
+  return status ? status : 1;
+}
+
+/* Reads what the frame lacks, and then something of what follows it, in one call: much while frames
+ * are small, little while they are large, because it will be copied. Returns as recv does; fewer
+ * bytes than asked for mean that the socket is empty. */
+static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
+  struct iovec iov[3];
+  struct msghdr message = {0};
+  size_t count = 0, in_frame = 0;
+  if (link->frame) {
+    size_t got = link->got, all = (size_t)link->head_bytes + link->bulk_bytes;
+    for (; link->got < all; link->got += iov[count++].iov_len)
+      iov[count].iov_base = tcp_frame_at(link, &iov[count].iov_len);
+    link->got = got;
+    in_frame = all - got;
+  }
+  if (!link->stage && !(link->stage = tcp_buffer_get(self, TCP_BLOCK_BYTES))) {
+    errno = ENOMEM;
+    return -1;
+  }
+  uint8_t *stage = tcp_payload(link->stage);
+  size_t kept = link->stage_end - link->stage_at; /* less than a header */
+  if (kept && link->stage_at) memmove(stage, stage + link->stage_at, kept);
+  link->stage_at = 0;
+  link->stage_end = kept;
+  size_t gulp = link->large ? TCP_GULP_BYTES : TCP_BLOCK_BYTES - kept;
+  iov[count].iov_base = stage + kept;
+  iov[count++].iov_len = gulp;
+  message.msg_iov = iov;
+  message.msg_iovlen = count;
+  ssize_t n;
+  do
+    n = count == 1 ? recv(link->fd, stage + kept, gulp, MSG_DONTWAIT)
+                   : recvmsg(link->fd, &message, MSG_DONTWAIT);
+  while (n < 0 && errno == EINTR);
+  int number = errno;
+  if (n > 0) {
+    size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    link->got += direct;
+    link->stage_end += (size_t)n - direct;
+    *drained_p = (size_t)n < in_frame + gulp;
+  }
+  tcp_stage_shrink(self, link);
+  errno = number;
+  return n;
+}
+
+/* Reads until a frame is whole or the socket has no more; ends the link where it must. */
+static void tcp_receive(tcp_self *self, tcp_link *link) {
+  for (;;) {
+    int status = tcp_frame_advance(self, link);
+    if (status > 0) {
+      link->whole = 1;
+      return;
+    }
+    if (status < 0) {
+      tcp_link_end(self, link, status, mlfab_error_text(status));
+      return;
+    }
+    if (!link->readable) return;
+    int drained = 0;
+    ssize_t n = tcp_fill(self, link, &drained);
+    if (n == 0) {
+      if (link->write_failed)
+        tcp_link_fail(self, link, link->write_failed);
+      else
+        tcp_link_end(self, link, MLFAB_ERR_PEER_CLOSED, mlfab_error_text(MLFAB_ERR_PEER_CLOSED));
+      return;
+    }
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+      tcp_link_fail(self, link, errno);
+      return;
+    }
+    if (n < 0 && link->write_failed) {
+      tcp_link_fail(self, link, link->write_failed);
+      return;
+    }
+    if (n < 0 || drained) link->readable = 0;
+    if (n < 0) return;
+  }
+}
+
+/* Input of a link that we left is read away, up to its end. */
+static void tcp_linger(tcp_self *self, tcp_link *link) {
+  for (int i = 0; i < 16; i++) {
+    int drained = 0;
+    ssize_t n = tcp_fill(self, link, &drained);
+    int number = errno;
+    tcp_input_drop(self, link);
+    if (n > 0) continue;
+    if (n == 0 || link->write_failed || (number != EAGAIN && number != EWOULDBLOCK))
+      tcp_link_free(self, link);
+    return;
+  }
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+/* One look at all sockets: notes what there is to read, writes what there is room for. */
+static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
+  if (slot == 0) {
+    tcp_accept(self);
+    return;
+  }
+  tcp_link *link = slot < self->slot_count ? self->slots[slot].link : NULL;
+  if (!link || link->fd < 0) return;
+  if (link->state == TCP_LINK_CONNECTING) {
+    tcp_dial_answered(self, link);
+    return;
+  }
+  if (out) tcp_write(self, link);
+  if (in) {
+    link->readable = 1;
+    tcp_ready(self, link);
+  }
+}
+
+static void tcp_look(tcp_self *self) {
+  self->turns = 0;
+#if MLFAB_TCP_EPOLL
+  struct epoll_event events[64];
+  int n = epoll_wait(self->poller, events, MLFAB__COUNT(events), 0);
+  for (int i = 0; i < n; i++)
+    tcp_noted(self, events[i].data.u32, (events[i].events & ~(uint32_t)EPOLLOUT) != 0,
+              (events[i].events & EPOLLOUT) != 0);
+#else
+  if (poll(self->polled, self->slot_count, 0) <= 0) return;
+  for (uint32_t i = 0; i < self->slot_count; i++) {
+    short events = self->polled[i].fd >= 0 ? self->polled[i].revents : 0;
+    if (events) tcp_noted(self, i, (events & ~POLLOUT) != 0, (events & POLLOUT) != 0);
+  }
+#endif
+}
+
+/* Reports how a link ended, and frees it. */
+static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
+  event->kind = link->state == TCP_LINK_REFUSED ? MLFAB_IO_REFUSED : MLFAB_IO_DOWN;
+  event->link = link->state == TCP_LINK_BROKEN ? link->id : 0;
+  event->token = link->state == TCP_LINK_FAILED ? link->token : 0;
+  event->code = link->code;
+  snprintf(self->text, sizeof self->text, "%s%s: %s",
+           link->state == TCP_LINK_FAILED ? "connect to " : "", link->name, link->why);
+  event->text = self->text;
+  tcp_link_free(self, link);
+  return 1;
+}
+
+static int tcp_tell_up(tcp_link *link, mlfab_io_event *event) {
+  link->told_up = 1;
+  event->kind = MLFAB_IO_UP;
+  event->token = link->token;
+  return 1;
+}
+
+static int tcp_tell_frame(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
+  event->kind = MLFAB_IO_FRAME;
+  event->head = tcp_payload(link->frame);
+  event->head_bytes = link->head_bytes;
+  event->bulk_bytes = link->bulk_bytes;
+  event->bulk = link->bulk_bytes ? tcp_payload(link->frame) + TCP_ROUND64(link->head_bytes) : NULL;
+  event->opaque = link->frame; /* whose reference goes along */
+  link->frame = NULL;
+  link->whole = 0;
+  self->hot = link;
+  return 1;
+}
+
+/* The next thing that this link has to say: 1, or 0. */
+static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
+  memset(event, 0, sizeof *event);
+  event->link = link->id;
+  if (link->state == TCP_LINK_LINGER) return tcp_linger(self, link), 0;
+  if (link->state == TCP_LINK_OPEN) {
+    if (!link->told_up) return tcp_tell_up(link, event);
+    if (link->sent_count) {
+      event->kind = MLFAB_IO_SENT;
+      event->token = link->sent[link->sent_at];
+      link->sent_at = (link->sent_at + 1) % TCP_SENT_TOKENS;
+      link->sent_count--;
+      return 1;
+    }
+    if (link->refused && tcp_out_low(link)) {
+      link->refused = 0;
+      event->kind = MLFAB_IO_WRITABLE;
+      return 1;
+    }
+  }
+  if ((link->state == TCP_LINK_OPEN || link->state == TCP_LINK_STRANGER) && !link->whole)
+    tcp_receive(self, link);
+  if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
+  if (!link->whole) return 0;
+  if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
+  tcp_group_leave(self, link);
+  link->state = TCP_LINK_OPEN;
+  return tcp_tell_up(link, event);
+}
+
+static int tcp_poll(void *opaque, mlfab_io_event *event) {
+  tcp_self *self = opaque;
+  if (self->turns >= TCP_TURNS) {
+    tcp_look(self);
+  } else if (self->ready.next == &self->ready && self->hot) {
+    self->hot->readable = 1;
+    tcp_ready(self, self->hot);
+  }
+  for (int looked = 0;; looked = 1) {
+    while (self->ready.next != &self->ready) {
+      tcp_link *link = TCP_LINK_OF(self->ready.next, ready);
+      tcp_unready(self, link);
+      if (!tcp_link_event(self, link, event)) continue;
+      self->turns++;
+      link = tcp_find(self, event->link);
+      if (link) tcp_ready(self, link); /* to the end of the line: it may have more */
+      return 1;
+    }
+    if (looked) return 0;
+    tcp_look(self);
+  }
+}
+
+static void tcp_release(void *opaque, const mlfab_io_event *event) {
+  tcp_buffer *buffer = event->opaque;
+  tcp_buffer_put(opaque, &buffer);
+}
+
+/* --- sleeping --------------------------------------------------------------------------------- */
+
+static void tcp_wake_drain(tcp_self *self) {
+  uint64_t count[8];
+  while (read(self->wake_read, count, sizeof count) == (ssize_t)sizeof count) continue;
+}
+
+static int tcp_milliseconds(uint64_t ns) {
+  return ns >= (uint64_t)INT_MAX * 1000000u ? INT_MAX : (int)((ns + 999999u) / 1000000u);
+}
+
+#if MLFAB_TCP_EPOLL
+static void tcp_wait(void *opaque, uint64_t timeout_ns) {
+  tcp_self *self = opaque;
+  struct epoll_event events[16];
+  if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  int n = -1;
+#if defined(SYS_epoll_pwait2) && defined(__LP64__)
+  struct timespec timeout;
+  timeout.tv_sec = (time_t)mlfab__min(timeout_ns / 1000000000u, INT_MAX);
+  timeout.tv_nsec = (long)(timeout_ns % 1000000000u);
+  n = (int)syscall(SYS_epoll_pwait2, self->poller, events, (int)MLFAB__COUNT(events), &timeout,
+                   NULL, (size_t)0);
+  if (n < 0 && errno != EINTR) /* an older kernel, or a filter of system calls */
+#endif
+    n = epoll_wait(self->poller, events, MLFAB__COUNT(events), tcp_milliseconds(timeout_ns));
+  for (int i = 0; i < n; i++)
+    if (events[i].data.u32 == TCP_SLOTS) tcp_wake_drain(self);
+}
+#else
+static void tcp_wait(void *opaque, uint64_t timeout_ns) {
+  tcp_self *self = opaque;
+  struct pollfd entry = {0};
+  if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  entry.fd = self->wake_read;
+  entry.events = POLLIN;
+  if (poll(&entry, 1, tcp_milliseconds(mlfab__min(timeout_ns, 1000000u))) > 0) tcp_wake_drain(self);
+}
+#endif
+
+static void tcp_wake(void *opaque) {
+  tcp_self *self = opaque;
+  uint64_t one = 1;
+  /* A full pipe wakes as well. */
+  if (write(self->wake_write, &one, sizeof one) < 0) return;
+}
+
+static int tcp_fd(void *opaque) {
+  const tcp_self *self = opaque;
+  return self->poller;
+}
+
+static int tcp_arm(void *opaque, int on) {
+  tcp_self *self = opaque;
+  if (!on) tcp_wake_drain(self);
+  return self->ready.next != &self->ready;
+}
+
+/* --- open and close --------------------------------------------------------------------------- */
+
+static void tcp_close(void *opaque) {
+  tcp_self *self = opaque;
+  struct stat info;
+  for (uint32_t i = 1; i < self->slot_count; i++)
+    if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
+  if (self->listener >= 0) (void)close(self->listener);
+  if (self->path[0] && !lstat(self->path, &info) && info.st_dev == self->path_device &&
+      info.st_ino == self->path_inode)
+    (void)unlink(self->path);
+  if (self->wake_read >= 0) (void)close(self->wake_read);
+  if (self->wake_write >= 0 && self->wake_write != self->wake_read) (void)close(self->wake_write);
+  if (self->poller >= 0) (void)close(self->poller);
+  while (self->buffers.next != &self->buffers) tcp_buffer_free(self, self->buffers.next);
+  mlfab__free(&self->env, self->slots, self->slot_count * sizeof *self->slots);
+#if !MLFAB_TCP_EPOLL
+  mlfab__free(&self->env, self->polled, self->slot_count * sizeof *self->polled);
+#endif
+  mlfab__env env = self->env;
+  mlfab__free(&env, self, sizeof *self);
+}
+
+static int tcp_open(const mlfab_transport_options *options, void **self_p, char *address) {
+  mlfab__env env;
+  int status = mlfab__env_init(&env, options->env);
+  if (status) return status;
+  tcp_self *self = mlfab__alloc(&env, sizeof *self);
+  if (!self)
+    return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
+  self->env = env;
+  self->allow_insecure = options->allow_insecure;
+  self->poller = self->wake_read = self->wake_write = self->listener = -1;
+  atomic_init(&self->pending, 0);
+  tcp_list_init(&self->ready);
+  tcp_list_init(&self->dirty);
+  tcp_list_init(&self->strangers);
+  tcp_list_init(&self->lingering);
+  self->buffers.next = self->buffers.prev = &self->buffers;
+  status = tcp_slots_grow(self);
+  if (status)
+    mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "out of memory");
+  else if (tcp_poller_open(self))
+    status = mlfab__error(options->error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0, "watching sockets: %s",
+                          strerror(errno));
+  else
+    status = tcp_listen(self, options);
+  if (status) {
+    tcp_close(self);
+    return status;
+  }
+  memcpy(address, self->address, sizeof self->address);
+  *self_p = self;
+  return 0;
+}
+
+MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
+  static const mlfab_transport table = {sizeof table,
+                                        MLFAB_TRANSPORT_ABI,
+                                        "tcp",
+                                        0,
+                                        0,
+                                        tcp_open,
+                                        tcp_close,
+                                        tcp_reach,
+                                        tcp_connect,
+                                        tcp_disconnect,
+                                        tcp_send,
+                                        tcp_flush,
+                                        tcp_poll,
+                                        tcp_release,
+                                        tcp_detach,
+                                        tcp_wait,
+                                        tcp_wake,
+                                        tcp_fd,
+                                        tcp_arm};
+  return &table;
+}
+
+#undef TCP_SEND_FLAGS
+#undef TCP_SOCK_FLAGS
+#undef TCP_BUFFER_HEADER
+#undef TCP_ROUND64
+#undef TCP_LINK_OF
+#undef TCP_INSECURE_TEXT
+
+#else
+
+MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
+
+#endif
