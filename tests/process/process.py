@@ -90,7 +90,7 @@ def wait_until(condition, seconds, what):
         if value:
             return value
         time.sleep(0.01)
-    raise AssertionError("waited %g s in vain: %s" % (seconds, what))
+    raise AssertionError("waited %g s in vain: %s" % (seconds, what() if callable(what) else what))
 
 
 def shared_memory_names():

@@ -1,0 +1,138 @@
+/* kill_worker.c - a worker of kill9_test.py, which is killed and started again at random moments.
+ *
+ * Each push adds 1.0 to this worker's own element of a small tensor, and to every element of a large
+ * one, as one operation: the model itself counts what was lost, applied twice, or applied in part.
+ * Lines on stdout, one write each, so that they survive a kill:
+ *
+ *    pid <pid>              at the start of every life
+ *    start                  before a push
+ *    done                   after the push was acknowledged
+ *    barrier                after a barrier
+ *    stopped                after mlfab_join, once the file <folder>/stop exists
+ *    final <small elements> <least and largest of the large tensor>
+ *                           once <folder>/read exists
+ *
+ * Usage: kill_worker <folder> <elements of the large tensor> */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include "mlfab.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SMALL = 0, LARGE = 1, PUSHES_A_BARRIER = 7 };
+
+__attribute__((__format__(__printf__, 1, 2))) static void tell(const char *format, ...) {
+  char line[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  int n = vsnprintf(line, sizeof line - 1, format, arguments);
+  va_end(arguments);
+  line[n++] = '\n';
+  if (write(STDOUT_FILENO, line, (size_t)n) != n) exit(9);
+}
+
+static int exists(const char *folder, const char *name) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  return access(path, F_OK) == 0;
+}
+
+static int failed(mlfab *fabric, const char *what, int code) {
+  mlfab_error error;
+  memset(&error, 0, sizeof error);
+  if (fabric) mlfab_last_error(fabric, &error);
+  fprintf(stderr, "%s: %s: %s\n", what, mlfab_error_name(code), error.text);
+  return 1;
+}
+
+/* Prints the model as it is now. */
+static int read_model(mlfab *fabric, mlfab_buf *bufs, uint32_t workers) {
+  const double *small = bufs[SMALL].data;
+  const float *large = bufs[LARGE].data;
+  int code = mlfab_pull(fabric, bufs, 2, NULL, NULL);
+  if (code) return failed(fabric, "last pull", code);
+  float least = large[0], most = large[0];
+  for (uint64_t i = 0; i < bufs[LARGE].count; i++) {
+    if (large[i] < least) least = large[i];
+    if (large[i] > most) most = large[i];
+  }
+  char text[512];
+  size_t n = 0;
+  for (uint32_t r = 0; r < workers && n < sizeof text - 32; r++)
+    n += (size_t)snprintf(text + n, sizeof text - n, " %.0f", small[r]);
+  tell("final%s %.1f %.1f", text, (double)least, (double)most);
+  return 0;
+}
+
+static int work(mlfab *fabric, const char *folder, uint64_t elements) {
+  int32_t rank = 0;
+  uint32_t workers = 0;
+  mlfab_rank(fabric, &rank, &workers, NULL);
+  double *small = calloc(workers, sizeof *small);
+  float *large = calloc(elements, sizeof *large);
+  double *one = calloc(workers, sizeof *one);
+  float *ones = calloc(elements, sizeof *ones);
+  if (!small || !large || !one || !ones) return 1;
+  one[rank] = 1.0;
+  for (uint64_t i = 0; i < elements; i++) ones[i] = 1.0f;
+  mlfab_buf model[2] = {{SMALL, 0, small, workers}, {LARGE, 0, large, elements}};
+  mlfab_buf update[2] = {{SMALL, 0, one, workers}, {LARGE, 0, ones, elements}};
+
+  int code = mlfab_tensor_add(fabric, SMALL, MLFAB_F64, workers);
+  if (!code) code = mlfab_tensor_add(fabric, LARGE, MLFAB_F32, elements);
+  /* Zeros again in every life: only the first life of worker 0 may set the model. */
+  if (!code) code = mlfab_model_start(fabric, NULL, model, 2);
+  if (code) return failed(fabric, "model_start", code);
+  tell("ready");
+  for (int pushes = 1; !exists(folder, "stop"); pushes++) {
+    tell("start");
+    code = mlfab_push(fabric, update, 2, NULL, NULL);
+    if (code) return failed(fabric, "push", code);
+    tell("done");
+    if (pushes % PUSHES_A_BARRIER == 0) {
+      code = mlfab_barrier(fabric, 0);
+      if (code) return failed(fabric, "barrier", code);
+      tell("barrier");
+    }
+  }
+  code = mlfab_join(fabric, 0);
+  if (code) return failed(fabric, "join", code);
+  tell("stopped");
+  while (!exists(folder, "read")) {
+    struct timespec nap = {0, 10000000};
+    nanosleep(&nap, NULL);
+  }
+  int status = read_model(fabric, model, workers);
+  free(small);
+  free(large);
+  free(one);
+  free(ones);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  if (argc != 3) return 2;
+  mlfab *fabric = NULL;
+  mlfab_error error;
+  mlfab_config config;
+  memset(&error, 0, sizeof error);
+  tell("pid %ld", (long)getpid());
+  mlfab_config_init(&config);
+  int code = mlfab_config_from_env(&config, &error);
+  config.timeout_ns = 60000000000u;
+  if (!code) code = mlfab_open(&config, &fabric, &error);
+  if (code) {
+    fprintf(stderr, "open: %s: %s\n", mlfab_error_name(code), error.text);
+    return 1;
+  }
+  int status = work(fabric, argv[1], strtoull(argv[2], NULL, 10));
+  mlfab_close(&fabric);
+  return status;
+}
