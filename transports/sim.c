@@ -152,13 +152,14 @@ typedef struct sim_attempt {
   uint64_t token, until_ns;
   int32_t code; /* set: the failure is on its way back */
   const char *text;
+  char why[64]; /* text, with the address */
 } sim_attempt;
 
 /* What transport.open hands out. */
 typedef struct sim_endpoint {
   struct sim_host *host;
   sim_queue events;
-  sim_queue taken; /* frames polled and not released */
+  sim_queue taken; /* frames, and texts of connects that failed: polled and not released */
   int woken;
   int gone; /* its host crashed */
 } sim_endpoint;
@@ -177,8 +178,8 @@ typedef struct sim_host {
   int busy;      /* its context is on the stack: being driven, or in a wait */
   int is_slow, crash_waits;
   uint64_t paused_until_ns;
-  int ready, dirty; /* stands in the sim's list of that name */
-  struct sim_host *next_ready, *next_dirty;
+  int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
+  struct sim_host *next_listed;
   void (*crash_fn)(void *user, uint32_t host);
   void *crash_user;
   mlfab__env given; /* the hooks that the context's are passed on to */
@@ -204,10 +205,9 @@ struct mlfab_sim {
   uint32_t *free_indices;
   uint32_t indices, free_count; /* indices: room of both arrays and of the heap */
   sim_host *hosts;
-  sim_link **links; /* by slot */
-  uint32_t *next_slot;
-  uint32_t slots, slot_head, slot_tail; /* the free slots, first freed first used; ~0: none */
-  sim_host *ready_head, *ready_tail, *dirty_head, *dirty_tail;
+  sim_link **links;                      /* by slot */
+  uint32_t slots, link_count, last_slot; /* at least half of the slots are free */
+  sim_host *listed_head, *listed_tail;
   uint8_t *cuts; /* hosts x hosts, SIM_CUT_*; NULL: there never was one */
   sim_timer *timers;
   sim_source fault;
@@ -286,26 +286,34 @@ static void sim_mix(mlfab_sim *sim, uint64_t value) {
 
 /* ---- sources and the heap ---- */
 
+/* A larger copy of an array, the rest zero, or NULL; the old one stays. */
+static void *sim_larger(mlfab_sim *sim, const void *old, uint32_t count, uint32_t room,
+                        size_t size) {
+  void *array = mlfab__alloc_array(&sim->env, room, size);
+  if (array && count) memcpy(array, old, count * size);
+  return array;
+}
+
+/* Frees an array; nothing when there is none. */
+static void sim_drop(mlfab_sim *sim, void *array, size_t bytes) {
+  if (array) mlfab__free(&sim->env, array, bytes);
+}
+
 /* Makes room for `n` more sources, so that as many calls of sim_source_add cannot fail. */
 static int sim_sources_reserve(mlfab_sim *sim, uint32_t n) {
+  uint32_t old = sim->indices, room = old ? old : 64;
   if (sim->free_count >= n) return 0;
-  uint32_t room = sim->indices ? sim->indices : 64;
-  while (room - sim->indices + sim->free_count < n) room *= 2;
-  if (mlfab__heap_reserve(&sim->heap, &sim->env, room)) return MLFAB_ERR_MEMORY;
-  sim_source **sources = mlfab__alloc_array(&sim->env, room, sizeof *sources);
-  uint32_t *indices = mlfab__alloc_array(&sim->env, room, sizeof *indices);
-  if (!sources || !indices) {
-    if (sources) mlfab__free(&sim->env, sources, room * sizeof *sources);
-    if (indices) mlfab__free(&sim->env, indices, room * sizeof *indices);
+  while (room - old + sim->free_count < n) room *= 2;
+  sim_source **sources = sim_larger(sim, sim->sources, old, room, sizeof *sources);
+  uint32_t *indices = sim_larger(sim, sim->free_indices, sim->free_count, room, sizeof *indices);
+  if (!sources || !indices || mlfab__heap_reserve(&sim->heap, &sim->env, room)) {
+    sim_drop(sim, sources, room * sizeof *sources);
+    sim_drop(sim, indices, room * sizeof *indices);
     return MLFAB_ERR_MEMORY;
   }
-  if (sim->indices) {
-    memcpy(sources, sim->sources, sim->indices * sizeof *sources);
-    memcpy(indices, sim->free_indices, sim->free_count * sizeof *indices);
-    mlfab__free(&sim->env, sim->sources, sim->indices * sizeof *sources);
-    mlfab__free(&sim->env, sim->free_indices, sim->indices * sizeof *indices);
-  }
-  for (uint32_t i = sim->indices; i < room; i++) indices[sim->free_count++] = i;
+  sim_drop(sim, sim->sources, old * sizeof *sources);
+  sim_drop(sim, sim->free_indices, old * sizeof *indices);
+  while (old < room) indices[sim->free_count++] = old++;
   sim->sources = sources;
   sim->free_indices = indices;
   sim->indices = room;
@@ -351,32 +359,21 @@ static uint64_t sim_latency(const sim_host *a, const sim_host *b) {
   return a == b ? SIM_LOCAL_NS : a->sim->options.latency_ns;
 }
 
-/* The host's context has something to do. */
-static void sim_ready(sim_host *host) {
+/* The host's context was used, so that its deadline may be another one; with `drive`, it has
+ * something to do. */
+static void sim_touch(sim_host *host, int drive) {
   mlfab_sim *sim = host->sim;
-  if (host->ready || !host->ctx) return;
-  host->ready = 1;
-  host->next_ready = NULL;
-  if (sim->ready_head) {
-    sim->ready_tail->next_ready = host;
+  if (!host->ctx) return;
+  host->ready |= drive;
+  if (host->listed) return;
+  host->listed = 1;
+  host->next_listed = NULL;
+  if (sim->listed_head) {
+    sim->listed_tail->next_listed = host;
   } else {
-    sim->ready_head = host;
+    sim->listed_head = host;
   }
-  sim->ready_tail = host;
-}
-
-/* The host's context was used: its deadline may be another one. */
-static void sim_touch(sim_host *host) {
-  mlfab_sim *sim = host->sim;
-  if (host->dirty || !host->ctx) return;
-  host->dirty = 1;
-  host->next_dirty = NULL;
-  if (sim->dirty_head) {
-    sim->dirty_tail->next_dirty = host;
-  } else {
-    sim->dirty_head = host;
-  }
-  sim->dirty_tail = host;
+  sim->listed_tail = host;
 }
 
 /* Puts an event before its reader. */
@@ -393,7 +390,7 @@ static void sim_post(sim_endpoint *endpoint, sim_item *item) {
   }
   item->queued = 1;
   sim_append(&endpoint->events, item);
-  sim_ready(endpoint->host);
+  sim_touch(endpoint->host, 1);
 }
 
 /* ---- ports ---- */
@@ -542,15 +539,8 @@ static void sim_link_free(sim_link *link) {
     sim_source_drop(sim, &link->end[i].lane.arrive);
     sim_source_drop(sim, &link->end[i].notice);
   }
-  /* The slot goes to the end of the free ones, so that numbers are not used again at once. */
   sim->links[link->slot] = NULL;
-  sim->next_slot[link->slot] = ~0u;
-  if (sim->slot_head == ~0u) {
-    sim->slot_head = link->slot;
-  } else {
-    sim->next_slot[sim->slot_tail] = link->slot;
-  }
-  sim->slot_tail = link->slot;
+  sim->link_count--;
   sim_give(sim, link, sizeof *link);
 }
 
@@ -649,39 +639,31 @@ static void sim_end_init(sim_link *link, int side, sim_endpoint *endpoint, uint6
   sim_source_add(host->sim, &end->lane.arrive, SIM_ARRIVE, &end->lane);
 }
 
-static int sim_slots_reserve(mlfab_sim *sim) {
-  if (sim->slot_head != ~0u) return 0;
-  uint32_t room = sim->slots ? sim->slots * 2 : 16;
-  if (room > 1u << 22) return MLFAB_ERR_LIMIT; /* numbers of ends stay below 2^24 */
-  sim_link **links = mlfab__alloc_array(&sim->env, room, sizeof *links);
-  uint32_t *next = mlfab__alloc_array(&sim->env, room, sizeof *next);
-  if (!links || !next) {
-    if (links) mlfab__free(&sim->env, links, room * sizeof *links);
-    if (next) mlfab__free(&sim->env, next, room * sizeof *next);
-    return MLFAB_ERR_MEMORY;
+/* The next free slot in turn, so that numbers are not used again soon; ~0: no memory. */
+static uint32_t sim_slot(mlfab_sim *sim) {
+  if (sim->link_count >= sim->slots / 2) {
+    uint32_t room = sim->slots ? sim->slots * 2 : 64;
+    if (room > 1u << 23) return ~0u; /* numbers of ends stay below 2^24 */
+    sim_link **links = sim_larger(sim, sim->links, sim->slots, room, sizeof *links);
+    if (!links) return ~0u;
+    sim_drop(sim, sim->links, sim->slots * sizeof *links);
+    sim->links = links;
+    sim->slots = room;
   }
-  if (sim->slots) {
-    memcpy(links, sim->links, sim->slots * sizeof *links);
-    mlfab__free(&sim->env, sim->links, sim->slots * sizeof *links);
-    mlfab__free(&sim->env, sim->next_slot, sim->slots * sizeof *next);
-  }
-  for (uint32_t i = sim->slots; i < room; i++) next[i] = i + 1 < room ? i + 1 : ~0u;
-  sim->slot_head = sim->slots;
-  sim->slot_tail = room - 1;
-  sim->links = links;
-  sim->next_slot = next;
-  sim->slots = room;
-  return 0;
+  do sim->last_slot = (sim->last_slot + 1) % sim->slots;
+  while (sim->links[sim->last_slot]);
+  return sim->last_slot;
 }
 
 /* A link from endpoint `a`, which asked for it with `token`, to `b`; NULL without memory. */
 static sim_link *sim_link_make(mlfab_sim *sim, sim_endpoint *a, sim_endpoint *b, uint64_t token) {
-  if (sim_slots_reserve(sim) || sim_sources_reserve(sim, 4)) return NULL;
+  uint32_t slot = sim_slot(sim);
+  if (slot == ~0u || sim_sources_reserve(sim, 4)) return NULL;
   sim_link *link = sim_take(sim, sizeof *link, sizeof *link);
   if (!link) return NULL;
-  link->slot = sim->slot_head;
-  sim->slot_head = sim->next_slot[link->slot];
-  sim->links[link->slot] = link;
+  link->slot = slot;
+  sim->links[slot] = link;
+  sim->link_count++;
   sim_end_init(link, 0, a, token);
   sim_end_init(link, 1, b, 0);
   return link;
@@ -801,7 +783,8 @@ static void sim_attempt_fails(sim_attempt *attempt, int code, const char *text) 
   attempt->item.kind = MLFAB_IO_DOWN;
   attempt->item.token = attempt->token;
   attempt->item.code = code;
-  attempt->item.text = text;
+  attempt->item.text = attempt->why;
+  snprintf(attempt->why, sizeof attempt->why, "sim:%u: %s", (unsigned)attempt->to->index, text);
   sim_post(attempt->endpoint, &attempt->item);
 }
 
@@ -959,7 +942,7 @@ static int sim_connect(void *self, const char *address, uint64_t token) {
   attempt->next = host->attempts;
   host->attempts = attempt;
   sim_put(sim, &attempt->source, sim->now + sim_latency(host, to));
-  sim_touch(host);
+  sim_touch(host, 0);
   return 0;
 }
 
@@ -1012,13 +995,13 @@ static int sim_send(void *self, uint32_t link, const void *head, uint32_t head_b
     sim_append(&lane->out, frame);
     sim_port_offer(sim, &end->host->out, lane);
   }
-  sim_touch(end->host);
+  sim_touch(end->host, 0);
   return 0;
 }
 
 static void sim_flush(void *self) {
   sim_endpoint *endpoint = self;
-  sim_touch(endpoint->host);
+  sim_touch(endpoint->host, 0);
 }
 
 static int sim_poll(void *self, mlfab_io_event *event_p) {
@@ -1046,10 +1029,13 @@ static int sim_poll(void *self, mlfab_io_event *event_p) {
     sim_lane_reading(&sim_other(end)->lane, (uint64_t)item->head_bytes + item->bulk_bytes);
   } else if (item->kind == MLFAB_IO_DOWN && end) {
     sim_end_close(end);
+  } else if (item->kind == MLFAB_IO_DOWN) {
+    event_p->opaque = item;
+    sim_append(&endpoint->taken, item);
   } else if (item->own_bytes) {
     sim_give(sim, item, item->own_bytes);
   }
-  sim_touch(endpoint->host);
+  sim_touch(endpoint->host, 0);
   return 1;
 }
 
@@ -1093,8 +1079,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   endpoint->woken = 0;
   sim->depth--;
   if (!--host->busy) {
-    sim_touch(host);
-    sim_ready(host);
+    sim_touch(host, 1);
   }
 }
 
@@ -1160,18 +1145,18 @@ static void sim_drive(sim_host *host) {
 
 /* Drives every context that has something to do, until none has. */
 static void sim_settle(mlfab_sim *sim) {
-  while (sim->ready_head || sim->dirty_head) {
-    sim_host *host = sim->ready_head;
-    if (host) {
-      sim->ready_head = host->next_ready;
-      host->ready = 0;
+  sim_host *host;
+  while ((host = sim->listed_head)) {
+    int ready = host->ready;
+    host->ready = 0;
+    if (ready) {
       sim_drive(host);
-      continue;
+    } else {
+      if (host->ctx && !host->busy) sim_read_deadline(host, sim->now);
     }
-    host = sim->dirty_head;
-    if (host->ctx && !host->busy) sim_read_deadline(host, sim->now);
-    sim->dirty_head = host->next_dirty; /* after reading, which touches it too */
-    host->dirty = 0;
+    if (host->ready) continue; /* it was given something to do meanwhile */
+    sim->listed_head = host->next_listed;
+    host->listed = 0; /* only now: being driven touches it */
   }
 }
 
@@ -1333,7 +1318,7 @@ static void sim_fire(mlfab_sim *sim, const sim_source *source) {
       break;
     case SIM_PAUSE_END:
     case SIM_DEADLINE:
-      sim_ready(host);
+      sim_touch(host, 1);
       break;
     case SIM_RESTART:
       if (host->crash_fn) host->crash_fn(host->crash_user, host->index);
@@ -1421,7 +1406,6 @@ MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim
   sim->options = o;
   sim_options_defaults(&sim->options);
   sim->now = SIM_SECOND; /* not 0, which means "unset" in many a struct */
-  sim->slot_head = ~0u;
   sim->faults = o.partition > 0 || o.crash > 0 || o.pause > 0 || o.slow > 0;
   mlfab__prng_seed(&sim->prng, sim->options.seed);
   sim->hash = mlfab__mix(sim->options.seed);
@@ -1450,16 +1434,11 @@ MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p) {
     }
   }
   mlfab__heap_free(&sim->heap, &sim->env);
-  if (sim->sources) {
-    mlfab__free(&sim->env, sim->sources, sim->indices * sizeof(sim_source *));
-    mlfab__free(&sim->env, sim->free_indices, sim->indices * sizeof *sim->free_indices);
-  }
-  if (sim->links) {
-    mlfab__free(&sim->env, sim->links, sim->slots * sizeof(sim_link *));
-    mlfab__free(&sim->env, sim->next_slot, sim->slots * sizeof *sim->next_slot);
-  }
-  if (sim->cuts) mlfab__free(&sim->env, sim->cuts, (size_t)hosts * hosts);
-  if (sim->hosts) mlfab__free(&sim->env, sim->hosts, hosts * sizeof *sim->hosts);
+  sim_drop(sim, sim->sources, sim->indices * sizeof(sim_source *));
+  sim_drop(sim, sim->free_indices, sim->indices * sizeof *sim->free_indices);
+  sim_drop(sim, sim->links, sim->slots * sizeof(sim_link *));
+  sim_drop(sim, sim->cuts, (size_t)hosts * hosts);
+  sim_drop(sim, sim->hosts, hosts * sizeof *sim->hosts);
   mlfab__env env = sim->env;
   mlfab__free(&env, sim, sizeof *sim);
   *sim_p = NULL;
@@ -1486,7 +1465,7 @@ static void sim_hook_release(void *user, void *memory, size_t bytes) {
 }
 static uint64_t sim_hook_clock(void *user) {
   sim_host *host = user;
-  sim_touch(host);
+  sim_touch(host, 0);
   return host->sim->now;
 }
 static void sim_hook_log(void *user, int level, const char *line) {
@@ -1533,7 +1512,7 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   if (host->endpoint) {
     host->ctx = ctx;
     host->ctx_p = ctx_p;
-    sim_ready(host);
+    sim_touch(host, 1);
   }
   return 0;
 }
