@@ -1590,8 +1590,46 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
 #undef SIM_DEPTH
 #undef SIM_FAULT_TICKS
 
-#else /* !MLFAB_WITH_SIM */
+#else /* !MLFAB_WITH_SIM: who calls it all the same finds out, and not from the linker */
 
 MLFAB_API const mlfab_transport *mlfab_transport_sim(void) { return NULL; }
+MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p) {
+  return (void)options, (void)sim_p, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p) { (void)sim_p; }
+MLFAB_API uint64_t mlfab_sim_clock(void *sim) { return (void)sim, 0; }
+MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {
+  return (void)sim, (void)host, NULL;
+}
+MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host, const mlfab_config *config,
+                             mlfab **ctx_p, mlfab_error *error_p) {
+  (void)sim, (void)host, (void)config, (void)ctx_p;
+  return mlfab__error(error_p, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                      "the simulator was left out (MLFAB_WITH_SIM=0)");
+}
+MLFAB_API int mlfab_sim_step(mlfab_sim *sim) { return (void)sim, 0; }
+MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns) { (void)sim, (void)duration_ns; }
+MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user), void *user) {
+  return (void)sim, (void)at_ns, (void)fn, (void)user, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
+  return (void)sim, (void)host, (void)in, (void)out, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut) {
+  return (void)sim, (void)a, (void)b, (void)cut, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns) {
+  return (void)sim, (void)host, (void)duration_ns, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host) {
+  return (void)sim, (void)host, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host,
+                                 void (*fn)(void *user, uint32_t host), void *user) {
+  return (void)sim, (void)host, (void)fn, (void)user, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
+  return (void)sim, (void)hash_p, MLFAB_ERR_UNSUPPORTED;
+}
 
 #endif /* MLFAB_WITH_SIM */
