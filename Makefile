@@ -3,7 +3,7 @@
 # Everything links build/mlfab.o, made of the shipped mlfab.c, so that what is tested is what is
 # shipped. Only tests of internals (tests/unit, tests/oracle, tests/fuzz) link the parts.
 # BUILD is the folder of a variant: `make check` runs this file again with BUILD=build/asan and
-# SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors.
+# SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors, V=1 shows whole commands.
 
 BUILD   ?= build
 CC      ?= cc
@@ -21,7 +21,8 @@ MAJOR   := $(firstword $(subst ., ,$(VERSION)))
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wundef -Wvla -Wstrict-prototypes \
             -Wmissing-prototypes -Wcast-align -Wdouble-promotion $(if $(WERROR),-Werror)
 # -MT: a program made in one step is its own target in the list of the headers it depends on.
-COMPILE   = $(CC) -std=c11 $(WARNINGS) $(CFLAGS) $(SAN) $(CPPFLAGS) -I. -MMD -MP -MT $@
+QUIET     = $(if $(V),,@echo '  CC $@';)
+COMPILE   = $(QUIET)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) $(SAN) $(CPPFLAGS) -I. -MMD -MP -MT $@
 LINK      = $(CC) $(CFLAGS) $(SAN) $(LDFLAGS)
 LIBS     := -lpthread -lm $(LDLIBS)
 
@@ -75,13 +76,13 @@ $(BUILD)/mlfab.o: mlfab.c
 	$(COMPILE) -fPIC -c -o $@ $<
 
 $(BUILD)/libmlfab.a: $(BUILD)/mlfab.o
-	rm -f $@
-	$(AR) rcs $@ $<
+	@rm -f $@
+	@$(AR) rcs $@ $<
 
 $(BUILD)/libmlfab.so: $(BUILD)/mlfab.o
-	$(LINK) -shared -Wl,-soname,libmlfab.so.$(MAJOR) -o $@.$(VERSION) $< $(LIBS)
-	ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
-	ln -sf libmlfab.so.$(VERSION) $@
+	@$(LINK) -shared -Wl,-soname,libmlfab.so.$(MAJOR) -o $@.$(VERSION) $< $(LIBS)
+	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
+	@ln -sf libmlfab.so.$(VERSION) $@
 
 # The parts, each compiled for itself: internals are external there, and tests can reach them.
 $(BUILD)/parts/%.o: %.c
@@ -91,8 +92,8 @@ $(BUILD)/parts/%.o: %.c
 # An archive, so that a test links only what it uses.
 $(BUILD)/parts/libparts.a: $(PARTS)
 	@mkdir -p $(@D)
-	rm -f $@
-	$(AR) rcs $@ $(PARTS)
+	@rm -f $@
+	@$(AR) rcs $@ $(PARTS)
 
 ##: writes mlfab.c from core/ and transports/
 amalgamate:
@@ -165,9 +166,9 @@ run-tests:
 ##: tests under sanitizers, fuzz smoke, drop-in, amalgamation, format and tidy
 check: $(filter deps test,$(MAKECMDGOALS))
 	+@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O1 -g -fno-omit-frame-pointer' \
-	  SAN='-fsanitize=address,undefined -fno-sanitize-recover=all' tests-built fuzzers-built
-	+@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O1 -g' SAN=-fsanitize=thread \
-	  $(patsubst tests/%,$(BUILD)/tsan/tests/%,$(TSAN_TESTS))
+	  SAN='-fsanitize=address,undefined -fno-sanitize-recover=all' tools tests-built fuzzers-built
+	+@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O1 -g' SAN=-fsanitize=thread tools \
+	  $(patsubst $(BUILD)/%,$(BUILD)/tsan/%,$(HELPERS)) $(patsubst tests/%,$(BUILD)/tsan/tests/%,$(TSAN_TESTS))
 	+@$(SUBMAKE) run-check
 
 # What has threads or shares memory between processes.
@@ -182,6 +183,7 @@ run-check:
 	  'dropin@600=tests/dropin/dropin.sh' \
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
 	  $(patsubst %,'$(BUILD)/tsan/%@600=tests/tsan.sh $(BUILD)/tsan/%',$(TSAN_TESTS)) \
+	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
 	  $(patsubst tests/fuzz/%.c,'fuzz/%@200=MLFAB_FUZZ_SECONDS=20 $(BUILD)/asan/tests/fuzz/%',$(FUZZERS))
 
 ##: copies mlfab.h and mlfab.c into an empty folder, and builds and runs a trainer there in many ways
