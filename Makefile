@@ -182,9 +182,10 @@ run-check:
 	  'tidy@600=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@600=tests/dropin/dropin.sh' \
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
-	  $(patsubst %,'$(BUILD)/tsan/%@600=tests/tsan.sh $(BUILD)/tsan/%',$(TSAN_TESTS)) \
+	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
-	  $(patsubst tests/fuzz/%.c,'fuzz/%@200=MLFAB_FUZZ_SECONDS=20 $(BUILD)/asan/tests/fuzz/%',$(FUZZERS))
+	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
+	  'libfuzzer@200=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10'
 
 ##: copies mlfab.h and mlfab.c into an empty folder, and builds and runs a trainer there in many ways
 dropin: all

@@ -30,7 +30,7 @@ CORE = [
     (2, "rule"),
     (3, "store"),
     (3, "dedup"),
-    (4, "worker"),
+    (4, "worker", "push.c", "pull.c"),
     (4, "server", "intake.c", "answer.c"),
     (4, "member"),
     (5, "boot"),
