@@ -180,7 +180,7 @@ run-check:
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@600=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
-	  'dropin@600=tests/dropin/dropin.sh' \
+	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1200=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
@@ -274,4 +274,4 @@ help:
 	  text && /^[a-z-]+:/ { split($$0, part, ":"); \
 	    printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
 
--include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' 2>/dev/null)
+-include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' -not -path '$(BUILD)/plant*' 2>/dev/null)
