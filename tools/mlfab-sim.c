@@ -58,7 +58,7 @@ typedef struct run {
   uint64_t random, start_ns, running;
 } run;
 
-static void die(const char *format, ...) {
+static _Noreturn void die(const char *format, ...) {
   va_list list;
   va_start(list, format);
   fputs("mlfab-sim: ", stderr);

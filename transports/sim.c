@@ -1129,7 +1129,7 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   if (mlfab_deadline(host->ctx, &at_ns) || at_ns == MLFAB__NEVER) {
     sim_unput(host->sim, &host->deadline);
   } else {
-    sim_put(host->sim, &host->deadline, mlfab__max(at_ns, earliest_ns));
+    sim_put(host->sim, &host->deadline, at_ns > host->sim->now ? at_ns : earliest_ns);
   }
 }
 
