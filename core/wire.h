@@ -249,9 +249,8 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 
 /* --- encoding and decoding --- */
 
-/* Writes header and meta to out (at least 64 + MLFAB_META_MAX bytes unless the type's meta is known to be
- * smaller); returns their length. Fills lengths; checksums are left zero until mlfab__wire_seal. */
-/* One pair per type, all of this form:
+/* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
+ * meta of the type where that is known; what m holds after an error is not specified):
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
@@ -268,7 +267,8 @@ MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 
 /* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push that
  * does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart, not empty, no
- * overflow, their sum = bytes; members 1..4096; eager <= bytes; scale finite. */
+ * overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <= bytes; scale
+ * finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -290,7 +290,8 @@ MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
 /* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
- * the bulk too when flags has WIRE_BULK_CRC. */
+ * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc is
+ * not looked at, and protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
 /* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
@@ -299,6 +300,8 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
 /* CRC32C (Castagnoli) of bytes, continuing from `crc` (0 to begin). Hardware where there is. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
+/* The same from tables: what there is without the hardware, and what tests compare it with. */
+MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, size_t bytes);
 /* FNV-1a with a mix at the end: names of jobs, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 

@@ -1,0 +1,314 @@
+/* fuzz_frame.c - any bytes must give a frame or an error, and a meta that decodes must encode to the
+ * same bytes again.
+ *
+ * With libFuzzer (clang -fsanitize=fuzzer) this is its target. With -DFUZZ_MAIN it has a main that
+ * makes valid frames from a seed and damages them, for machines that have a sanitizer only:
+ *
+ *    fuzz_frame [rounds [seed]]     without rounds: MLFAB_FUZZ_SECONDS, or else 200000 rounds
+ *
+ * Checksums stop nearly all mutations at the door, so every input is also tried with its checksums
+ * made right, and as the bare meta of a type. Inputs are copied to memory of just their length, so
+ * that a sanitizer sees a read beyond them. */
+#include "core/prng.h"
+#include "core/wire.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+static uint64_t versions[MLFAB__SLICES_MAX];
+static uint8_t again[MLFAB_META_MAX + 4096];
+
+/* Not an assert: it must hold in every build. */
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "fuzz_frame: broken: %s\n", what);
+  abort();
+}
+
+static void *copy_of(const uint8_t *data, size_t bytes) {
+  void *copy = malloc(bytes > 0 ? bytes : 1);
+  require(copy != NULL, "memory");
+  if (bytes > 0) memcpy(copy, data, bytes);
+  return copy;
+}
+
+#define TRY(NAME, name)                                  \
+  case MLFAB__##NAME: {                                  \
+    mlfab__##name m;                                     \
+    if (mlfab__decode_##name(meta, bytes, &m)) return 0; \
+    taken = mlfab__encode_##name(again, &m);             \
+    break;                                               \
+  }
+
+/* 1 when the meta decodes as this type. */
+static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
+  uint32_t taken = 0;
+  switch (type) {
+    TRY(JOIN, join)
+    TRY(WELCOME, welcome)
+    TRY(REFUSE, refuse)
+    TRY(HELLO, hello)
+    TRY(HELLO_ACK, hello_ack)
+    TRY(HEARTBEAT, heartbeat)
+    TRY(BYE, bye)
+    TRY(MEMBER, member)
+    TRY(DEFINE, define)
+    TRY(DEFINE_ACK, define_ack)
+    TRY(CHUNK, chunk)
+    TRY(GRANT, grant)
+    TRY(PUSH_ACK, push_ack)
+    TRY(RESEND, resend)
+    TRY(WITHDRAW, withdraw)
+    TRY(MODEL, model)
+    TRY(PULL_FAIL, pull_fail)
+    TRY(PULL_CANCEL, pull_cancel)
+    TRY(BARRIER, barrier)
+    TRY(BARRIER_DONE, barrier)
+    TRY(BCAST, bcast)
+    TRY(BCAST_DATA, bcast)
+    TRY(DONE, done)
+    TRY(DONE_ACK, done)
+    case MLFAB__PUSH: {
+      mlfab__push m;
+      uint64_t sum = 0;
+      if (mlfab__decode_push(meta, bytes, &m, segments, versions)) return 0;
+      for (uint32_t i = 0; i < m.segments; i++) sum += segments[i].bytes;
+      require(sum == m.bytes && m.eager <= sum, "the sum of a push");
+      taken = mlfab__encode_push(again, &m, segments, versions);
+      break;
+    }
+    case MLFAB__PULL: {
+      mlfab__pull m;
+      if (mlfab__decode_pull(meta, bytes, &m, segments)) return 0;
+      for (uint32_t i = 1; i < m.segments; i++) {
+        require(segments[i].offset > segments[i - 1].offset + segments[i - 1].bytes, "order");
+      }
+      taken = mlfab__encode_pull(again, &m, segments);
+      break;
+    }
+    default:
+      return 0;
+  }
+  require(taken == bytes && memcmp(again, meta, bytes) == 0, "a meta encodes to itself");
+  return 1;
+}
+#undef TRY
+
+static void try_bulk(const uint8_t *bulk, uint32_t bytes) {
+  mlfab__member_info m;
+  mlfab__tensor_info tensor;
+  for (uint32_t at = 0; at < bytes;) {
+    uint32_t taken = mlfab__decode_member_info(bulk + at, bytes - at, &m);
+    if (taken == 0) break;
+    require(mlfab__encode_member_info(again, sizeof again, &m) == taken &&
+                memcmp(again, bulk + at, taken) == 0,
+            "a member encodes to itself");
+    at += taken;
+  }
+  for (uint32_t at = 0; at + MLFAB__TENSOR_INFO_BYTES <= bytes; at += MLFAB__TENSOR_INFO_BYTES) {
+    mlfab__decode_tensor_info(bulk + at, &tensor);
+    mlfab__encode_tensor_info(again, &tensor);
+    require(memcmp(again, bulk + at, MLFAB__TENSOR_INFO_BYTES) == 0, "a tensor encodes to itself");
+  }
+}
+
+/* What a receiver does: 1 when all of it was accepted. */
+static int try_frame(const uint8_t *data, size_t bytes) {
+  uint32_t head_bytes, bulk_bytes;
+  mlfab__header header;
+  uint8_t *head, *bulk;
+  int accepted = 0;
+  if (bytes < MLFAB_HEADER_BYTES) return 0;
+  if (mlfab_frame_check(data, &head_bytes, &bulk_bytes)) return 0;
+  require(head_bytes >= MLFAB_HEADER_BYTES && head_bytes <= MLFAB_HEADER_BYTES + MLFAB_META_MAX &&
+              bulk_bytes <= MLFAB_BULK_MAX,
+          "limits");
+  if (bytes < head_bytes || bytes - head_bytes < bulk_bytes) return 0;
+  head = copy_of(data, head_bytes);
+  bulk = copy_of(data + head_bytes, bulk_bytes);
+  (void)mlfab_frame_verify(head, head_bytes, NULL, bulk_bytes);
+  if (mlfab_frame_verify(head, head_bytes, bulk, bulk_bytes) == 0) {
+    mlfab__wire_open(head, &header);
+    require(strcmp(mlfab__frame_name(header.type), "UNKNOWN") != 0, "a type has a name");
+    accepted = try_meta(header.type, head + MLFAB_HEADER_BYTES, header.meta_bytes);
+    try_bulk(bulk, bulk_bytes);
+  }
+  free(bulk);
+  free(head);
+  return accepted;
+}
+
+/* The same bytes with checksums, lengths and everything else in the header made right. */
+static int try_resealed(const uint8_t *data, size_t bytes) {
+  uint8_t *copy;
+  mlfab__header header;
+  uint32_t rest = (uint32_t)(bytes - MLFAB_HEADER_BYTES);
+  int accepted;
+  if (bytes < MLFAB_HEADER_BYTES || bytes > MLFAB_META_MAX) return 0;
+  copy = copy_of(data, bytes);
+  mlfab__wire_open(copy, &header);
+  header.protocol = MLFAB_PROTOCOL;
+  header.flags &= MLFAB__WIRE_BULK_CRC;
+  if (header.meta_bytes > rest) header.meta_bytes = rest;
+  header.bulk_bytes = rest - header.meta_bytes;
+  mlfab__wire_seal(copy, &header, copy + MLFAB_HEADER_BYTES + header.meta_bytes);
+  accepted = try_frame(copy, bytes);
+  free(copy);
+  return accepted;
+}
+
+static uint64_t accepted_frames, accepted_repaired, accepted_metas;
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+  accepted_frames += (uint64_t)try_frame(data, bytes);
+  accepted_repaired += (uint64_t)try_resealed(data, bytes);
+  if (bytes > 0 && bytes <= MLFAB_META_MAX) {
+    uint8_t *meta = copy_of(data + 1, bytes - 1);
+    accepted_metas += (uint64_t)try_meta(data[0] % MLFAB__FRAME_TYPES, meta, (uint32_t)(bytes - 1));
+    try_bulk(meta, (uint32_t)(bytes - 1));
+    free(meta);
+  }
+  return 0;
+}
+
+#ifdef FUZZ_MAIN
+#include <time.h>
+
+static uint32_t random_list(mlfab__prng *prng, mlfab__push *m) {
+  uint64_t at = 0;
+  m->bytes = 0;
+  m->segments = (uint32_t)mlfab__prng_below(prng, 8);
+  m->versions = m->segments == 0 ? 0 : 1 + (uint32_t)mlfab__prng_below(prng, 4);
+  for (uint32_t i = 0; i < m->segments; i++) {
+    at += 1 + mlfab__prng_below(prng, 9);
+    segments[i].offset = at;
+    segments[i].bytes = 1 + mlfab__prng_below(prng, 100);
+    at += segments[i].bytes;
+    m->bytes += segments[i].bytes;
+  }
+  for (uint32_t i = 0; i < m->versions; i++) versions[i] = mlfab__prng_below(prng, 1000);
+  return m->segments;
+}
+
+/* A text whose length stands at `at`, of printable characters. */
+static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
+  uint32_t bytes = (uint32_t)mlfab__prng_below(prng, 40);
+  at[0] = (uint8_t)bytes;
+  at[1] = 0;
+  for (uint32_t i = 0; i < bytes; i++) at[2 + i] = (uint8_t)(33 + mlfab__prng_below(prng, 90));
+  return 2 + bytes;
+}
+
+/* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
+static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
+    0, 36, 8, 8, 16, 68, 8, 4, 12, 80, 16, 0, 20, 20, 44, 44, 16, 0, 40, 16, 8, 8, 8, 36, 36, 8, 8};
+static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
+    [MLFAB__JOIN] = 1,   [MLFAB__REFUSE] = 1,     [MLFAB__BYE] = 1,
+    [MLFAB__MEMBER] = 1, [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1};
+
+static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
+  uint32_t bytes = 0;
+  if (type == MLFAB__PUSH) {
+    mlfab__push m = {0};
+    m.members = 1 + (uint32_t)mlfab__prng_below(prng, 4);
+    m.scale = 0.5;
+    random_list(prng, &m);
+    return mlfab__encode_push(meta, &m, segments, versions);
+  }
+  if (type == MLFAB__PULL) {
+    mlfab__push list = {0};
+    mlfab__pull m = {1, 2, random_list(prng, &list)};
+    return mlfab__encode_pull(meta, &m, segments);
+  }
+  while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+  if (has_text[type]) bytes += random_text(prng, meta + bytes);
+  if (type == MLFAB__DEFINE_ACK) {
+    for (int i = 0; i < 80; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+  }
+  return bytes;
+}
+
+/* A frame as a well-behaved sender makes it. */
+static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
+  static const uint8_t bulk_types[] = {MLFAB__WELCOME,   MLFAB__DEFINE, MLFAB__PUSH,
+                                       MLFAB__CHUNK,     MLFAB__MODEL,  MLFAB__BCAST,
+                                       MLFAB__BCAST_DATA};
+  mlfab__header h = {0};
+  uint8_t *bulk;
+  h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));
+  h.flags = (uint16_t)mlfab__prng_below(prng, 2);
+  h.job = mlfab__prng_next(prng);
+  h.meta_bytes = random_meta(prng, h.type, frame + MLFAB_HEADER_BYTES);
+  bulk = frame + MLFAB_HEADER_BYTES + h.meta_bytes;
+  if (h.type == MLFAB__WELCOME) {
+    for (int nodes = 1 + (int)mlfab__prng_below(prng, 3); nodes > 0; nodes--) {
+      for (int i = 0; i < 16; i++) bulk[h.bulk_bytes++] = (uint8_t)mlfab__prng_next(prng);
+      h.bulk_bytes += random_text(prng, bulk + h.bulk_bytes);
+    }
+  } else if (memchr(bulk_types, h.type, sizeof bulk_types) != NULL) {
+    h.bulk_bytes = (uint32_t)mlfab__prng_below(prng, 64);
+    for (uint32_t i = 0; i < h.bulk_bytes; i++) bulk[i] = (uint8_t)mlfab__prng_next(prng);
+  }
+  mlfab__wire_seal(frame, &h, bulk);
+  return MLFAB_HEADER_BYTES + (size_t)h.meta_bytes + h.bulk_bytes;
+}
+
+/* One damage: a bit, a byte, a number that is likely to hurt, a cut, a stretch moved. */
+static size_t damage(mlfab__prng *prng, uint8_t *frame, size_t bytes) {
+  static const uint32_t nasty[] = {0,           1,           0x7fffffffu, 0x80000000u, 0xffffffffu,
+                                   0xffffffc0u, 0x10000000u, 0x00010000u, 0x7ff80000u, 0x00100001u};
+  size_t at = (size_t)mlfab__prng_below(prng, bytes);
+  uint32_t number = nasty[mlfab__prng_below(prng, MLFAB__COUNT(nasty))];
+  switch (mlfab__prng_below(prng, 5)) {
+    case 0:
+      frame[at] ^= (uint8_t)(1u << mlfab__prng_below(prng, 8));
+      break;
+    case 1:
+      frame[at] = (uint8_t)mlfab__prng_next(prng);
+      break;
+    case 2:
+      at &= ~(size_t)3;
+      for (size_t b = 0; b < 4 && at + b < bytes; b++) frame[at + b] = (uint8_t)(number >> 8 * b);
+      break;
+    case 3:
+      return at > 0 ? at : 1;
+    default:
+      memmove(frame + at / 2, frame + at, bytes - at);
+      break;
+  }
+  return bytes;
+}
+
+int main(int argc, char **argv) {
+  static uint8_t frame[4096];
+  const char *seconds = getenv("MLFAB_FUZZ_SECONDS");
+  uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds != NULL ? 0 : 200000;
+  uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, done = 0;
+  time_t end = time(NULL) + (seconds != NULL ? (time_t)strtol(seconds, NULL, 10) : 0);
+  mlfab__prng prng;
+  while (rounds > 0 ? done < rounds : time(NULL) < end) {
+    for (int k = 0; k < 1000 && (rounds == 0 || done < rounds); k++, done++) {
+      size_t bytes;
+      mlfab__prng_seed(&prng, mlfab__mix(seed) + done);
+      bytes = random_frame(&prng, frame);
+      require(try_frame(frame, bytes), "a valid frame is accepted");
+      for (uint64_t n = 1 + mlfab__prng_below(&prng, 4); n > 0; n--) {
+        bytes = damage(&prng, frame, bytes);
+        LLVMFuzzerTestOneInput(frame, bytes);
+      }
+      frame[MLFAB_HEADER_BYTES - 1] = frame[5]; /* the type, so that the bare meta is tried too */
+      if (bytes >= MLFAB_HEADER_BYTES) {
+        LLVMFuzzerTestOneInput(frame + MLFAB_HEADER_BYTES - 1, bytes - (MLFAB_HEADER_BYTES - 1));
+      }
+    }
+  }
+  printf("fuzz_frame: %" PRIu64 " rounds from seed %" PRIu64 "; accepted %" PRIu64
+         " damaged frames, %" PRIu64 " with their checksums made right, %" PRIu64 " bare metas\n",
+         done, seed, accepted_frames, accepted_repaired, accepted_metas);
+  return 0;
+}
+#endif

@@ -1,0 +1,724 @@
+/* test_wire.c - frames: every type there and back, and every way to damage one refused.
+ *
+ * Oracles: the drawing of the header in wire.h and one golden frame, written here by hand; a CRC32C
+ * one bit at a time; published CRC32C values (RFC 3720 §B.4). */
+#include "core/prng.h"
+#include "core/wire.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* --- the types without lists, made uniform --- */
+
+typedef struct codec {
+  const char *name;
+  size_t size;            /* of the struct */
+  size_t text, text_room; /* its text: offset and array size, 0 when there is none */
+  uint32_t fixed;         /* bytes of the meta without the characters of the text */
+  uint32_t (*encode)(uint8_t *meta, const void *m);
+  int (*decode)(const uint8_t *meta, uint32_t bytes, void *m);
+} codec;
+
+#define CODEC_FUNCTIONS(name)                                              \
+  static uint32_t encode_##name(uint8_t *meta, const void *m) {            \
+    return mlfab__encode_##name(meta, m);                                  \
+  }                                                                        \
+  static int decode_##name(const uint8_t *meta, uint32_t bytes, void *m) { \
+    return mlfab__decode_##name(meta, bytes, m);                           \
+  }
+MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
+
+#define CODEC(name, fixed) \
+  { #name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name }
+#define CODEC_TEXT(name, text, fixed)                                           \
+  {                                                                             \
+#name, sizeof(mlfab__##name), offsetof(mlfab__##name, text),                \
+        sizeof(((mlfab__##name *)0)->text), fixed, encode_##name, decode_##name \
+  }
+
+/* The lengths are counted from the members in wire.h: they pin the layout. */
+static const codec codecs[] = {
+    CODEC_TEXT(join, addresses, 7 * 4 + 8 + 2),
+    CODEC(welcome, 8),
+    CODEC_TEXT(refuse, text, 8 + 2),
+    CODEC(hello, 16),
+    CODEC(hello_ack, 5 * 4 + 6 * 8),
+    CODEC(heartbeat, 8),
+    CODEC_TEXT(bye, text, 4 + 2),
+    CODEC_TEXT(member, addresses, 3 * 4 + 2),
+    CODEC(define, 8 * 4 + 6 * 8),
+    CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 80),
+    CODEC(chunk, 20),
+    CODEC(grant, 20),
+    CODEC(push_ack, 8 + 3 * 4 + 3 * 8),
+    CODEC(resend, 4 + 5 * 8),
+    CODEC(withdraw, 16),
+    CODEC(model, 4 * 8 + 2 * 4),
+    CODEC_TEXT(pull_fail, text, 8 + 2 * 4 + 2),
+    CODEC(pull_cancel, 8),
+    CODEC(barrier, 8),
+    CODEC(bcast, 3 * 8 + 3 * 4),
+    CODEC(done, 8),
+};
+
+static void random_bytes(mlfab__prng *prng, void *to, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) ((uint8_t *)to)[i] = (uint8_t)(mlfab__prng_next(prng) >> 56);
+}
+
+static void random_text(mlfab__prng *prng, char *text, size_t room) {
+  size_t bytes = (size_t)mlfab__prng_below(prng, room);
+  if (mlfab__prng_below(prng, 8) == 0) bytes = room - 1;
+  memset(text, 0, room);
+  for (size_t i = 0; i < bytes; i++) text[i] = (char)(1 + mlfab__prng_below(prng, 255));
+}
+
+static void random_struct(mlfab__prng *prng, const codec *c, uint8_t *m) {
+  random_bytes(prng, m, c->size);
+  if (c->text_room > 0) random_text(prng, (char *)m + c->text, c->text_room);
+}
+
+/* Decodes from memory that ends where the meta ends, so that a sanitizer sees one byte too far. */
+static int decode_exact(const codec *c, const uint8_t *meta, uint32_t bytes, void *m) {
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  int status;
+  assert_non_null(copy);
+  memcpy(copy, meta, bytes);
+  status = c->decode(copy, bytes, m);
+  free(copy);
+  return status;
+}
+
+/* The bytes of the struct that the wire carries, found by poking each: all but padding. */
+static void carried_bytes(const codec *c, uint8_t *mask) {
+  static uint8_t zero[4096], poked[4096], plain[4096], meta[4096];
+  size_t padding = 0, expected;
+  uint32_t bytes;
+  memset(zero, 0, sizeof zero);
+  bytes = c->encode(plain, zero);
+  assert_int_equal(bytes, c->fixed);
+  for (size_t i = 0; i < c->size; i++) {
+    int in_text = i >= c->text && i < c->text + c->text_room;
+    memset(poked, 0, sizeof poked);
+    poked[i] = 1;
+    mask[i] = in_text || c->encode(meta, poked) != bytes || memcmp(meta, plain, bytes) != 0;
+    padding += !mask[i];
+  }
+  expected = c->size - c->text_room - (c->fixed - (c->text_room > 0 ? 2 : 0));
+  assert_int_equal(padding, expected);
+  assert_true(padding < 8);
+}
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define LITTLE_ENDIAN_HOST 1
+#else
+#define LITTLE_ENDIAN_HOST 0
+#endif
+
+/* The meta as wire.h tells it: the members in their order, without padding. On a little-endian host
+ * that is the struct's own memory, which makes an oracle without any list of fields. */
+static uint32_t expected_meta(const codec *c, const uint8_t *m, const uint8_t *mask,
+                              uint8_t *meta) {
+  uint32_t bytes = 0;
+  for (size_t i = 0; i < c->size; i++) {
+    if (c->text_room > 0 && i == c->text) {
+      size_t length = strlen((const char *)m + i);
+      meta[bytes++] = (uint8_t)length;
+      meta[bytes++] = (uint8_t)(length >> 8);
+      memcpy(meta + bytes, m + i, length);
+      bytes += (uint32_t)length;
+      i += c->text_room - 1;
+    } else if (mask[i]) {
+      meta[bytes++] = m[i];
+    }
+  }
+  return bytes;
+}
+
+static void test_round_trip(void **state) {
+  static uint8_t m[4096], back[4096], mask[4096], meta[4096], again[4096];
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 1);
+  for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
+    const codec *c = &codecs[k];
+    carried_bytes(c, mask);
+    for (int round = 0; round < 200; round++) {
+      uint32_t bytes;
+      random_struct(&prng, c, m);
+      bytes = c->encode(meta, m);
+      if (LITTLE_ENDIAN_HOST) {
+        assert_int_equal(expected_meta(c, m, mask, again), bytes);
+        assert_memory_equal(meta, again, bytes);
+      }
+      memset(back, 0x5a, sizeof back);
+      assert_int_equal(decode_exact(c, meta, bytes, back), 0);
+      for (size_t i = 0; i < c->size; i++) {
+        if (mask[i] && m[i] != back[i]) fail_msg("%s: byte %zu differs", c->name, i);
+      }
+      assert_int_equal(c->encode(again, back), bytes);
+      assert_memory_equal(meta, again, bytes);
+    }
+  }
+}
+
+static void test_every_cut(void **state) {
+  static uint8_t m[4096], back[4096], meta[4096];
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 2);
+  for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
+    for (int round = 0; round < 5; round++) {
+      uint32_t bytes;
+      memset(meta, 0, sizeof meta);
+      random_struct(&prng, &codecs[k], m);
+      bytes = codecs[k].encode(meta, m);
+      for (uint32_t cut = 0; cut < bytes + 9; cut++) {
+        int expected = cut == bytes ? 0 : MLFAB_ERR_FRAME;
+        assert_int_equal(decode_exact(&codecs[k], meta, cut, back), expected);
+      }
+    }
+  }
+}
+
+static void test_texts(void **state) {
+  mlfab__bye bye = {0}, back;
+  uint8_t meta[4096];
+  uint32_t bytes;
+  (void)state;
+  memset(bye.text, 'a', sizeof bye.text - 1);
+  bytes = mlfab__encode_bye(meta, &bye);
+  assert_int_equal(bytes, 4 + 2 + 255);
+  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
+  assert_memory_equal(back.text, bye.text, sizeof bye.text);
+
+  /* One byte more would leave no room for the terminating zero. */
+  meta[4] = 0;
+  meta[5] = 1;
+  meta[bytes] = 'a';
+  assert_int_equal(mlfab__decode_bye(meta, bytes + 1, &back), MLFAB_ERR_FRAME);
+  /* A text that tells another length than its bytes have. */
+  meta[4] = 254;
+  meta[5] = 0;
+  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
+  meta[4] = meta[5] = 255;
+  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
+  /* A zero inside. */
+  mlfab__encode_bye(meta, &bye);
+  meta[100] = 0;
+  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
+  /* An array that was never terminated is cut. */
+  bye.text[sizeof bye.text - 1] = 'a';
+  bytes = mlfab__encode_bye(meta, &bye);
+  assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
+  assert_int_equal(strlen(back.text), sizeof bye.text - 1);
+}
+
+/* --- pushes and pulls --- */
+
+static mlfab__segment segments[MLFAB__SEGMENTS_MAX], got_segments[MLFAB__SEGMENTS_MAX];
+static uint64_t versions[MLFAB__SLICES_MAX], got_versions[MLFAB__SLICES_MAX];
+static uint8_t meta_a[MLFAB_META_MAX + 64], meta_b[MLFAB_META_MAX + 64];
+
+static uint64_t random_segments(mlfab__prng *prng, uint32_t count) {
+  uint64_t sum = 0, at = mlfab__prng_below(prng, 1000);
+  for (uint32_t i = 0; i < count; i++) {
+    segments[i].offset = at;
+    segments[i].bytes = 1 + mlfab__prng_below(prng, 100000);
+    sum += segments[i].bytes;
+    at += segments[i].bytes + 1 + mlfab__prng_below(prng, 3);
+  }
+  return sum;
+}
+
+static mlfab__push random_push(mlfab__prng *prng, uint32_t segment_count, uint32_t version_count) {
+  mlfab__push m = {0};
+  m.seq = mlfab__prng_next(prng) >> 1;
+  m.members = 1 + (uint32_t)mlfab__prng_below(prng, 4096);
+  m.generation = (uint32_t)mlfab__prng_next(prng);
+  m.flags = (uint32_t)mlfab__prng_below(prng, 4);
+  m.progress = mlfab__prng_next(prng);
+  m.scale = mlfab__prng_unit(prng) - 0.5;
+  m.norm = mlfab__prng_unit(prng);
+  m.segments = segment_count;
+  m.versions = version_count;
+  m.bytes = random_segments(prng, segment_count);
+  m.eager = (uint32_t)mlfab__prng_below(prng, m.bytes + 1);
+  for (uint32_t i = 0; i < version_count; i++) versions[i] = mlfab__prng_next(prng);
+  return m;
+}
+
+static int decode_push_exact(const uint8_t *meta, uint32_t bytes, mlfab__push *m) {
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  int status;
+  assert_non_null(copy);
+  memcpy(copy, meta, bytes);
+  status = mlfab__decode_push(copy, bytes, m, got_segments, got_versions);
+  free(copy);
+  return status;
+}
+
+static void test_push_round_trip(void **state) {
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 3);
+  for (int round = 0; round < 500; round++) {
+    uint32_t segment_count = (uint32_t)mlfab__prng_below(&prng, round % 10 == 0 ? 2049 : 20);
+    uint32_t version_count =
+        segment_count == 0 ? 0 : 1 + (uint32_t)mlfab__prng_below(&prng, round % 7 ? 10 : 4000);
+    mlfab__push m = random_push(&prng, segment_count, version_count), back;
+    uint32_t bytes = mlfab__encode_push(meta_a, &m, segments, versions);
+    memset(&back, 0, sizeof back);
+    assert_int_equal(bytes, 64 + 16 * segment_count + 8 * version_count);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, offsetof(mlfab__push, segments));
+    assert_int_equal(decode_push_exact(meta_a, bytes, &back), 0);
+    assert_memory_equal(&m, &back, sizeof m); /* has no padding */
+    assert_memory_equal(segments, got_segments, segment_count * sizeof segments[0]);
+    assert_memory_equal(versions, got_versions, version_count * sizeof versions[0]);
+    assert_int_equal(mlfab__encode_push(meta_b, &back, got_segments, got_versions), bytes);
+    assert_memory_equal(meta_a, meta_b, bytes);
+    if (bytes > 400) continue;
+    memset(meta_a + bytes, 0, 16);
+    for (uint32_t cut = 0; cut < bytes + 9; cut++) {
+      if (cut != bytes) assert_int_equal(decode_push_exact(meta_a, cut, &back), MLFAB_ERR_FRAME);
+    }
+  }
+}
+
+static void test_push_limits(void **state) {
+  mlfab__prng prng;
+  mlfab__push m;
+  (void)state;
+  mlfab__prng_seed(&prng, 4);
+  m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 8);
+  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX);
+  m.versions++; /* does not fit into a meta any more */
+  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
+  m.versions = 1;
+  m.segments = MLFAB__SEGMENTS_MAX + 1;
+  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
+  m.segments = 1;
+  m.versions = MLFAB__SLICES_MAX + 1;
+  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
+}
+
+/* Encodes what a well-meaning encoder never would, and expects a refusal. */
+static void refuse_push(const mlfab__push *m) {
+  mlfab__push back;
+  uint32_t bytes = mlfab__encode_push(meta_a, m, segments, versions);
+  assert_true(bytes > 0);
+  assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
+}
+
+static void test_push_refused(void **state) {
+  static const double bad_scales[] = {(double)NAN, -(double)NAN, (double)INFINITY,
+                                      -(double)INFINITY};
+  mlfab__prng prng;
+  mlfab__push good, m;
+  mlfab__segment keep[4];
+  (void)state;
+  mlfab__prng_seed(&prng, 5);
+  good = random_push(&prng, 4, 2);
+  memcpy(keep, segments, sizeof keep);
+  assert_int_equal(
+      decode_push_exact(meta_a, mlfab__encode_push(meta_a, &good, segments, versions), &m), 0);
+
+  for (size_t i = 0; i < MLFAB__COUNT(bad_scales); i++) {
+    m = good, m.scale = bad_scales[i], refuse_push(&m);
+  }
+  m = good, m.members = 0, refuse_push(&m);
+  m = good, m.members = 4097, refuse_push(&m);
+  m = good, m.members = UINT32_MAX, refuse_push(&m);
+  m = good, m.seq = UINT64_MAX - m.members + 1, refuse_push(&m);
+  m = good, m.bytes++, refuse_push(&m);
+  m = good, m.bytes--, refuse_push(&m);
+  m = good, m.eager = (uint32_t)m.bytes + 1, refuse_push(&m);
+  m = good, m.versions = 0, refuse_push(&m);
+
+  segments[2].offset = segments[1].offset + segments[1].bytes; /* touching */
+  refuse_push(&good);
+  segments[2].offset--; /* overlapping */
+  refuse_push(&good);
+  segments[2].offset = segments[0].offset; /* backwards */
+  refuse_push(&good);
+  memcpy(segments, keep, sizeof keep);
+  m = good, m.bytes -= segments[1].bytes, segments[1].bytes = 0; /* empty */
+  m.eager = 0;
+  refuse_push(&m);
+  memcpy(segments, keep, sizeof keep);
+  m = good, m.bytes -= segments[3].bytes;
+  segments[3].bytes = UINT64_MAX - segments[3].offset + 1; /* ends beyond 2^64 */
+  m.bytes += segments[3].bytes;
+  refuse_push(&m);
+  segments[3].bytes--; /* ends at 2^64 - 1: allowed */
+  m.bytes--;
+  m.eager = 0;
+  assert_int_equal(
+      decode_push_exact(meta_a, mlfab__encode_push(meta_a, &m, segments, versions), &m), 0);
+}
+
+/* Counts whose product with the size of an entry wraps round 32 bits, or that only lie. */
+static void test_counts_that_lie(void **state) {
+  static const uint32_t counts[] = {5u,          4096u,       4097u,       0x10000000u, 0x10000004u,
+                                    0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
+  mlfab__prng prng;
+  mlfab__push push, back;
+  mlfab__pull pull = {1, 2, 4}, pull_back;
+  uint32_t bytes;
+  (void)state;
+  mlfab__prng_seed(&prng, 6);
+  push = random_push(&prng, 4, 2);
+  for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+    for (int place = 0; place < 2; place++) {
+      bytes = mlfab__encode_push(meta_a, &push, segments, versions);
+      for (int b = 0; b < 4; b++) {
+        meta_a[(place == 0 ? 56 : 60 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
+      }
+      assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
+    }
+    bytes = mlfab__encode_pull(meta_a, &pull, segments);
+    for (int b = 0; b < 4; b++) meta_a[16 + b] = (uint8_t)(counts[i] >> (8 * b));
+    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments), MLFAB_ERR_FRAME);
+  }
+  /* All entries present, but more than there may be. */
+  memset(meta_a, 0, sizeof meta_a);
+  for (uint32_t i = 0; i < MLFAB__SEGMENTS_MAX + 1; i++) {
+    meta_a[20 + 16 * i] = (uint8_t)(2 * i);
+    meta_a[21 + 16 * i] = (uint8_t)(2 * i >> 8);
+    meta_a[28 + 16 * i] = 1;
+  }
+  meta_a[17] = MLFAB__SEGMENTS_MAX >> 8;
+  bytes = 20 + 16 * MLFAB__SEGMENTS_MAX;
+  assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments), 0);
+  meta_a[16] = 1;
+  assert_int_equal(mlfab__decode_pull(meta_a, bytes + 16, &pull_back, got_segments),
+                   MLFAB_ERR_FRAME);
+}
+
+static void test_pull(void **state) {
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 7);
+  for (int round = 0; round < 200; round++) {
+    mlfab__pull m = {mlfab__prng_next(&prng), mlfab__prng_next(&prng),
+                     (uint32_t)mlfab__prng_below(&prng, round % 10 ? 20 : 2049)};
+    mlfab__pull back = {0, 0, 0};
+    uint32_t bytes;
+    random_segments(&prng, m.segments);
+    bytes = mlfab__encode_pull(meta_a, &m, segments);
+    assert_int_equal(bytes, 20 + 16 * m.segments);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
+    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments), 0);
+    assert_true(m.request == back.request && m.progress == back.progress);
+    assert_int_equal(m.segments, back.segments);
+    assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
+    for (uint32_t cut = 0; cut < bytes && bytes < 400; cut++) {
+      assert_int_equal(mlfab__decode_pull(meta_a, cut, &back, got_segments), MLFAB_ERR_FRAME);
+    }
+    if (m.segments < 2) continue;
+    segments[1].offset = segments[0].offset;
+    bytes = mlfab__encode_pull(meta_a, &m, segments);
+    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments), MLFAB_ERR_FRAME);
+  }
+  mlfab__pull m = {1, 2, MLFAB__SEGMENTS_MAX + 1};
+  assert_int_equal(mlfab__encode_pull(meta_a, &m, segments), 0);
+}
+
+static void test_bulk_lists(void **state) {
+  mlfab__prng prng;
+  mlfab__member_info m, back;
+  mlfab__tensor_info tensor = {0x01020304u, 3, 0x05060708090a0b0cu}, tensor_back;
+  static const uint8_t tensor_wire[16] = {4, 3, 2, 1, 3, 0, 0, 0, 12, 11, 10, 9, 8, 7, 6, 5};
+  uint8_t at[MLFAB__TENSOR_INFO_BYTES];
+  (void)state;
+  mlfab__prng_seed(&prng, 8);
+  for (int round = 0; round < 300; round++) {
+    uint32_t bytes;
+    random_bytes(&prng, &m, sizeof m);
+    random_text(&prng, m.addresses, sizeof m.addresses);
+    bytes = 18 + (uint32_t)strlen(m.addresses);
+    assert_int_equal(mlfab__encode_member_info(meta_a, bytes - 1, &m), 0);
+    assert_int_equal(mlfab__encode_member_info(meta_a, bytes, &m), bytes);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 16);
+    assert_int_equal(mlfab__decode_member_info(meta_a, bytes + 100, &back), bytes);
+    assert_memory_equal(&m, &back, sizeof m);
+    for (uint32_t cut = 0; cut < bytes; cut++) {
+      assert_int_equal(mlfab__decode_member_info(meta_a, cut, &back), 0);
+    }
+  }
+  mlfab__encode_tensor_info(at, &tensor);
+  assert_memory_equal(at, tensor_wire, sizeof at);
+  mlfab__decode_tensor_info(at, &tensor_back);
+  assert_memory_equal(&tensor, &tensor_back, sizeof tensor);
+}
+
+/* --- the header --- */
+
+/* A frame of a random type with a random payload: seal does not look into the meta. */
+typedef struct frame {
+  uint8_t head[64 + 300];
+  uint8_t bulk[64];
+  mlfab__header header;
+} frame;
+
+static const uint8_t bulk_types[] = {MLFAB__WELCOME, MLFAB__DEFINE, MLFAB__PUSH,      MLFAB__CHUNK,
+                                     MLFAB__MODEL,   MLFAB__BCAST,  MLFAB__BCAST_DATA};
+
+static void random_frame(mlfab__prng *prng, frame *f, int with_bulk) {
+  mlfab__header *h = &f->header;
+  random_bytes(prng, f, sizeof *f);
+  h->protocol = MLFAB_PROTOCOL;
+  h->type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));
+  h->meta_bytes = (uint32_t)mlfab__prng_below(prng, 100);
+  h->flags = MLFAB__WIRE_BULK_CRC;
+  h->bulk_bytes = 0;
+  if (with_bulk) {
+    h->type = bulk_types[mlfab__prng_below(prng, sizeof bulk_types)];
+    h->bulk_bytes = 1 + (uint32_t)mlfab__prng_below(prng, sizeof f->bulk);
+  }
+  mlfab__wire_seal(f->head, h, f->bulk);
+}
+
+/* What a receiver does with a frame. */
+static int receive(const frame *f) {
+  uint32_t head_bytes, bulk_bytes;
+  int status = mlfab_frame_check(f->head, &head_bytes, &bulk_bytes);
+  if (status) return status;
+  if (head_bytes != 64 + f->header.meta_bytes || bulk_bytes != f->header.bulk_bytes) return -1000;
+  return mlfab_frame_verify(f->head, head_bytes, f->bulk, bulk_bytes);
+}
+
+static void test_golden_frame(void **state) {
+  static const uint8_t golden[72] = {
+      0x4d, 0x4c, 0x46, 0x42, 1,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
+      0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
+      0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0,    0,    0,    0,    0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51};
+  mlfab__heartbeat m = {0x5152535455565758u};
+  mlfab__header h = {0}, back;
+  uint8_t head[72], expected[72];
+  uint32_t crc, head_bytes, bulk_bytes;
+  (void)state;
+  h.type = MLFAB__HEARTBEAT;
+  h.meta_bytes = mlfab__encode_heartbeat(head + 64, &m);
+  h.job = 0x1112131415161718u;
+  h.epoch = 0x21222324u;
+  h.sender = 0x31323334u;
+  h.incarnation = 0x41424344u;
+  mlfab__wire_seal(head, &h, NULL);
+
+  memcpy(expected, golden, sizeof golden);
+  crc = mlfab__crc32c_portable(0, golden + 64, 8);
+  for (int b = 0; b < 4; b++) expected[12 + b] = (uint8_t)(crc >> (8 * b));
+  crc = mlfab__crc32c_portable(0, expected, 64);
+  for (int b = 0; b < 4; b++) expected[8 + b] = (uint8_t)(crc >> (8 * b));
+  assert_memory_equal(head, expected, sizeof head);
+
+  assert_int_equal(mlfab_frame_check(head, &head_bytes, &bulk_bytes), 0);
+  assert_int_equal(head_bytes, 72);
+  assert_int_equal(bulk_bytes, 0);
+  assert_int_equal(mlfab_frame_verify(head, 72, NULL, 0), 0);
+  mlfab__wire_open(head, &back);
+  assert_int_equal(back.protocol, MLFAB_PROTOCOL);
+  assert_true(back.type == h.type && back.flags == 0 && back.job == h.job);
+  assert_true(back.epoch == h.epoch && back.sender == h.sender);
+  assert_true(back.incarnation == h.incarnation && back.meta_bytes == 8 && back.bulk_bytes == 0);
+}
+
+static void test_every_bit(void **state) {
+  mlfab__prng prng;
+  frame f;
+  (void)state;
+  mlfab__prng_seed(&prng, 9);
+  for (int round = 0; round < 60; round++) {
+    random_frame(&prng, &f, round % 2);
+    assert_int_equal(receive(&f), 0);
+    for (uint32_t bit = 0; bit < 8 * (64 + f.header.meta_bytes); bit++) {
+      f.head[bit / 8] ^= (uint8_t)(1u << bit % 8);
+      assert_int_not_equal(receive(&f), 0);
+      f.head[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (uint32_t bit = 0; bit < 8 * f.header.bulk_bytes; bit++) {
+      f.bulk[bit / 8] ^= (uint8_t)(1u << bit % 8);
+      assert_int_equal(receive(&f), MLFAB_ERR_CRC);
+      f.bulk[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    assert_int_equal(receive(&f), 0);
+  }
+}
+
+static void test_coverage_of_bulk(void **state) {
+  mlfab__prng prng;
+  frame f;
+  uint32_t head_bytes;
+  uint8_t *short_head;
+  (void)state;
+  mlfab__prng_seed(&prng, 10);
+  random_frame(&prng, &f, 1);
+  head_bytes = 64 + f.header.meta_bytes;
+  /* Without the flag the bulk may be anything. */
+  f.header.flags = 0;
+  mlfab__wire_seal(f.head, &f.header, f.bulk);
+  f.bulk[0] ^= 1;
+  assert_int_equal(receive(&f), 0);
+  /* A ghost is told by its pointer, and covers nothing, flag or not. */
+  f.header.flags = MLFAB__WIRE_BULK_CRC;
+  f.header.bulk_bytes = MLFAB_BULK_MAX;
+  mlfab__wire_seal(f.head, &f.header, NULL);
+  assert_int_equal(mlfab_frame_verify(f.head, head_bytes, NULL, MLFAB_BULK_MAX), 0);
+  /* Lengths that are not the header's. */
+  assert_int_equal(mlfab_frame_verify(f.head, head_bytes, NULL, 1), MLFAB_ERR_CRC);
+  assert_int_equal(mlfab_frame_verify(f.head, head_bytes + 1, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
+  assert_int_equal(mlfab_frame_verify(f.head, 63, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
+  assert_int_equal(mlfab_frame_verify(f.head, 0, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
+  short_head = malloc(10); /* a head that is not even a header is not read as one */
+  assert_non_null(short_head);
+  memset(short_head, 0, 10);
+  assert_int_equal(mlfab_frame_verify(short_head, 10, NULL, 0), MLFAB_ERR_CRC);
+  free(short_head);
+  assert_int_equal(mlfab_frame_verify(NULL, 64, NULL, 0), MLFAB_ERR_ARGUMENT);
+}
+
+/* Writes a number into the header and makes its checksum right again: the work of a sender who is
+ * wrong, not of a line that is noisy. */
+static int check_with(const frame *f, size_t at, size_t bytes, uint64_t value) {
+  uint8_t head[64];
+  uint32_t crc, head_bytes = 7, bulk_bytes = 7;
+  int status;
+  memcpy(head, f->head, sizeof head);
+  for (size_t b = 0; b < bytes; b++) head[at + b] = (uint8_t)(value >> (8 * b));
+  memset(head + 8, 0, 4);
+  crc = mlfab__crc32c(0, head, sizeof head);
+  for (int b = 0; b < 4; b++) head[8 + b] = (uint8_t)(crc >> (8 * b));
+  status = mlfab_frame_check(head, &head_bytes, &bulk_bytes);
+  if (status != 0) assert_true(head_bytes == 7 && bulk_bytes == 7); /* set on success only */
+  return status;
+}
+
+static void test_wrong_headers(void **state) {
+  mlfab__prng prng;
+  frame f;
+  uint32_t x;
+  (void)state;
+  mlfab__prng_seed(&prng, 11);
+  random_frame(&prng, &f, 1);
+  assert_int_equal(check_with(&f, 0, 4, MLFAB__MAGIC), 0);
+  assert_int_equal(check_with(&f, 0, 4, MLFAB__MAGIC + 1), MLFAB_ERR_FRAME);
+  assert_int_equal(check_with(&f, 4, 1, MLFAB_PROTOCOL - 1), MLFAB_ERR_PROTOCOL_OLDER);
+  assert_int_equal(check_with(&f, 4, 1, MLFAB_PROTOCOL + 1), MLFAB_ERR_PROTOCOL_NEWER);
+  assert_int_equal(check_with(&f, 4, 1, 255), MLFAB_ERR_PROTOCOL_NEWER);
+  for (unsigned type = 0; type < 256; type++) {
+    int known = type >= 1 && type < MLFAB__FRAME_TYPES;
+    int with_bulk = memchr(bulk_types, (int)type, sizeof bulk_types) != NULL;
+    assert_int_equal(check_with(&f, 5, 1, type), with_bulk ? 0 : MLFAB_ERR_FRAME);
+    assert_int_equal(strcmp(mlfab__frame_name((uint8_t)type), "UNKNOWN") != 0, known);
+  }
+  /* Without a bulk every known type passes, and no other. */
+  random_frame(&prng, &f, 0);
+  for (unsigned type = 0; type < 256; type++) {
+    int known = type >= 1 && type < MLFAB__FRAME_TYPES;
+    assert_int_equal(check_with(&f, 5, 1, type), known ? 0 : MLFAB_ERR_FRAME);
+  }
+  random_frame(&prng, &f, 1);
+  for (unsigned flags = 2; flags < 65536; flags += 1 + flags % 7) {
+    assert_int_equal(check_with(&f, 6, 2, flags), MLFAB_ERR_FRAME);
+  }
+  for (size_t at = 44; at < 64; at++) assert_int_equal(check_with(&f, at, 1, 1), MLFAB_ERR_FRAME);
+  assert_int_equal(check_with(&f, 16, 4, MLFAB_META_MAX), 0);
+  assert_int_equal(check_with(&f, 16, 4, MLFAB_META_MAX + 1), MLFAB_ERR_LIMIT);
+  assert_int_equal(check_with(&f, 16, 4, 0xffffffc0u), MLFAB_ERR_LIMIT); /* + 64 wraps to 0 */
+  assert_int_equal(check_with(&f, 20, 4, MLFAB_BULK_MAX), 0);
+  assert_int_equal(check_with(&f, 20, 4, MLFAB_BULK_MAX + 1), MLFAB_ERR_LIMIT);
+  assert_int_equal(check_with(&f, 20, 4, 0xffffffffu), MLFAB_ERR_LIMIT);
+
+  /* Another version is told even when the rest of its header is not like ours. */
+  f.head[4] = MLFAB_PROTOCOL + 1;
+  f.head[40] ^= 1;
+  assert_int_equal(receive(&f), MLFAB_ERR_PROTOCOL_NEWER);
+  f.head[4] = MLFAB_PROTOCOL;
+  assert_int_equal(receive(&f), MLFAB_ERR_CRC);
+  assert_int_equal(mlfab_frame_check(NULL, &x, &x), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_frame_check(f.head, NULL, &x), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_frame_check(f.head, &x, NULL), MLFAB_ERR_ARGUMENT);
+  assert_string_equal(mlfab__frame_name(MLFAB__PUSH_ACK), "PUSH_ACK");
+}
+
+/* --- checksum and hash --- */
+
+static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *at, size_t bytes) {
+  crc = ~crc;
+  for (size_t i = 0; i < bytes; i++) {
+    crc ^= at[i];
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  return ~crc;
+}
+
+static void test_crc_known(void **state) {
+  uint8_t buffer[32];
+  (void)state;
+  for (int which = 0; which < 2; which++) {
+    uint32_t (*crc)(uint32_t, const void *, size_t) =
+        which ? mlfab__crc32c : mlfab__crc32c_portable;
+    memset(buffer, 0, 32);
+    assert_int_equal(crc(0, buffer, 32), 0x8a9136aau);
+    memset(buffer, 0xff, 32);
+    assert_int_equal(crc(0, buffer, 32), 0x62a8ab43u);
+    for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)i;
+    assert_int_equal(crc(0, buffer, 32), 0x46dd794eu);
+    for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)(31 - i);
+    assert_int_equal(crc(0, buffer, 32), 0x113fdb5cu);
+    assert_int_equal(crc(0, "123456789", 9), 0xe3069283u);
+    assert_int_equal(crc(0, NULL, 0), 0);
+    assert_int_equal(crc(0x12345678u, buffer, 0), 0x12345678u);
+  }
+}
+
+static void test_crc_agrees(void **state) {
+  static uint8_t buffer[65536];
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 12);
+  random_bytes(&prng, buffer, sizeof buffer);
+  for (size_t bytes = 0; bytes <= 5000; bytes++) {
+    const uint8_t *at = buffer + mlfab__prng_below(&prng, 64);
+    uint32_t begin = bytes % 2 ? (uint32_t)mlfab__prng_next(&prng) : 0;
+    uint32_t fast = mlfab__crc32c(begin, at, bytes);
+    assert_int_equal(fast, mlfab__crc32c_portable(begin, at, bytes));
+    if (bytes % 16 == 0 || bytes < 100) assert_int_equal(fast, crc_bit_by_bit(begin, at, bytes));
+  }
+  for (int round = 0; round < 300; round++) { /* lengths that use the widest stride, and splits */
+    size_t bytes = (size_t)mlfab__prng_below(&prng, sizeof buffer - 8);
+    size_t split = (size_t)mlfab__prng_below(&prng, bytes + 1);
+    const uint8_t *at = buffer + mlfab__prng_below(&prng, 8);
+    uint32_t whole = mlfab__crc32c(0, at, bytes), first = mlfab__crc32c(0, at, split);
+    assert_int_equal(whole, mlfab__crc32c_portable(0, at, bytes));
+    assert_int_equal(whole, mlfab__crc32c(first, at + split, bytes - split));
+    assert_int_equal(whole, mlfab__crc32c_portable(first, at + split, bytes - split));
+  }
+}
+
+static void test_hash(void **state) {
+  (void)state;
+  /* FNV-1a of "a" and "foobar" as published, then the mix. */
+  assert_true(mlfab__hash(0, "a", 1) == mlfab__mix(0xaf63dc4c8601ec8cu));
+  assert_true(mlfab__hash(0, "foobar", 6) == mlfab__mix(0x85944171f73967e8u));
+  assert_true(mlfab__hash(0, NULL, 0) == mlfab__mix(0xcbf29ce484222325u));
+  assert_true(mlfab__hash(1, "a", 1) != mlfab__hash(0, "a", 1));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_every_cut),
+      cmocka_unit_test(test_texts),           cmocka_unit_test(test_push_round_trip),
+      cmocka_unit_test(test_push_limits),     cmocka_unit_test(test_push_refused),
+      cmocka_unit_test(test_counts_that_lie), cmocka_unit_test(test_pull),
+      cmocka_unit_test(test_bulk_lists),      cmocka_unit_test(test_golden_frame),
+      cmocka_unit_test(test_every_bit),       cmocka_unit_test(test_coverage_of_bulk),
+      cmocka_unit_test(test_wrong_headers),   cmocka_unit_test(test_crc_known),
+      cmocka_unit_test(test_crc_agrees),      cmocka_unit_test(test_hash),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
