@@ -4,7 +4,6 @@
  *         stands, a frame came, a send is finished) with the present time, and yields actions (connect,
  *         send) and the time of its next call. Your reactor takes the place of the queues here.
  * Run:    build/examples/04_event_loop
- *
  * SPDX-License-Identifier: MIT
  */
 #include "mlfab.h"
@@ -17,26 +16,24 @@ enum { NODES = 2, COUNT = 4, QUEUE = 4096 };
 
 static mlfab_node *node[NODES];
 static mlfab_io_event queue[NODES][QUEUE]; /* what is under way to each node */
-static unsigned taken[NODES], put[NODES];
+static unsigned taken[NODES], put[NODES], links;
 static uint64_t now_ns;
-static uint32_t links;
 
 static void post(int to, mlfab_io_event event) { queue[to][put[to]++ % QUEUE] = event; }
 static void *copy(const void *bytes, uint32_t n) { return n ? memcpy(malloc(n), bytes, n) : NULL; }
 
-/* Carries out what node `me` wants; its peer is the other one. */
+/* Carries out what node `me` wants. */
 static void act(int me, const mlfab_action *a) {
-  mlfab_io_event e = {.link = a->link};
   if (a->kind == MLFAB_ACTION_CONNECT) { /* a->address is "queue:0"; both ends learn of the link */
     post(me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = ++links, .token = a->token});
     post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = links});
   } else if (a->kind == MLFAB_ACTION_SEND) {
-    e.kind = MLFAB_IO_FRAME;
+    mlfab_io_event e = {.kind = MLFAB_IO_FRAME, .link = a->link};
     e.head = copy(a->head, e.head_bytes = a->head_bytes);
     e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
     post(1 - me, e);
     e = (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token};
-    if (a->token) post(me, e); /* it was copied, so the sender has its memory back at once */
+    if (a->token) post(me, e); /* what is borrowed may go back at once: it was copied */
   } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
     post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = a->link, .text = "closed"});
   } /* MLFAB_ACTION_DETACH asks to stop borrowing, and nothing is borrowed here. */
@@ -60,11 +57,11 @@ static void turn(void) {
   }
 }
 
-/* Turns the loop until a request is finished; returns its status. Requests have deadlines. */
+/* Turns the loop until a request is finished, which its deadline sees to; returns its status. */
 static int finish(int i, mlfab_request request) {
   mlfab_result result = {0};
-  for (int done = 0, status = 0; !done; turn())
-    if ((status = mlfab_node_test(node[i], request, &done, &result)) != 0) return status;
+  for (int done = 0; !done; turn())
+    if (mlfab_node_test(node[i], request, &done, &result)) return MLFAB_ERR_REQUEST;
   return result.status;
 }
 
