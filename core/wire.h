@@ -117,7 +117,8 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t server, eager_bytes;   /* credit of bytes without a grant */
   uint32_t generation;            /* of the worker's push stream from here on */
   uint32_t model_stands;          /* 1: this server has a model */
-  uint32_t was_dead;              /* 1: had been declared dead, its rounds went on without it */
+  uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
+                                    the credit is news */
   uint64_t v_train;               /* rounds committed: where a joiner starts */
   uint64_t top;                   /* all updates up to here are decided ... */
   uint64_t applied[4];            /* ... bit i: update top - i was applied (0: refused) */
@@ -254,11 +255,12 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
-#define MLFAB__WIRE_PAIRS(X)                                                                       \
-  X(join)                                                                                          \
-  X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) \
-      X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel)     \
-          X(barrier) X(bcast) X(done)
+#define MLFAB__WIRE_PAIRS(X)                                                                     \
+  X(join)                                                                                        \
+  X(welcome)                                                                                     \
+  X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) \
+      X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) \
+          X(bcast) X(done)
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);

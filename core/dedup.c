@@ -1,0 +1,59 @@
+/* dedup.c - windows of decided updates. See dedup.h. */
+#include "dedup.h"
+
+MLFAB__INTERNAL int mlfab__dedup_init(mlfab__env *env, mlfab__dedup *dedup, uint32_t workers) {
+  dedup->workers = workers;
+  dedup->windows = mlfab__alloc_array(env, workers, sizeof *dedup->windows);
+  return dedup->windows ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__dedup_free(mlfab__env *env, mlfab__dedup *dedup) {
+  mlfab__free(env, dedup->windows, dedup->workers * sizeof *dedup->windows);
+  memset(dedup, 0, sizeof *dedup);
+}
+
+MLFAB__INTERNAL int mlfab__dedup_admit(mlfab__dedup *dedup, uint32_t worker, uint32_t incarnation) {
+  mlfab__window *window = &dedup->windows[worker];
+  if (incarnation < window->incarnation) return MLFAB_ERR_FENCED;
+  if (incarnation > window->incarnation) {
+    memset(window, 0, sizeof *window);
+    window->incarnation = incarnation;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL enum mlfab__decision mlfab__dedup_ask(const mlfab__window *window, uint64_t seq,
+                                                      uint32_t members) {
+  if (MLFAB__PLANTED(2)) return MLFAB__UNDECIDED;
+  uint64_t last = seq + members - 1;
+  if (last > window->top) return MLFAB__UNDECIDED;
+  uint64_t back = window->top - last;
+  /* Older than the window: nobody waits for it any more, and it must not be applied again. */
+  if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
+  return (window->applied[back / 64] >> (back % 64)) & 1 ? MLFAB__APPLIED : MLFAB__NOT_APPLIED;
+}
+
+/* Moves the bitmap on by `by` updates, zeros coming in. */
+static void dedup_shift(uint64_t applied[4], uint64_t by) {
+  if (by >= MLFAB__WINDOW) {
+    memset(applied, 0, 4 * sizeof applied[0]);
+    return;
+  }
+  uint32_t words = (uint32_t)(by / 64), bits = (uint32_t)(by % 64);
+  for (int i = 3; i >= 0; i--) {
+    uint64_t high = (uint32_t)i >= words ? applied[(uint32_t)i - words] : 0;
+    uint64_t low = (uint32_t)i >= words + 1 ? applied[(uint32_t)i - words - 1] : 0;
+    applied[i] = bits ? (high << bits) | (low >> (64 - bits)) : high;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, uint32_t members,
+                                         int applied) {
+  uint64_t last = seq + members - 1;
+  assert(last > window->top);
+  dedup_shift(window->applied, last - window->top);
+  window->top = last;
+  for (uint32_t i = 0; applied && i < members && i < MLFAB__WINDOW; i++) {
+    window->applied[i / 64] |= (uint64_t)1 << (i % 64);
+  }
+}

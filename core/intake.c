@@ -1,0 +1,903 @@
+/* intake.c - the server role: updates on their way into the model. See server.h.
+ *
+ * How the bytes of the head are written depends on what the model makes of a sum:
+ *   INIT    next = u                 the first weights
+ *   DIRECT  next = w + scale * u     the plain rule, asynchronous: one pass while the bytes are hot
+ *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
+ *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
+ * A small update that lies whole in memory is checked first and then added in place, where no
+ * pull holds the block. */
+#include "server.h"
+
+#include "reduce.h"
+
+enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
+enum {
+  INTAKE_WHOLE_BYTES = 256 * 1024,
+  INTAKE_TICK_BYTES = 4 << 20,
+  INTAKE_STREAM_BYTES = 8 << 20
+};
+
+static int intake_rounds(const mlfab__server *server) {
+  return mlfab__sync_rounds(server->options.sync);
+}
+
+static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update) {
+  if (update->push.flags & MLFAB__PUSH_INIT) return INTAKE_INIT;
+  if (intake_rounds(server)) return INTAKE_SUM;
+  if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN) return INTAKE_STAGE;
+  return INTAKE_DIRECT;
+}
+
+/* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
+ * relative to the round's first member, whose scale then counts for all. */
+static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
+                            enum intake_mode mode) {
+  if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
+  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind)) return update->push.scale;
+  if (server->contributors == 0) return 1.0;
+  return server->round_scale != 0.0 ? update->push.scale / server->round_scale : 0.0;
+}
+
+/* --- the queue --- */
+
+static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *push) {
+  mlfab__incoming *update = server->free_list;
+  if (update) {
+    server->free_list = update->next;
+  } else {
+    update = mlfab__alloc(server->env, sizeof *update);
+    if (!update) return NULL;
+  }
+  if (push->segments > update->segment_room) {
+    mlfab__free(server->env, update->segments, update->segment_room * sizeof *update->segments);
+    update->segments = mlfab__alloc_array(server->env, push->segments, sizeof *update->segments);
+    update->segment_room = update->segments ? push->segments : 0;
+  }
+  if (push->versions > update->version_room) {
+    mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
+    update->versions = mlfab__alloc_array(server->env, push->versions, sizeof *update->versions);
+    update->version_room = update->versions ? push->versions : 0;
+  }
+  if (push->segments > update->segment_room || push->versions > update->version_room) {
+    update->next = server->free_list;
+    server->free_list = update;
+    return NULL;
+  }
+  mlfab__incoming kept = *update;
+  memset(update, 0, sizeof *update);
+  update->segments = kept.segments;
+  update->versions = kept.versions;
+  update->segment_room = kept.segment_room;
+  update->version_room = kept.version_room;
+  update->push = *push;
+  memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
+  memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
+  return update;
+}
+
+static void intake_append(mlfab__server *server, mlfab__incoming *update) {
+  update->previous = server->last;
+  update->next = NULL;
+  *(server->last ? &server->last->next : &server->first) = update;
+  server->last = update;
+}
+
+/* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
+static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  *(update->previous ? &update->previous->next : &server->first) = update->next;
+  *(update->next ? &update->next->previous : &server->last) = update->previous;
+  if (server->head == update) {
+    for (uint32_t p = 0; p < server->store.positions; p++) {
+      mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
+    }
+    server->head = NULL;
+  }
+  if (server->stage_owner == update) server->stage_owner = NULL;
+  peer->queued--;
+  peer->eager_used -= update->push.eager;
+  if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
+  if (peer->queued == 0) peer->arena_head = peer->arena_tail = 0;
+  update->next = server->free_list;
+  server->free_list = update;
+}
+
+/* Room for an update's eager bytes, contiguous in the ring of twice the credit. */
+static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
+  uint32_t eager = update->push.eager;
+  peer->eager_used += eager;
+  if (eager == 0 || peer->arena_bytes == 0) return;
+  uint64_t at = peer->arena_head % peer->arena_bytes;
+  if (at + eager > peer->arena_bytes) peer->arena_head += peer->arena_bytes - at;
+  update->arena_at = peer->arena_head;
+  peer->arena_head += eager;
+  assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
+}
+
+/* --- bytes into blocks --- */
+
+/* The cursor's piece: as much as lies in one block, one tensor and one segment. */
+static void intake_piece(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
+                         mlfab__piece *piece) {
+  const mlfab__segment *segment = &update->segments[update->segment];
+  mlfab__store_piece(&server->store, segment->offset + update->in_segment,
+                     mlfab__min(limit, segment->bytes - update->in_segment), piece);
+}
+
+static void intake_moved(mlfab__incoming *update, uint32_t bytes) {
+  update->in_segment += bytes;
+  update->consumed += bytes;
+  if (update->in_segment == update->segments[update->segment].bytes) {
+    update->segment++;
+    update->in_segment = 0;
+  }
+}
+
+static void intake_rewind(mlfab__incoming *update) {
+  update->segment = 0;
+  update->in_segment = update->consumed = 0;
+}
+
+/* Does the current segment cover the whole block of the piece? */
+static int intake_covers(const mlfab__server *server, const mlfab__incoming *update,
+                         const mlfab__piece *piece) {
+  const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
+  uint64_t begin =
+      slice->offset + (uint64_t)(piece->position - slice->first) * server->store.block_bytes;
+  uint64_t end = begin + mlfab__store_block_bytes(&server->store, piece->slice, piece->position);
+  const mlfab__segment *segment = &update->segments[update->segment];
+  return segment->offset <= begin && end - segment->offset <= segment->bytes;
+}
+
+/* A new block for place[position], holding what `from` holds unless it will be overwritten whole. */
+static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, int fill) {
+  mlfab__store *store = &server->store;
+  uint32_t block = mlfab__server_spare(server);
+  if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
+  uint8_t *data = store->blocks[block].data;
+  if (fill && data && from != MLFAB__NO_BLOCK)
+    memcpy(data, store->blocks[from].data, store->block_bytes);
+  if (fill && data && from == MLFAB__NO_BLOCK) memset(data, 0, store->block_bytes);
+  mlfab__store_put(store, place, block);
+  return 0;
+}
+
+/* Writes the next bytes of the head into `next` blocks. data NULL: a ghost.
+ * Errors: NOT_FINITE, MEMORY; the head is then to be refused. */
+static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                          uint64_t bytes) {
+  mlfab__store *store = &server->store;
+  enum intake_mode mode = intake_mode(server, update);
+  double weight = intake_weight(server, update, mode);
+  int stream = store->end - store->begin >= INTAKE_STREAM_BYTES;
+  while (bytes > 0) {
+    mlfab__piece piece;
+    intake_piece(server, update, bytes, &piece);
+    uint32_t p = piece.position;
+    uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
+    if (store->next[p] == MLFAB__NO_BLOCK) {
+      int code =
+          intake_fresh(server, &store->next[p], base, !intake_covers(server, update, &piece));
+      if (code) return code;
+    }
+    if (data) {
+      uint8_t *dst = store->blocks[store->next[p]].data + piece.at;
+      int adds = (mode == INTAKE_SUM && base != MLFAB__NO_BLOCK) || mode == INTAKE_DIRECT;
+      const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
+      int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
+      if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
+      data += piece.bytes;
+    }
+    bytes -= piece.bytes;
+    intake_moved(update, piece.bytes);
+  }
+  return 0;
+}
+
+/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0 when
+ * the long way has to be taken. *code_p tells what became of it. */
+static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                        int *code_p) {
+  mlfab__store *store = &server->store;
+  enum intake_mode mode = intake_mode(server, update);
+  double weight = intake_weight(server, update, mode);
+  /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
+  if (mode == INTAKE_INIT || server->config->on_update || !(weight >= -1.0 && weight <= 1.0))
+    return 0;
+  mlfab__piece piece;
+  for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
+    intake_piece(server, update, update->push.bytes - at, &piece);
+    if (!mlfab__reduce_finite(piece.dtype, data + at, piece.count) && !MLFAB__PLANTED(3)) {
+      *code_p = MLFAB_ERR_NOT_FINITE;
+      return 1;
+    }
+    intake_moved(update, piece.bytes);
+  }
+  intake_rewind(update);
+  for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
+    intake_piece(server, update, update->push.bytes - at, &piece);
+    uint32_t *place = mode == INTAKE_SUM ? &store->sum[piece.position] : &store->w[piece.position];
+    if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
+      /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for the next. */
+      *code_p = intake_fresh(server, place, *place, 1);
+      if (*code_p) return 1;
+    }
+    intake_moved(update, piece.bytes);
+  }
+  intake_rewind(update);
+  for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
+    intake_piece(server, update, update->push.bytes - at, &piece);
+    uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
+    uint8_t *w = store->blocks[block].data + piece.at;
+    if (mode == INTAKE_STAGE) {
+      mlfab__rule_step step = {update->push.scale, store->slices[piece.slice].commit + 1, 0};
+      uint64_t base = update->versions[0], now = store->slices[piece.slice].version;
+      step.delay = now > base ? now - base : 0;
+      uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
+      uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
+      mlfab__rule_apply(&server->rule, &step, piece.dtype, w, w, data + at, s0, s1, piece.count);
+    } else {
+      mlfab__reduce_add(piece.dtype, w, w, data + at, weight, piece.count, 0);
+    }
+    intake_moved(update, piece.bytes);
+  }
+  *code_p = 0;
+  return 1;
+}
+
+/* --- deciding --- */
+
+static uint32_t intake_touched(const mlfab__server *server, const mlfab__incoming *update,
+                               uint32_t segment, uint32_t *last_p) {
+  const mlfab__segment *s = &update->segments[segment];
+  *last_p =
+      mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1) - server->store.first_slice;
+  return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
+}
+
+/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
+ * moves versions and commits on. Returns 0, or ARGUMENT for a version from the future. */
+static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
+                           uint64_t *delay_p, uint64_t *version_p) {
+  uint64_t delay = 0, version = 0;
+  uint32_t seen = 0, next = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    uint32_t last, i = intake_touched(server, update, k, &last);
+    for (i = i < next ? next : i; i <= last; i++, seen++) {
+      mlfab__shard_slice *slice = &server->store.slices[i];
+      uint64_t base = update->versions[update->push.versions == 1 ? 0 : seen];
+      if (!commit && update->push.versions > 1 && seen >= update->push.versions)
+        return MLFAB_ERR_ARGUMENT;
+      if (base > slice->version) {
+        if (!commit) return MLFAB_ERR_ARGUMENT;
+        base = slice->version;
+      }
+      delay = mlfab__max(delay, slice->version - base);
+      if (commit) {
+        slice->version += update->push.members;
+        slice->commit++;
+      }
+      version = mlfab__max(version, slice->version);
+    }
+    next = last + 1;
+  }
+  if (delay_p) *delay_p = delay;
+  if (version_p) *version_p = version;
+  return 0;
+}
+
+static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
+                       int code, uint64_t version, uint64_t delay) {
+  mlfab__push_ack ack = {seq,   members,        server->peers[worker].generation, code, version,
+                         delay, server->v_train};
+  uint8_t meta[128];
+  server->port.post(server->port.self, worker, MLFAB__PUSH_ACK, meta,
+                    mlfab__encode_push_ack(meta, &ack));
+}
+
+/* The worker's part in the open round is complete, whatever came of it. */
+static void intake_arrived(mlfab__server *server, const mlfab__incoming *update, int applied) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (applied && update->push.bytes > 0) {
+    if (!peer->contributed) server->contributors++;
+    peer->contributed = 1;
+    server->round_members += update->push.members;
+  }
+  if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
+}
+
+/* Decides the head: answers, counts, and takes it out of the queue. */
+static void intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                          uint64_t version, uint64_t delay) {
+  uint32_t worker = update->worker;
+  mlfab__push *push = &update->push;
+  int init = (push->flags & MLFAB__PUSH_INIT) != 0;
+  mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code == 0);
+  if (intake_rounds(server) && !init) intake_arrived(server, update, code == 0);
+  if (code == 0 && !init) {
+    server->stats->updates_applied += push->members;
+    server->stats->delay_sum += delay * push->members;
+    server->stats->delay_max = mlfab__max(server->stats->delay_max, delay);
+  } else if (code != 0 && code != MLFAB_ERR_WITHDRAWN) {
+    server->stats->updates_refused += push->members;
+    server->port.event(server->port.self, MLFAB_EVENT_REFUSED_UPDATE, (int32_t)worker, 0,
+                       server->peers[worker].incarnation, code, mlfab_error_text(code));
+  }
+  intake_ack(server, worker, push->seq, push->members, code, version, delay);
+  intake_remove(server, update);
+}
+
+static void intake_swap(mlfab__server *server, uint32_t *place) {
+  mlfab__store *store = &server->store;
+  for (uint32_t p = 0; p < store->positions; p++) {
+    if (store->next[p] == MLFAB__NO_BLOCK) continue;
+    mlfab__store_put(store, &place[p], store->next[p]);
+    store->next[p] = MLFAB__NO_BLOCK;
+  }
+}
+
+/* All bytes of the head are in `next`. */
+static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
+  enum intake_mode mode = intake_mode(server, update);
+  uint64_t delay = 0, version = 0;
+  if (mode == INTAKE_STAGE) {
+    server->applying = MLFAB__APPLY_UPDATE;
+    server->apply_code = 0;
+    server->apply_segment = 0;
+    intake_rewind(update);
+    return;
+  }
+  if (mode == INTAKE_SUM) {
+    if (server->contributors == 0) server->round_scale = update->push.scale;
+    intake_swap(server, server->store.sum);
+    version = server->v_train;
+  } else {
+    intake_swap(server, server->store.w);
+    if (mode == INTAKE_DIRECT) {
+      intake_versions(server, update, 1, &delay, &version);
+      server->stats->commits++;
+    }
+  }
+  intake_decide(server, update, 0, version, delay);
+  if (mode == INTAKE_INIT) {
+    server->phase = MLFAB__MODEL_STANDS;
+    server->first_weights_incarnation = server->peers[0].incarnation;
+    mlfab__server_stands(server);
+  }
+  mlfab__answer_check(server);
+}
+
+/* The same for an update that was added in place. */
+static void intake_complete_whole(mlfab__server *server, mlfab__incoming *update) {
+  uint64_t delay = 0, version = server->v_train;
+  if (intake_rounds(server)) {
+    if (server->contributors == 0) server->round_scale = update->push.scale;
+  } else {
+    intake_versions(server, update, 1, &delay, &version);
+    server->stats->commits++;
+  }
+  intake_decide(server, update, 0, version, delay);
+}
+
+/* --- applying, block by block --- */
+
+static int intake_callback(mlfab__server *server, const mlfab_update_info *info,
+                           const mlfab__piece *piece, uint8_t *dst, const uint8_t *w,
+                           const uint8_t *sum) {
+  if (sum == dst) {
+    memcpy(server->scratch, sum, piece->bytes);
+    sum = server->scratch;
+  }
+  memcpy(dst, w, piece->bytes);
+  return server->config->on_update(server->config->user, info, piece->tensor->id, piece->dtype,
+                                   piece->first, piece->count, dst, sum);
+}
+
+/* One piece: `next` becomes what callback or rule make of w and the sum. */
+static int intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                              const mlfab__piece *piece, const uint8_t *sum) {
+  mlfab__store *store = &server->store;
+  uint32_t p = piece->position;
+  uint8_t *dst = store->blocks[store->next[p]].data + piece->at;
+  const uint8_t *w = store->blocks[store->w[p]].data + piece->at;
+  if (server->config->on_update)
+    return intake_callback(server, info, piece, dst, w, sum) ? MLFAB_ERR_CALLBACK : 0;
+  mlfab__rule_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
+  mlfab__rule_apply(&server->rule, &step, piece->dtype, dst, w, sum,
+                    store->s0 ? store->s0[p] + piece->at : NULL,
+                    store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+  return 0;
+}
+
+static void intake_info(const mlfab__server *server, const mlfab__incoming *update, uint64_t delay,
+                        mlfab_update_info *info) {
+  memset(info, 0, sizeof *info);
+  info->worker = update->worker;
+  info->incarnation = server->peers[update->worker].incarnation;
+  info->seq = update->push.seq;
+  info->members = update->push.members;
+  info->server = server->number;
+  info->delay = delay;
+  if (update->push.segments > 0) {
+    uint32_t last, slice = intake_touched(server, update, 0, &last);
+    info->version = server->store.slices[slice].version;
+    info->commit = server->store.slices[slice].commit;
+  }
+  info->progress = update->push.progress;
+  info->scale = update->push.scale;
+  info->norm = update->push.norm;
+}
+
+/* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
+static int intake_apply_update(mlfab__server *server, uint64_t budget) {
+  mlfab__incoming *update = server->head;
+  mlfab_update_info info;
+  uint64_t delay = 0, version = 0;
+  intake_versions(server, update, 0, &delay, &version);
+  intake_info(server, update, delay, &info);
+  while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
+    mlfab__piece piece;
+    intake_piece(server, update, update->push.bytes, &piece);
+    if (!server->store.ghost) {
+      const uint8_t *u = server->store.blocks[server->store.next[piece.position]].data + piece.at;
+      server->apply_code = intake_apply_piece(server, &info, &piece, u);
+    }
+    intake_moved(update, piece.bytes);
+    budget -= mlfab__min(budget, piece.bytes);
+  }
+  if (update->consumed < update->push.bytes && !server->apply_code) return 0;
+  server->applying = MLFAB__APPLY_NONE;
+  if (!server->apply_code) {
+    intake_swap(server, server->store.w);
+    intake_versions(server, update, 1, &delay, &version);
+    server->stats->commits++;
+  }
+  intake_decide(server, update, server->apply_code, version, delay);
+  mlfab__answer_check(server);
+  return 1;
+}
+
+static void intake_round_info(const mlfab__server *server, mlfab_update_info *info) {
+  memset(info, 0, sizeof *info);
+  info->worker = MLFAB__NO_NODE;
+  info->members = server->contributors;
+  info->server = server->number;
+  info->progress = server->v_train;
+  info->scale = mlfab__rule_linear(server->rule.kind) ? 1.0 : server->round_scale;
+  if (server->options.mean && mlfab__rule_linear(server->rule.kind) && !server->config->on_update) {
+    info->scale /= server->contributors;
+  }
+}
+
+/* One block of the round's sum. */
+static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, uint32_t slice,
+                              uint32_t p) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  info->version = s->version;
+  info->commit = s->commit;
+  int code = intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
+  uint64_t left = mlfab__store_block_bytes(store, slice, p);
+  /* Where the rule cannot take the division into its scale, the sum itself is divided. */
+  int divide =
+      server->options.mean && (server->config->on_update || !mlfab__rule_linear(server->rule.kind));
+  while (left > 0 && !code && !store->ghost) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, left, &piece);
+    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
+    if (divide)
+      mlfab__reduce_add(piece.dtype, sum, NULL, sum, 1.0 / server->contributors, piece.count, 0);
+    code = intake_apply_piece(server, info, &piece, sum);
+    at += piece.bytes;
+    left -= piece.bytes;
+  }
+  return code;
+}
+
+/* The round is over: swap, count, open the next. */
+static void intake_close_round(mlfab__server *server) {
+  mlfab__store *store = &server->store;
+  if (server->apply_code) {
+    for (uint32_t p = 0; p < store->positions; p++)
+      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
+    server->refused_round = server->v_train + 1;
+  } else if (server->contributors > 0) {
+    for (uint32_t i = 0; i < store->nslices; i++) {
+      if (store->sum[store->slices[i].first] == MLFAB__NO_BLOCK) continue;
+      store->slices[i].version += server->round_members;
+      store->slices[i].commit++;
+    }
+    intake_swap(server, store->w);
+    server->stats->commits++;
+  }
+  for (uint32_t p = 0; p < store->positions; p++)
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+  for (uint32_t i = 0; i < server->workers; i++) {
+    server->peers[i].arrived = server->peers[i].contributed = 0;
+  }
+  server->applying = MLFAB__APPLY_NONE;
+  server->contributors = server->round_members = 0;
+  server->v_train++;
+  mlfab__answer_check(server);
+}
+
+/* Goes on applying the round. 1 when it is finished. */
+static int intake_apply_round(mlfab__server *server, uint64_t budget) {
+  mlfab__store *store = &server->store;
+  mlfab_update_info info;
+  intake_round_info(server, &info);
+  while (server->apply_slice < store->nslices && !server->apply_code) {
+    const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
+    while (server->apply_position < slice->first + slice->count && !server->apply_code) {
+      if (budget == 0) return 0;
+      uint32_t p = server->apply_position++;
+      if (store->sum[p] == MLFAB__NO_BLOCK) continue;
+      server->apply_code = intake_apply_block(server, &info, server->apply_slice, p);
+      budget -= mlfab__min(budget, store->block_bytes);
+    }
+    server->apply_slice++;
+  }
+  intake_close_round(server);
+  return 1;
+}
+
+/* Is the open round complete? Then begins to apply it. A round without members left is closed as it
+ * stands if anything is in it. */
+static void intake_round(mlfab__server *server) {
+  mlfab__sync_state state = {server->v_train, 0, 0, 0};
+  for (uint32_t i = 0; i < server->workers; i++) {
+    const mlfab__server_peer *peer = &server->peers[i];
+    if (peer->dead || peer->left || peer->done) continue;
+    state.members++;
+    state.arrived += peer->arrived;
+  }
+  if (!mlfab__sync_round_complete(server->options.sync, &state)) return;
+  if (state.members == 0 && server->contributors == 0) return;
+  server->applying = MLFAB__APPLY_ROUND;
+  server->apply_code = 0;
+  server->apply_slice = 0;
+  server->apply_position = 0;
+}
+
+/* --- heads --- */
+
+/* May this update be taken in now? */
+static int intake_eligible(const mlfab__server *server, const mlfab__incoming *update) {
+  if (update->push.flags & MLFAB__PUSH_INIT) return 1;
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (!intake_rounds(server)) return 1;
+  mlfab__sync_state state = {server->v_train, update->push.progress, 0, 0};
+  if (!mlfab__sync_may_push(server->options.sync, &state)) return 0;
+  if (server->peers[update->worker].arrived) return 0;
+  if (!server->options.deterministic) return 1;
+  for (uint32_t i = 0; i < update->worker; i++) {
+    const mlfab__server_peer *peer = &server->peers[i];
+    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) return 0;
+  }
+  return 1;
+}
+
+static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab__incoming *update) {
+  while (update && !intake_eligible(server, update)) update = update->next;
+  return update;
+}
+
+static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_t upto) {
+  if (upto <= update->granted) return;
+  update->granted = upto;
+  mlfab__grant grant = {update->push.seq, upto, server->peers[update->worker].generation};
+  uint8_t meta[64];
+  server->port.post(server->port.self, update->worker, MLFAB__GRANT, meta,
+                    mlfab__encode_grant(meta, &grant));
+}
+
+/* The one that follows the head may send as much as the stage holds. */
+static void intake_grant_next(mlfab__server *server) {
+  if (server->stage_owner || server->stage_bytes == 0 || !server->head) return;
+  mlfab__incoming *update = intake_eligible_from(server, server->first);
+  while (update && (update == server->head || update->granted == update->push.bytes)) {
+    update = intake_eligible_from(server, update->next);
+  }
+  if (!update || update->granted > update->push.eager) return;
+  update->staged_more = 1;
+  server->stage_owner = update;
+  intake_grant(server, update,
+               mlfab__min(update->push.bytes, update->push.eager + server->stage_bytes));
+}
+
+static const uint8_t *intake_staged(const mlfab__server *server, const mlfab__incoming *update,
+                                    uint64_t at) {
+  const mlfab__server_peer *peer = &server->peers[update->worker];
+  if (server->store.ghost) return NULL;
+  if (at < update->push.eager) return peer->arena + update->arena_at % peer->arena_bytes + at;
+  return server->stage + (at - update->push.eager);
+}
+
+/* Consumes what is staged of the head. */
+static int intake_unstage(mlfab__server *server, mlfab__incoming *update) {
+  int code = 0;
+  while (update->consumed < update->received && !code) {
+    uint64_t at = update->consumed;
+    uint64_t end = at < update->push.eager ? mlfab__min(update->push.eager, update->received)
+                                           : update->received;
+    code = intake_consume(server, update, intake_staged(server, update, at), end - at);
+  }
+  return code;
+}
+
+/* Refuses an update that has something wrong with it, at its turn. */
+static void intake_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
+  intake_decide(server, update, code, 0, 0);
+}
+
+/* Makes the update the head. `data` is its first and only bytes when they all came with its
+ * announcement and are not staged. */
+static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
+  const mlfab__window *window = &server->dedup.windows[update->worker];
+  server->head = update;
+  update->last_byte_ns = server->now_ns;
+  enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
+  if (known != MLFAB__UNDECIDED) {
+    /* Decided while a repetition of it waited. */
+    server->stats->updates_repeated += update->push.members;
+    intake_ack(server, update->worker, update->push.seq, update->push.members,
+               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    intake_remove(server, update);
+    return;
+  }
+  int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
+  if (!code && server->phase == MLFAB__MODEL_STANDS)
+    code = intake_versions(server, update, 0, NULL, NULL);
+  if (code) {
+    intake_refuse(server, update, code);
+    return;
+  }
+  if (!data && update->received == update->push.bytes && update->push.bytes == update->push.eager) {
+    data = intake_staged(server, update, 0);
+  }
+  if (data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES &&
+      intake_whole(server, update, data, &code)) {
+    if (code) {
+      intake_refuse(server, update, code);
+    } else {
+      intake_complete_whole(server, update);
+    }
+    return;
+  }
+  if (data) {
+    code = intake_consume(server, update, data, update->received);
+  } else {
+    code = intake_unstage(server, update);
+  }
+  if (code) {
+    intake_refuse(server, update, code);
+    return;
+  }
+  if (server->stage_owner == update) server->stage_owner = NULL;
+  if (update->consumed == update->push.bytes) {
+    intake_complete(server, update);
+    return;
+  }
+  intake_grant(server, update, update->push.bytes);
+}
+
+MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
+  uint64_t budget = INTAKE_TICK_BYTES;
+  for (;;) {
+    if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
+    if (server->applying == MLFAB__APPLY_ROUND && !intake_apply_round(server, budget)) return;
+    if (server->head) break;
+    if (server->phase == MLFAB__MODEL_STANDS && intake_rounds(server)) {
+      intake_round(server);
+      if (server->applying != MLFAB__APPLY_NONE) continue;
+    }
+    mlfab__incoming *update = intake_eligible_from(server, server->first);
+    if (!update) return;
+    intake_begin(server, update, NULL);
+  }
+  intake_grant_next(server);
+}
+
+/* --- frames --- */
+
+/* Checks an announcement against model and credit. Returns a text when it breaks the protocol. */
+static const char *intake_check(const mlfab__server *server, uint32_t worker,
+                                const mlfab__push *push, uint32_t bulk_bytes) {
+  const mlfab__server_peer *peer = &server->peers[worker];
+  if (server->phase == MLFAB__NO_MODEL) return "a push before the model exists";
+  if (push->seq == 0) return "an update without a number";
+  if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
+    return "first weights from another worker than 0";
+  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT))
+    return "unknown flags in a push";
+  if (peer->queued >= MLFAB__SERVER_QUEUED) return "more updates in flight than allowed";
+  if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager) {
+    return "more eager bytes than its credit";
+  }
+  if (push->eager > 0 && peer->arena_bytes == 0 && !server->store.ghost)
+    return "eager bytes without credit";
+  if (bulk_bytes > push->eager) return "more bytes than granted";
+  for (uint32_t i = 0; i < push->segments; i++) {
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+      return "a stretch that is not of this server's slices";
+    }
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__push push;
+  if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
+                         server->versions_scratch)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PUSH that does not parse");
+    return;
+  }
+  if (push.generation != peer->generation) return; /* of a stream that was reset since */
+  const mlfab__window *window = &server->dedup.windows[worker];
+  enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
+  /* A repetition of what is decided: worker 0's first weights for a model that stands count as such. */
+  if (known == MLFAB__UNDECIDED && (push.flags & MLFAB__PUSH_INIT) &&
+      server->phase == MLFAB__MODEL_STANDS) {
+    if (peer->queued == 0)
+      mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 1);
+    known = MLFAB__APPLIED;
+  }
+  if (known != MLFAB__UNDECIDED) {
+    server->stats->updates_repeated += push.members;
+    intake_ack(server, worker, push.seq, push.members,
+               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    return;
+  }
+  const char *wrong = intake_check(server, worker, &push, frame->bulk_bytes);
+  if (!wrong && push.seq <= peer->last_queued && peer->queued > 0)
+    wrong = "an update number that went back";
+  if (wrong) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
+    return;
+  }
+  mlfab__incoming *update = intake_new(server, &push);
+  if (!update) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an update");
+    return;
+  }
+  update->worker = worker;
+  update->granted = push.eager;
+  update->received = frame->bulk_bytes;
+  update->last_byte_ns = server->now_ns;
+  peer->queued++;
+  peer->last_queued = push.seq + push.members - 1;
+  intake_append(server, update);
+  intake_reserve(peer, update);
+  int at_once = !server->head && server->applying == MLFAB__APPLY_NONE && server->first == update &&
+                intake_eligible(server, update);
+  if (at_once && (frame->bulk || frame->bulk_bytes == 0)) {
+    intake_begin(server, update, frame->bulk_bytes > 0 ? frame->bulk : NULL);
+  } else if (frame->bulk) {
+    uint8_t *to = peer->arena + update->arena_at % peer->arena_bytes;
+    memcpy(to, frame->bulk, frame->bulk_bytes);
+  }
+  mlfab__intake_advance(server);
+}
+
+static mlfab__incoming *intake_find(const mlfab__server *server, uint32_t worker, uint64_t seq) {
+  mlfab__incoming *update = server->head;
+  if (update && update->worker == worker && update->push.seq == seq) return update;
+  for (update = server->first; update; update = update->next) {
+    if (update->worker == worker && update->push.seq == seq) return update;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame) {
+  mlfab__chunk chunk;
+  if (mlfab__decode_chunk(frame->meta, frame->meta_bytes, &chunk)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CHUNK that does not parse");
+    return;
+  }
+  if (chunk.generation != server->peers[worker].generation) return;
+  mlfab__incoming *update = intake_find(server, worker, chunk.seq);
+  if (!update) return; /* refused or withdrawn meanwhile */
+  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+    return;
+  }
+  update->last_byte_ns = server->now_ns;
+  int direct = update == server->head && update->consumed == update->received &&
+               server->applying == MLFAB__APPLY_NONE;
+  uint64_t at = update->received;
+  update->received += frame->bulk_bytes;
+  if (!direct) {
+    if (!frame->bulk) return;
+    /* A chunk may begin in the arena and end in the stage. */
+    uint64_t eager =
+        at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
+    const uint8_t *bulk = frame->bulk;
+    memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
+    if (frame->bulk_bytes > eager) {
+      memcpy(server->stage + (at + eager - update->push.eager), bulk + eager,
+             frame->bulk_bytes - eager);
+    }
+    return;
+  }
+  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
+  if (code) {
+    intake_refuse(server, update, code);
+  } else if (update->consumed == update->push.bytes) {
+    intake_complete(server, update);
+  }
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,
+                                            const mlfab__frame_in *frame) {
+  mlfab__withdraw withdraw;
+  if (mlfab__decode_withdraw(frame->meta, frame->meta_bytes, &withdraw)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a WITHDRAW that does not parse");
+    return;
+  }
+  if (withdraw.generation != server->peers[worker].generation) return;
+  mlfab__incoming *update = intake_find(server, worker, withdraw.seq);
+  if (!update) return; /* decided: its PUSH_ACK is on the way */
+  if (update == server->head) {
+    if (server->applying != MLFAB__APPLY_NONE) return; /* too late: it will be acknowledged */
+    intake_refuse(server, update, MLFAB_ERR_WITHDRAWN);
+  } else {
+    update->withdrawn = 1;
+    /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
+    update->received = update->granted = update->push.bytes;
+  }
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__incoming *next;
+  for (mlfab__incoming *update = server->first; update; update = next) {
+    next = update->next;
+    if (update->worker != worker) continue;
+    /* What is being applied has all its bytes and is past recall: it is decided when it is done. */
+    if (update == server->head && server->applying == MLFAB__APPLY_UPDATE) continue;
+    intake_remove(server, update);
+  }
+  peer->generation++;
+  peer->last_queued = 0;
+}
+
+MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
+  mlfab__incoming *head = server->head;
+  if (head && server->applying == MLFAB__APPLY_NONE &&
+      server->now_ns - head->last_byte_ns >= 3 * server->heartbeat_ns) {
+    uint32_t worker = head->worker;
+    server->stats->transfers_revoked++;
+    mlfab__intake_reset(server, worker);
+    const mlfab__window *window = &server->dedup.windows[worker];
+    mlfab__resend resend = {server->peers[worker].generation, window->top, {0, 0, 0, 0}};
+    memcpy(resend.applied, window->applied, sizeof resend.applied);
+    uint8_t meta[64];
+    server->port.post(server->port.self, worker, MLFAB__RESEND, meta,
+                      mlfab__encode_resend(meta, &resend));
+  }
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__intake_deadline(const mlfab__server *server) {
+  if (server->applying != MLFAB__APPLY_NONE) return 0;
+  if (server->head) return server->head->last_byte_ns + 3 * server->heartbeat_ns;
+  return MLFAB__NEVER;
+}
+
+MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
+  while (server->first) intake_remove(server, server->first);
+  while (server->free_list) {
+    mlfab__incoming *update = server->free_list;
+    server->free_list = update->next;
+    mlfab__free(server->env, update->segments, update->segment_room * sizeof *update->segments);
+    mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
+    mlfab__free(server->env, update, sizeof *update);
+  }
+}

@@ -1,0 +1,219 @@
+/* pull.c - the worker role: pulls. See worker.h.
+ *
+ * A pull is one request to every server that has a part of it; their answers come as MODEL frames, slice
+ * by slice, and are copied into the caller's buffers. A server may begin a slice again at a newer
+ * version: the bytes are then written twice. The frame marked LAST ends a server's part. */
+#include "worker.h"
+
+#include <stdio.h>
+
+static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  fetch->request = 0;
+  worker->pull_count++;
+  worker->stats->pulls_finished++;
+  if (request) {
+    mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+    request->result.version = fetch->version;
+  }
+  mlfab__worker_progress(worker, now_ns);
+}
+
+/* Ends a pull with an error, and tells the servers that still answer. */
+static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
+                      uint64_t now_ns, const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  mlfab__pull_cancel cancel = {fetch->request};
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t meta[32];
+    if (!fetch->waiting[s]) continue;
+    worker->port.post(worker->port.self, s, MLFAB__PULL_CANCEL, meta,
+                      mlfab__encode_pull_cancel(meta, &cancel));
+  }
+  fetch->request = 0;
+  if (request) mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+  mlfab__worker_progress(worker, now_ns);
+}
+
+static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
+  }
+  return NULL;
+}
+
+static void pull_ask(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch) {
+  uint64_t bytes;
+  mlfab__pull pull = {fetch->request, 0, 0};
+  pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
+  pull.progress =
+      worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
+  uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch);
+  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
+}
+
+static int pull_check(const mlfab__worker *worker, mlfab_error *error) {
+  if (!worker->stands && !worker->model_request) {
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "pull: before the model exists");
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].dead) continue;
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  int code = pull_check(worker, error);
+  if (code) return code;
+  mlfab__fetch *fetch = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && !fetch; i++) {
+    if (worker->fetches[i].request == 0) fetch = &worker->fetches[i];
+  }
+  if (!fetch || worker->requests->open == MLFAB__REQUESTS) {
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "pull: %d pulls are under way",
+                        MLFAB__WORKER_PULLS);
+  }
+  if (!fetch->waiting) fetch->waiting = mlfab__alloc(worker->env, worker->servers);
+  if (!fetch->waiting)
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
+  code = mlfab__worker_sources(worker, bufs, n, &fetch->sources, &fetch->nsources,
+                               &fetch->source_room, error);
+  if (code) return code;
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+    if (segments == UINT32_MAX) {
+      return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                          "pull: more than %d separate stretches of the model",
+                          MLFAB__SEGMENTS_MAX);
+    }
+    fetch->waiting[s] = segments > 0;
+  }
+  mlfab__request *request = mlfab__request_open(
+      worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
+      timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  fetch->request = request->id;
+  fetch->after_seq = worker->next_seq;
+  fetch->version = 0;
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->waiting[s]) pull_ask(worker, s, fetch);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not what was asked for. */
+static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_t *from,
+                        uint64_t bytes) {
+  uint32_t low = 0, high = fetch->nsources;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (fetch->sources[middle].offset <= offset) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  for (; bytes > 0; low++) {
+    if (low >= fetch->nsources) return MLFAB_ERR_FRAME;
+    const mlfab__source *source = &fetch->sources[low];
+    if (offset < source->offset || offset - source->offset >= source->bytes) return MLFAB_ERR_FRAME;
+    uint64_t n = mlfab__min(bytes, source->bytes - (offset - source->offset));
+    if (from) {
+      memcpy(source->data + (offset - source->offset), from, n);
+      from += n;
+    }
+    offset += n;
+    bytes -= n;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__model model;
+  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model) ||
+            model.slice >= worker->layout.nslices;
+  mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
+  if (!bad && !fetch) return; /* withdrawn meanwhile */
+  if (bad || (frame->bulk_bytes > 0 &&
+              pull_scatter(fetch, model.offset, frame->bulk, frame->bulk_bytes))) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a MODEL frame that was not asked for");
+    return;
+  }
+  if (!fetch->waiting[server]) return;
+  if (frame->bulk_bytes > 0) {
+    worker->pulled[model.slice] = mlfab__max(worker->pulled[model.slice], model.version);
+    fetch->version = mlfab__max(fetch->version, model.version);
+  }
+  if (!(model.flags & MLFAB__MODEL_LAST)) return;
+  fetch->waiting[server] = 0;
+  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
+                                        const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__pull_fail fail;
+  if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a PULL_FAIL that does not parse");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, fail.request);
+  if (!fetch) return;
+  char text[MLFAB__TEXT_MAX + 64];
+  snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
+  fetch->waiting[server] = 0;
+  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, now_ns,
+            text);
+}
+
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->waiting[server]) pull_ask(worker, server, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns) {
+  char text[128], silent[24];
+  snprintf(text, sizeof text, "pull: server %u is dead (silent for %s)", server,
+           mlfab__duration(silent, silent_ns));
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->waiting[server]) {
+      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__fetch *fetch = pull_find(worker, request->id);
+  uint32_t server = 0;
+  while (server + 1 < worker->servers && fetch && !fetch->waiting[server]) server++;
+  char text[200], waited[24];
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s",
+           code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
+           mlfab__duration(waited, now_ns - request->started_ns), server,
+           worker->define.sync == MLFAB_SYNC_BSP ? ", which waits for a round of all workers" : "");
+  if (fetch) pull_fail(worker, fetch, code, (int32_t)server, now_ns, text);
+}
+
+MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__free(worker->env, fetch->sources, fetch->source_room * sizeof *fetch->sources);
+    mlfab__free(worker->env, fetch->waiting, worker->servers);
+    memset(fetch, 0, sizeof *fetch);
+  }
+}

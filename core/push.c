@@ -1,0 +1,796 @@
+/* push.c - the worker role: updates on their way out. See worker.h.
+ *
+ * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain asynchronous model those that
+ * wait while others are under way are added together into one update of several members, as
+ * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link. */
+#include "worker.h"
+
+#include "reduce.h"
+
+static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
+  return &worker->updates[worker->order[i]];
+}
+
+static int push_whole_round(const mlfab__outgoing *update) {
+  return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
+}
+
+MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
+                                           uint64_t before) {
+  uint64_t ahead = 0;
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    if (update->seq >= before) break;
+    uint8_t state = update->parts[server].state;
+    if (state != MLFAB__PART_NONE && state != MLFAB__PART_DECIDED && push_whole_round(update))
+      ahead++;
+  }
+  return ahead;
+}
+
+/* --- the end of an update --- */
+
+static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
+  for (uint32_t i = 0; i < update->members; i++) {
+    worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
+  }
+  if (update->flags & MLFAB__PUSH_INIT) return;
+  *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
+}
+
+/* The verdict over all servers: the first that is not 0, who is to blame for it, and the counts. */
+static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
+  int code = 0;
+  *applied_p = *refused_p = *server_p = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    if (part->state != MLFAB__PART_DECIDED) continue;
+    ++*(part->code ? refused_p : applied_p);
+    if (part->code && !code) {
+      code = part->code;
+      *server_p = s;
+    }
+  }
+  return code;
+}
+
+static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
+                      int code, uint32_t server, uint64_t now_ns) {
+  char waited[24];
+  mlfab__duration(waited, now_ns - request->started_ns);
+  unsigned long long seq = request->result.seq;
+  switch (code) {
+    case 0:
+      mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+      break;
+    case MLFAB_ERR_NOT_FINITE:
+      mlfab__request_finish(
+          worker->requests, request, code, (int32_t)worker->rank, 0, now_ns,
+          "update %llu of worker %u holds NaN or infinity: refused whole by server %u", seq,
+          worker->rank, server);
+      break;
+    case MLFAB_ERR_PEER_DEAD:
+      mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                            "server %u is dead: update %llu was waiting for it for %s", server, seq,
+                            waited);
+      break;
+    default:
+      mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                            "update %llu: server %u says: %s (after %s)", seq, server,
+                            mlfab_error_text(code), waited);
+  }
+  request->result.version = update->version;
+  request->result.delay = update->delay;
+}
+
+/* Ends the update once every part is decided and nothing of it is lent. */
+static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t now_ns) {
+  if (update->seq == 0) return;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return;
+    if (part->lent > 0 && !update->withdrawn) return;
+  }
+  uint32_t server, applied, refused;
+  int code = push_verdict(worker, update, &server, &applied, &refused);
+  uint32_t slot = (uint32_t)(update - worker->updates);
+  uint32_t told = 0;
+  push_record(worker, update, code);
+  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
+    mlfab__request *request = &worker->requests->entries[i];
+    if (request->kind != MLFAB__REQUEST_PUSH || request->slot != slot || request->done) continue;
+    request->result.applied = applied;
+    request->result.refused = refused;
+    push_tell(worker, request, update, code, server, now_ns);
+    told++;
+  }
+  if (code && told == 0 && !worker->requests->abandoned_code && !update->withdrawn) {
+    mlfab__request nobody;
+    memset(&nobody, 0, sizeof nobody);
+    nobody.result.seq = update->seq;
+    nobody.started_ns = update->started_ns;
+    push_tell(worker, &nobody, update, code, server, now_ns);
+    worker->requests->abandoned_code = code;
+  }
+  uint32_t at = 0;
+  while (worker->order[at] != slot) at++;
+  memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
+  worker->norder--;
+  update->seq = 0;
+  update->serial++;
+  mlfab__worker_progress(worker, now_ns);
+}
+
+static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
+                        uint64_t now_ns) {
+  mlfab__part *part = &update->parts[server];
+  mlfab__stream *stream = &worker->streams[server];
+  if (part->state == MLFAB__PART_ANNOUNCED) {
+    stream->eager_used -= part->eager;
+    if (update->mergeable) stream->small--;
+  }
+  part->state = MLFAB__PART_DECIDED;
+  part->code = code;
+  if (push_whole_round(update)) stream->round++;
+  worker->port.ready(worker->port.self, server);
+  push_settle(worker, update, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__push_ack ack;
+  if (mlfab__decode_push_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a PUSH_ACK that does not parse");
+    return;
+  }
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__part *part = &update->parts[server];
+    if (update->seq != ack.seq) continue;
+    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
+    update->version = mlfab__max(update->version, ack.version);
+    update->delay = mlfab__max(update->delay, ack.delay);
+    push_decide(worker, update, server, ack.code, now_ns);
+    return;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame) {
+  mlfab__grant grant;
+  if (mlfab__decode_grant(frame->meta, frame->meta_bytes, &grant)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a GRANT that does not parse");
+    return;
+  }
+  if (grant.generation != worker->streams[server].generation) return;
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__part *part = &update->parts[server];
+    if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
+    part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
+    worker->port.ready(worker->port.self, server);
+  }
+}
+
+/* --- the stream begins anew --- */
+
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    update->parts[server].lent = 0;
+    push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
+                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  mlfab__window window = {top, {applied[0], applied[1], applied[2], applied[3]}, 0};
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  stream->generation = generation;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
+    enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
+    if (known != MLFAB__UNDECIDED) {
+      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : MLFAB_ERR_REFUSED, now_ns);
+    } else if (update->withdrawn) {
+      push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
+    } else if (part->state == MLFAB__PART_ANNOUNCED) {
+      if (update->mergeable) stream->small--;
+      stream->eager_used -= part->eager;
+      part->state = MLFAB__PART_QUEUED;
+      part->eager = 0;
+      part->granted = part->sent = part->in_source = 0;
+      part->source = 0;
+    }
+  }
+  worker->port.ready(worker->port.self, server);
+}
+
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns) {
+  (void)silent_ns;
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    uint8_t state = update->parts[server].state;
+    if (state != MLFAB__PART_ANNOUNCED && state != MLFAB__PART_QUEUED) continue;
+    push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
+  }
+}
+
+/* --- a new update --- */
+
+/* Places for every server's part, and one version a slice; made once per slot. */
+static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
+  if (!update->parts)
+    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
+  if (!update->versions)
+    update->versions =
+        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
+  return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* Copies a small update into one contiguous image in the order of the flat model, and remembers where each of the caller's
+ * buffers went. */
+static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
+  if (!update->packed) update->packed = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
+  if (!update->packed) return MLFAB_ERR_MEMORY;
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    mlfab__source *source = &update->sources[i];
+    memcpy(update->packed + at, source->data, source->bytes);
+    source->data = update->packed + at;
+    at += source->bytes;
+  }
+  update->packed_bytes = at;
+  update->nbufs = n;
+  /* Neighbours in the flat model are neighbours in the image: join them. */
+  uint32_t kept = 0;
+  for (uint32_t i = 1; i < update->nsources; i++) {
+    mlfab__source *last = &update->sources[kept], *source = &update->sources[i];
+    if (last->offset + last->bytes == source->offset) {
+      last->bytes += source->bytes;
+    } else {
+      update->sources[++kept] = *source;
+    }
+  }
+  update->nsources = kept + 1;
+  return 0;
+}
+
+static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+  int rounds = worker->define.sync == MLFAB_SYNC_BSP;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    memset(part, 0, sizeof *part);
+    uint32_t segments =
+        mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
+    if (segments == UINT32_MAX) {
+      return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                          "more than %d separate stretches of the model in one update",
+                          MLFAB__SEGMENTS_MAX);
+    }
+    if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
+      part->state = MLFAB__PART_QUEUED;
+  }
+  return 0;
+}
+
+static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
+                      mlfab_error *error) {
+  int code = 0;
+  const char *text = NULL;
+  double scale = options->scale;
+  if (!(scale - scale == 0.0)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
+  if (!(options->clip_norm >= 0.0) || !(options->clip_norm - options->clip_norm == 0.0)) {
+    code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
+  }
+  if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
+    code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
+  for (uint32_t i = 0; i < worker->layout.ntensors && !code; i++) {
+    if (worker->layout.tensors[i].dtype != MLFAB_I64) continue;
+    if (!(scale >= -9007199254740992.0 && scale <= 9007199254740992.0) ||
+        (double)(int64_t)scale != scale) {
+      code = MLFAB_ERR_DTYPE, text = "scale must be an integer for int64 tensors";
+    }
+    if (options->clip_norm > 0)
+      code = MLFAB_ERR_DTYPE, text = "clip_norm does not go with int64 tensors";
+    break;
+  }
+  if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
+  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_join";
+  for (uint32_t s = 0; s < worker->servers && !code; s++) {
+    if (worker->streams[s].dead) {
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",
+                          s);
+    }
+  }
+  return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "push: %s", text) : 0;
+}
+
+/* Global norm of the update, and the scale after clipping by it. */
+static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update, double limit,
+                        double *norm_p) {
+  double sum = 0.0;
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    const mlfab__source *source = &update->sources[i];
+    for (uint64_t at = 0; at < source->bytes;) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
+      uint64_t bytes =
+          mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
+      sum += mlfab__reduce_norm2((int)tensor->dtype, source->data + at,
+                                 bytes / mlfab__dtype_bytes((int)tensor->dtype));
+      at += bytes;
+    }
+  }
+  double root = sum > 0.0 ? 1.0 : 0.0;
+  if (sum > 0.0 && sum - sum == 0.0) {
+    /* Newton's iteration from above: monotone, no libm. */
+    root = sum > 1.0 ? sum : 1.0;
+    for (double before = 0.0; root != before && !(before != 0.0 && root > before);) {
+      before = root;
+      root = 0.5 * (root + sum / root);
+    }
+  }
+  *norm_p = root;
+  return root > limit ? update->scale * (limit / root) : update->scale;
+}
+
+/* Adds a small update to the last one that waits, if they can be one. */
+static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                   const mlfab_push_options *options) {
+  if (worker->norder == 0 || n != 1) return NULL;
+  mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
+  if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
+      update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
+      options->version != update->base || options->retry_seq || options->clip_norm > 0.0 ||
+      options->scale < update->scale || options->scale > update->scale) {
+    return NULL;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state != MLFAB__PART_NONE && state != MLFAB__PART_QUEUED) return NULL;
+  }
+  const mlfab__tensor *tensor = bufs->tensor == MLFAB_ALL
+                                    ? &worker->layout.tensors[worker->layout.by_offset[0]]
+                                    : mlfab__layout_find(&worker->layout, bufs->tensor);
+  if (!tensor || !bufs->data || tensor->offset != update->sources[0].offset) return NULL;
+  uint64_t bytes = bufs->count * mlfab__dtype_bytes((int)tensor->dtype);
+  if (bytes != update->bytes || (bufs->tensor != MLFAB_ALL && bufs->count != tensor->count))
+    return NULL;
+  if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
+    return NULL;
+  /* What is not finite goes alone, so that it is refused alone. */
+  if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
+                    bufs->count, 0);
+  update->members++;
+  worker->stats->pushes_merged++;
+  worker->next_seq++;
+  return update;
+}
+
+static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint32_t *slot_p) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    if (worker->updates[i].seq != 0) continue;
+    *slot_p = i;
+    return &worker->updates[i];
+  }
+  return NULL;
+}
+
+/* The oldest number in flight must stay inside every server's window. */
+static int push_window_open(const mlfab__worker *worker, uint64_t seq) {
+  if (worker->norder == 0) return 1;
+  return seq - worker->updates[worker->order[0]].seq < MLFAB__WINDOW - worker->config->merge_max;
+}
+
+/* Puts a filled slot into the order and tells the servers' streams. */
+static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_t slot,
+                         uint64_t now_ns) {
+  update->started_ns = now_ns;
+  uint32_t at = worker->norder++;
+  while (at > 0 && worker->updates[worker->order[at - 1]].seq > update->seq) {
+    worker->order[at] = worker->order[at - 1];
+    at--;
+  }
+  worker->order[at] = (uint8_t)slot;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (update->parts[s].state == MLFAB__PART_QUEUED) worker->port.ready(worker->port.self, s);
+  }
+}
+
+static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab_buf *bufs,
+                     uint32_t n, const mlfab_push_options *options, uint32_t flags,
+                     mlfab_error *error) {
+  if (push_prepare(worker, update))
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for an update");
+  int code = mlfab__worker_sources(worker, bufs, n, &update->sources, &update->nsources,
+                                   &update->source_room, error);
+  if (code) return code;
+  update->members = 1;
+  update->flags = flags;
+  update->scale = options->scale;
+  update->norm = 0.0;
+  update->base = options->version;
+  update->withdrawn = update->mergeable = 0;
+  update->version = update->delay = update->bytes = 0;
+  update->nbufs = n;
+  update->pull_count = worker->pull_count;
+  for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
+  for (uint32_t i = 0; i < worker->layout.nslices; i++) {
+    update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
+  }
+  if (options->clip_norm > 0.0 && !worker->define.ghost) {
+    update->scale = push_clip(worker, update, options->clip_norm, &update->norm);
+  }
+  if (update->bytes <= MLFAB__WORKER_PACK && !worker->define.ghost) {
+    if (push_pack(worker, update, n))
+      return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                          "out of memory for an update");
+    update->mergeable = worker->define.sync == MLFAB_SYNC_ASYNC &&
+                        worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
+                        worker->config->merge_max > 1 && options->clip_norm <= 0.0;
+  }
+  return push_shards(worker, update, error);
+}
+
+/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry of
+ * one that was applied nowhere gets a new number: its own was passed over by the servers. */
+static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
+                      mlfab_error *error) {
+  int status = 0;
+  *applied_p = 0;
+  if (seq == 0) return 0;
+  if (mlfab__worker_status(worker, seq, &status)) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push: nothing is known of update %llu", (unsigned long long)seq);
+  }
+  if (status == MLFAB_ERR_IN_DOUBT) {
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "push: update %llu is still in doubt", (unsigned long long)seq);
+  }
+  *applied_p = status == 0;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_push_options *given, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  mlfab_push_options options;
+  memset(&options, 0, sizeof options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_push_options, flags)) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push: options.size is not set");
+  }
+  if (!(options.scale < 0.0) && !(options.scale > 0.0) && options.scale - options.scale == 0.0)
+    options.scale = 1.0;
+  int code = push_check(worker, &options, error);
+  if (code) return code;
+  mlfab__outgoing *update = NULL;
+  uint32_t slot = 0;
+  uint64_t seq = worker->next_seq;
+  uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
+  int applied;
+  code = push_retry(worker, options.retry_seq, &applied, error);
+  if (code) return code;
+  if (worker->requests->open == MLFAB__REQUESTS && request_p) {
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "push: %d requests are open that were not waited for", MLFAB__REQUESTS);
+  }
+  if (applied) {
+    if (!request_p) return 0;
+    mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
+                                                MLFAB__WORKER_UPDATES, now_ns, timeout);
+    known->result.seq = options.retry_seq;
+    *request_p = known->id;
+    mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+    return 0;
+  }
+  if (bufs && !options.flags) update = push_merge(worker, bufs, n, &options);
+  if (update) {
+    slot = (uint32_t)(update - worker->updates);
+    if (update->members == worker->config->merge_max) {
+      for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
+    }
+  } else {
+    update = push_window_open(worker, seq) ? push_free_slot(worker, &slot) : NULL;
+    if (!update) {
+      return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                          "push: %u updates are under way", worker->norder);
+    }
+    code = push_fill(worker, update, bufs, n, &options,
+                     options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0, error);
+    if (code) return code;
+    update->seq = worker->next_seq++;
+    push_enqueue(worker, update, slot, now_ns);
+  }
+  worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
+  worker->stats->pushes_started++;
+  if (!request_p) return 0;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH, slot, now_ns, timeout);
+  request->result.seq = seq;
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                      uint64_t now_ns, mlfab_error *error) {
+  mlfab_push_options options;
+  memset(&options, 0, sizeof options);
+  options.scale = 1.0;
+  uint32_t slot = 0;
+  mlfab__outgoing *update = push_free_slot(worker, &slot);
+  if (!update)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "%u updates are under way",
+                        worker->norder);
+  int code = push_fill(worker, update, bufs, n, &options, MLFAB__PUSH_INIT, error);
+  if (code) return code;
+  update->seq = worker->next_seq++;
+  push_enqueue(worker, update, slot, now_ns);
+  return 0;
+}
+
+/* --- frames out --- */
+
+/* May the first queued part of a stream be announced now? */
+static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+  const mlfab__part *part = &update->parts[server];
+  if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
+  /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
+  if (update->mergeable && stream->small >= 2 && i + 1 == worker->norder &&
+      update->members < worker->config->merge_max) {
+    return 0;
+  }
+  /* One that the credit can hold goes whole; it is soon given back. */
+  return part->bytes > stream->eager_bytes ||
+         part->bytes <= stream->eager_bytes - stream->eager_used;
+}
+
+/* The next contiguous bytes at the part's cursor: in one source and in the shard. */
+static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server, const mlfab__part *part, const uint8_t **data_p) {
+  uint64_t begin, end;
+  mlfab__layout_shard(&worker->layout, server, &begin, &end);
+  for (uint32_t i = part->source; i < update->nsources; i++) {
+    const mlfab__source *source = &update->sources[i];
+    uint64_t from = mlfab__max(source->offset + (i == part->source ? part->in_source : 0), begin);
+    uint64_t to = mlfab__min(source->offset + source->bytes, end);
+    if (from >= to) continue;
+    *data_p = source->data ? source->data + (from - source->offset) : NULL;
+    return to - from;
+  }
+  *data_p = NULL;
+  return 0;
+}
+
+static void push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
+                         uint32_t server, mlfab__part *part, uint64_t bytes) {
+  uint64_t begin, end;
+  mlfab__layout_shard(&worker->layout, server, &begin, &end);
+  while (bytes > 0) {
+    const mlfab__source *source = &update->sources[part->source];
+    uint64_t from = mlfab__max(source->offset + part->in_source, begin);
+    uint64_t to = mlfab__min(source->offset + source->bytes, end);
+    uint64_t step = from < to ? mlfab__min(bytes, to - from) : 0;
+    bytes -= step;
+    part->in_source = from + step - source->offset;
+    if (from + step >= to) {
+      part->source++;
+      part->in_source = 0;
+    }
+  }
+}
+
+/* Versions of the slices that the segments in scratch touch; one when all are equal. */
+static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
+                              uint32_t segments) {
+  uint64_t *out = worker->versions_scratch;
+  uint32_t n = 0, next = 0;
+  int equal = 1;
+  for (uint32_t k = 0; k < segments; k++) {
+    const mlfab__segment *segment = &worker->segments_scratch[k];
+    uint32_t first = mlfab__layout_slice_at(&worker->layout, segment->offset);
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, segment->offset + segment->bytes - 1);
+    for (uint32_t i = first < next ? next : first; i <= last; i++) {
+      out[n++] = update->versions[i];
+      if (out[n - 1] != out[0]) equal = 0;
+    }
+    next = last + 1;
+  }
+  if (n == 0) out[0] = 0;
+  return equal ? 1 : n;
+}
+
+static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
+                         mlfab__frame_out *frame) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__part *part = &update->parts[server];
+  uint64_t bytes;
+  mlfab__push push;
+  memset(&push, 0, sizeof push);
+  push.segments = mlfab__worker_clip(worker, server, update->sources, update->nsources, &bytes);
+  push.versions = push_versions(worker, update, push.segments);
+  push.seq = update->seq;
+  push.members = update->members;
+  push.generation = stream->generation;
+  push.flags = update->flags;
+  push.eager = (uint32_t)mlfab__min(part->bytes, stream->eager_bytes - stream->eager_used);
+  push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
+  push.bytes = part->bytes;
+  push.scale = update->scale;
+  push.norm = update->norm;
+  const uint8_t *data;
+  uint64_t piece = push_piece(worker, update, server, part, &data);
+  piece = mlfab__min(mlfab__min(piece, push.eager), worker->config->chunk_bytes);
+  frame->type = MLFAB__PUSH;
+  frame->meta_bytes =
+      mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
+  frame->bulk = data;
+  frame->bulk_bytes = (uint32_t)piece;
+  frame->note[1] = push.eager;
+  return frame->meta_bytes > 0;
+}
+
+static int push_chunk(mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
+                      mlfab__frame_out *frame) {
+  const mlfab__part *part = &update->parts[server];
+  mlfab__chunk chunk = {update->seq, part->sent, worker->streams[server].generation};
+  const uint8_t *data;
+  uint64_t piece = push_piece(worker, update, server, part, &data);
+  piece = mlfab__min(mlfab__min(piece, part->granted - part->sent), worker->config->chunk_bytes);
+  frame->type = MLFAB__CHUNK;
+  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
+  frame->bulk = data;
+  frame->bulk_bytes = (uint32_t)piece;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
+                                     mlfab__frame_out *frame) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    const mlfab__part *part = &update->parts[server];
+    int found = 0;
+    frame->note[0] = 0;
+    if (part->state == MLFAB__PART_QUEUED) {
+      if (!push_may_announce(worker, server, i)) return 0;
+      frame->note[0] = 1;
+      found = push_announce(worker, server, update, frame);
+    } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
+               !update->withdrawn) {
+      found = push_chunk(worker, server, update, frame);
+    }
+    if (!found) continue;
+    frame->slot = worker->order[i];
+    frame->token = 0;
+    if (frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY) {
+      frame->token = ((uint64_t)(update->serial & 0xffffffu) << 8) + frame->slot + 1;
+    }
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_out *frame) {
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  mlfab__stream *stream = &worker->streams[server];
+  if (frame->note[0]) {
+    part->state = MLFAB__PART_ANNOUNCED;
+    part->eager = (uint32_t)frame->note[1];
+    part->granted = part->eager;
+    stream->eager_used += part->eager;
+    if (update->mergeable) stream->small++;
+  }
+  part->sent += frame->bulk_bytes;
+  push_advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) part->lent++;
+}
+
+MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
+                                        uint64_t now_ns) {
+  uint32_t slot = (uint32_t)((token & 0xff) - 1);
+  if (slot >= MLFAB__WORKER_UPDATES) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  if (update->seq == 0 || (update->serial & 0xffffffu) != token >> 8)
+    return; /* detached meanwhile */
+  if (update->parts[server].lent > 0) update->parts[server].lent--;
+  push_settle(worker, update, now_ns);
+}
+
+/* --- withdrawing --- */
+
+/* Takes the buffers back from every transport, and the update from every server that has not
+ * decided it. 1 when it had been announced anywhere. */
+static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
+  uint32_t slot = (uint32_t)(update - worker->updates);
+  int announced = 0;
+  update->withdrawn = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    if (part->lent > 0) {
+      worker->port.detach(worker->port.self, s,
+                          ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1);
+      part->lent = 0;
+    }
+    if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
+    if (part->state != MLFAB__PART_ANNOUNCED) continue;
+    mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
+    uint8_t meta[64];
+    worker->port.post(worker->port.self, s, MLFAB__WITHDRAW, meta,
+                      mlfab__encode_withdraw(meta, &withdraw));
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    /* Never announced there: decided here and now, and not counted as a round's update. */
+    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      update->parts[s].state = MLFAB__PART_DECIDED;
+      update->parts[s].code = MLFAB_ERR_WITHDRAWN;
+      worker->port.ready(worker->port.self, s);
+    }
+  }
+  return announced;
+}
+
+MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  char waited[24];
+  mlfab__duration(waited, now_ns - request->started_ns);
+  uint32_t server = 0;
+  while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
+         update->parts[server].state != MLFAB__PART_QUEUED) {
+    server++;
+  }
+  /* Merged with others: only this caller's waiting ends, the update goes on from the library's copy. */
+  int shared = update->members > 1;
+  int announced = shared || push_recall(worker, update);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
+                        (int32_t)server, 1, now_ns,
+                        "update %llu: %s after %s awaiting server %u to apply it%s",
+                        (unsigned long long)request->result.seq, what, waited, server,
+                        announced ? "; it is not known yet whether it was" : "; it was not sent");
+  if (!shared) push_settle(worker, update, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
+  worker->norder = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].small = 0;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    mlfab__outgoing *update = &worker->updates[i];
+    mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
+    update->versions = NULL;
+    if (update->seq != 0) update->serial++;
+    update->seq = 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    mlfab__outgoing *update = &worker->updates[i];
+    mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
+    mlfab__free(env, update->packed, MLFAB__WORKER_PACK);
+    mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
+    memset(update, 0, sizeof *update);
+  }
+}

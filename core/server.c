@@ -1,0 +1,384 @@
+/* server.c - the server role: its life, its workers, the model's definition. See server.h. */
+#include "server.h"
+
+#include "reduce.h"
+
+enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_EAGER_LEAST = 4096 };
+
+MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t number,
+                                       const mlfab__port *port, mlfab_stats *stats) {
+  memset(server, 0, sizeof *server);
+  server->env = env;
+  server->config = config;
+  server->port = *port;
+  server->stats = stats;
+  server->number = number;
+  server->workers = config->workers;
+  server->servers = config->servers;
+  server->heartbeat_ns = config->heartbeat_ns;
+  server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
+  server->segments_scratch =
+      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
+  server->versions_scratch =
+      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *server->versions_scratch);
+  if (!server->peers || !server->segments_scratch || !server->versions_scratch ||
+      mlfab__dedup_init(env, &server->dedup, server->workers)) {
+    mlfab__server_free(server);
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++)
+      server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
+  }
+  return 0;
+}
+
+static void server_free_model(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  for (uint32_t w = 0; server->peers && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    mlfab__free(env, peer->arena, peer->arena_bytes);
+    peer->arena = NULL;
+    peer->arena_bytes = 0;
+  }
+  mlfab__free(env, server->stage, server->stage_bytes);
+  mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
+  server->stage = server->scratch = NULL;
+  server->stage_bytes = 0;
+  mlfab__store_free(env, &server->store);
+  mlfab__layout_free(env, &server->layout);
+  mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
+  server->definition = NULL;
+  server->ndefinition = 0;
+  server->phase = MLFAB__NO_MODEL;
+}
+
+MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  if (!env) return;
+  if (server->peers) {
+    mlfab__intake_free(server);
+    mlfab__answer_free(server);
+    for (uint32_t w = 0; w < server->workers; w++) {
+      mlfab__free(env, server->peers[w].definition, server->peers[w].definition_bytes);
+    }
+  }
+  server_free_model(server);
+  mlfab__dedup_free(env, &server->dedup);
+  mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
+  mlfab__free(env, server->segments_scratch,
+              MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
+  mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  memset(server, 0, sizeof *server);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server) {
+  mlfab__store *store = &server->store;
+  if (store->free_count == 0) mlfab__answer_unpin(server);
+  /* What is still held is lent to transports, a bounded number of chunks a worker. */
+  if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB__NO_BLOCK;
+  return mlfab__store_take(store);
+}
+
+MLFAB__INTERNAL void mlfab__server_drop(mlfab__server *server, uint32_t worker, int code,
+                                        const char *text) {
+  server->port.drop(server->port.self, worker, code, text);
+}
+
+/* --- workers that come and go --- */
+
+/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no credit and waits for
+ * grants. */
+static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
+  peer->arena = mlfab__alloc(server->env, 2 * server->eager_bytes);
+  if (!peer->arena) return 0;
+  peer->arena_bytes = 2 * server->eager_bytes;
+  return (uint32_t)server->eager_bytes;
+}
+
+static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                             mlfab__hello_ack *ack) {
+  const mlfab__window *window = &server->dedup.windows[worker];
+  memset(ack, 0, sizeof *ack);
+  ack->server = server->number;
+  ack->eager_bytes = server_credit(server, worker);
+  ack->generation = server->peers[worker].generation;
+  ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
+  ack->was_dead = (uint32_t)was_dead;
+  ack->v_train = server->v_train;
+  ack->top = window->top;
+  memcpy(ack->applied, window->applied, sizeof ack->applied);
+}
+
+MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
+                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
+                                        uint64_t now_ns) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  server->now_ns = now_ns;
+  int code = mlfab__dedup_admit(&server->dedup, worker, hello->incarnation);
+  if (code) return code;
+  int fresh = hello->incarnation != peer->incarnation;
+  int was_dead = fresh || peer->dead;
+  mlfab__intake_reset(server, worker);
+  mlfab__answer_reset(server, worker);
+  if (peer->dead)
+    server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
+                       hello->incarnation, 0, "joined again");
+  if (fresh) {
+    /* A new process: it knows nothing of the old one's "no more data". What the old one has in the
+     * open round stays in it, and the round waits for the new one only from the next on. */
+    peer->done = 0;
+    peer->incarnation = hello->incarnation;
+    mlfab__free(server->env, peer->definition, peer->definition_bytes);
+    peer->definition = NULL;
+    peer->definition_bytes = 0;
+  }
+  peer->connected = 1;
+  peer->dead = peer->left = 0;
+  peer->hand = hello->hand != 0;
+  server_hello_ack(server, worker, was_dead, ack);
+  if (peer->arrived && was_dead) ack->v_train++;
+  mlfab__intake_advance(server);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->peers[worker].connected = 0;
+  mlfab__intake_reset(server, worker);
+  mlfab__answer_reset(server, worker);
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
+                                        uint64_t now_ns) {
+  mlfab__server_lost(server, worker, now_ns);
+  *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  mlfab__intake_advance(server);
+  mlfab__answer_check(server);
+}
+
+MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (!server->peers[w].left && !server->peers[w].dead) return 0;
+  }
+  return 1;
+}
+
+/* --- the definition --- */
+
+static void server_define_ack(mlfab__server *server, uint32_t worker, int code, const char *text) {
+  mlfab__define_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.code = code;
+  ack.server = server->number;
+  ack.v_train = server->v_train + server->peers[worker].arrived;
+  ack.options = server->options;
+  /* Whether the receiver's own first weights are the model's. */
+  ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
+                              server->first_weights_incarnation == server->peers[0].incarnation;
+  size_t n = strlen(text);
+  memcpy(ack.text, text, n < sizeof ack.text ? n : sizeof ack.text - 1);
+  uint8_t meta[MLFAB__TEXT_MAX + 256];
+  server->port.post(server->port.self, worker, MLFAB__DEFINE_ACK, meta,
+                    mlfab__encode_define_ack(meta, &ack));
+}
+
+/* Builds the model from worker 0's definition. */
+static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
+                        mlfab_error *error) {
+  mlfab_model_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.rule = define->rule;
+  options.sync = define->sync;
+  options.mean = define->mean;
+  options.deterministic = define->deterministic;
+  options.slices = define->slices;
+  options.ghost = define->ghost;
+  options.gamma = define->gamma;
+  options.adadelay_c = define->adadelay_c;
+  options.beta1 = define->beta1;
+  options.beta2 = define->beta2;
+  options.epsilon = define->epsilon;
+  options.weight_decay = define->weight_decay;
+  mlfab__env *env = server->env;
+  server->definition = mlfab__alloc_array(env, define->tensors, sizeof *server->definition);
+  if (!server->definition)
+    return mlfab__error(error, MLFAB_ERR_MEMORY, (int32_t)server->number, 1, 0,
+                        "server %u is out of memory for the model", server->number);
+  server->ndefinition = define->tensors;
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
+  }
+  int code =
+      mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
+                          server->servers, server->config->model_max_bytes, &server->layout, error);
+  if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
+  if (code) return code;
+  uint32_t states = server->config->on_update ? 0 : mlfab__rule_states(define->rule);
+  code = mlfab__store_init(env, &server->store, &server->layout, server->number,
+                           server->config->block_bytes, mlfab__sync_rounds(define->sync), states,
+                           define->ghost != 0);
+  uint64_t shard = server->store.end - server->store.begin;
+  server->eager_bytes =
+      mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
+  server->stage_bytes = mlfab__min(SERVER_STAGE_BYTES, shard);
+  if (!code && shard > 0 && !define->ghost) {
+    server->stage = mlfab__alloc(env, server->stage_bytes);
+    if (!server->stage) {
+      server->stage_bytes = 0;
+      code = MLFAB_ERR_MEMORY;
+    }
+    if (!code && server->config->on_update) {
+      server->scratch = mlfab__alloc_aligned(env, server->store.block_bytes);
+      if (!server->scratch) code = MLFAB_ERR_MEMORY;
+    }
+  }
+  if (code)
+    return mlfab__error(error, code, (int32_t)server->number, 1, 0,
+                        "server %u is out of memory for the model", server->number);
+  server->options = *define;
+  server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  return 0;
+}
+
+/* Compares a worker's table with worker 0's: 0, or MODEL with the first difference in text. */
+static int server_compare(const mlfab__server *server, const mlfab__define *define,
+                          const uint8_t *table, mlfab_error *error) {
+  if (define->tensors != server->ndefinition) {
+    return mlfab__error(error, MLFAB_ERR_MODEL, MLFAB_NO_RANK, 0, 0,
+                        "the model has %u tensors, worker 0's has %u", define->tensors,
+                        server->ndefinition);
+  }
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__tensor_info info;
+    const mlfab__tensor_info *first = &server->definition[i];
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &info);
+    if (info.id == first->id && info.dtype == first->dtype && info.count == first->count) continue;
+    return mlfab__error(error, MLFAB_ERR_MODEL, MLFAB_NO_RANK, 0, 0,
+                        "tensor number %u is id %u, %llu x %s; worker 0's is id %u, %llu x %s", i,
+                        info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype),
+                        first->id, (unsigned long long)first->count,
+                        mlfab__dtype_name((int)first->dtype));
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->definition || !peer->connected) continue;
+    mlfab_error error;
+    error.text[0] = 0;
+    int code = server_compare(server, &peer->definition_options, peer->definition, &error);
+    mlfab__free(server->env, peer->definition, peer->definition_bytes);
+    peer->definition = NULL;
+    peer->definition_bytes = 0;
+    if (!code) {
+      /* With the model comes the credit. */
+      mlfab__hello_ack ack;
+      uint8_t meta[128];
+      server_hello_ack(server, w, 0, &ack);
+      ack.was_dead = 2; /* only the credit counts: nothing is sent again */
+      server->port.post(server->port.self, w, MLFAB__HELLO_ACK, meta,
+                        mlfab__encode_hello_ack(meta, &ack));
+    }
+    server_define_ack(server, w, code, code ? error.text : "");
+  }
+}
+
+static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__define define;
+  if (mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
+      frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES || !frame->bulk) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
+    return;
+  }
+  uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
+  if (!copy) {
+    server_define_ack(server, worker, MLFAB_ERR_MEMORY,
+                      "the server is out of memory for the definition");
+    return;
+  }
+  memcpy(copy, frame->bulk, frame->bulk_bytes);
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = copy;
+  peer->definition_bytes = frame->bulk_bytes;
+  peer->definition_options = define;
+  if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
+    mlfab_error error;
+    int code = server_build(server, &define, copy, &error);
+    if (code) {
+      server_free_model(server);
+      mlfab__free(server->env, peer->definition, peer->definition_bytes);
+      peer->definition = NULL;
+      peer->definition_bytes = 0;
+      server_define_ack(server, worker, code, error.text);
+      return;
+    }
+  }
+  if (server->phase == MLFAB__MODEL_STANDS) mlfab__server_stands(server);
+}
+
+/* --- frames and time --- */
+
+static void server_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__done done;
+  uint8_t meta[32];
+  if (mlfab__decode_done(frame->meta, frame->meta_bytes, &done)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DONE that does not parse");
+    return;
+  }
+  server->peers[worker].done = 1;
+  server->port.post(server->port.self, worker, MLFAB__DONE_ACK, meta,
+                    mlfab__encode_done(meta, &done));
+  mlfab__intake_advance(server);
+  mlfab__answer_check(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  switch (frame->type) {
+    case MLFAB__DEFINE:
+      server_define(server, worker, frame);
+      break;
+    case MLFAB__PUSH:
+      mlfab__intake_push(server, worker, frame);
+      break;
+    case MLFAB__CHUNK:
+      mlfab__intake_chunk(server, worker, frame);
+      break;
+    case MLFAB__WITHDRAW:
+      mlfab__intake_withdraw(server, worker, frame);
+      break;
+    case MLFAB__PULL:
+      mlfab__answer_pull(server, worker, frame);
+      break;
+    case MLFAB__PULL_CANCEL:
+      mlfab__answer_cancel(server, worker, frame);
+      break;
+    case MLFAB__DONE:
+      server_done(server, worker, frame);
+      break;
+    default:
+      mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a frame that no worker sends");
+      break;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  mlfab__intake_tick(server);
+  mlfab__answer_tick(server);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
+  return mlfab__intake_deadline(server);
+}

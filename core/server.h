@@ -1,0 +1,188 @@
+/* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
+ *
+ * Updates of all workers stand in one queue, in the order of their announcements. The first that may
+ * be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps the
+ * blocks, a refusal discards them. Others may send what they have credit for, which is staged raw:
+ *
+ *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
+ *      |                                       |                 \--> APPLYING (rules, rounds: a few
+ *      |                                       |                      blocks a tick) --> APPLIED
+ *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
+ *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
+ *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
+ *
+ * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come in
+ * the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged was
+ * credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds, the
+ * sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull pins one
+ * slice at a time.
+ *
+ * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
+#ifndef MLFAB__SERVER_H
+#define MLFAB__SERVER_H
+
+#include "dedup.h"
+#include "port.h"
+#include "store.h"
+#include "sync.h"
+
+enum { MLFAB__SERVER_PULLS = 8, MLFAB__SERVER_SENDS = 16, MLFAB__SERVER_QUEUED = 64 };
+
+/* An update on its way in. Kept and reused, so that steady state allocates nothing. */
+typedef struct mlfab__incoming {
+  struct mlfab__incoming *previous, *next; /* the queue, or the free list by next */
+  uint32_t worker;
+  mlfab__push push;
+  mlfab__segment *segments;
+  uint64_t *versions;
+  uint32_t segment_room, version_room;
+  uint64_t received, consumed, granted; /* of push.bytes */
+  uint64_t arena_at;                    /* where its eager bytes are staged */
+  uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
+  uint64_t in_segment;
+  uint64_t last_byte_ns;
+  int staged_more; /* owns the stage */
+  int withdrawn;   /* to be decided as not applied at its turn */
+  int refused;     /* MLFAB_ERR_* once something is wrong with it */
+} mlfab__incoming;
+
+typedef struct mlfab__server_pull {
+  uint64_t request; /* 0: free */
+  uint64_t progress;
+  mlfab__segment *segments;
+  uint32_t segment_room, segments_used;
+  uint32_t segment; /* cursor */
+  uint64_t in_segment;
+  uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
+  uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
+  uint64_t version, commit;
+  uint32_t restart_segment; /* where the pinned slice began */
+  uint64_t restart_in_segment;
+  uint64_t progress_ns;
+  int waiting; /* for the pull condition */
+} mlfab__server_pull;
+
+typedef struct mlfab__server_peer {
+  uint8_t connected, dead, left, done, arrived, contributed, hand;
+  uint32_t incarnation, generation;
+  uint32_t queued;
+  uint64_t last_queued; /* newest member in the queue */
+  uint8_t *arena;       /* a ring of twice the credit, so that every update is contiguous */
+  uint64_t arena_head, arena_tail, arena_bytes;
+  uint64_t eager_used;
+  mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
+  uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
+  uint32_t nsends;
+  uint8_t *definition; /* a definition that came before worker 0's: tensor table */
+  uint32_t definition_bytes;
+  mlfab__define definition_options;
+} mlfab__server_peer;
+
+enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
+
+typedef struct mlfab__server {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port;
+  mlfab_stats *stats;
+  uint32_t number, workers, servers;
+  enum mlfab__server_phase phase;
+  mlfab__server_peer *peers;
+  mlfab__dedup dedup;
+  mlfab__layout layout;
+  mlfab__tensor_info *definition; /* worker 0's */
+  uint32_t ndefinition;
+  mlfab__define options; /* worker 0's */
+  mlfab__rule rule;
+  mlfab__store store;
+  uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
+  uint64_t eager_bytes;               /* credit of a worker */
+  uint8_t *stage;
+  uint64_t stage_bytes;
+  mlfab__incoming *stage_owner;
+  mlfab__incoming *first, *last, *head, *free_list;
+  /* Rounds. */
+  uint64_t v_train;
+  uint32_t contributors, round_members; /* workers in the sum; updates in it */
+  double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  /* A commit that takes several ticks. */
+  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
+  uint32_t apply_slice, apply_position;
+  uint32_t apply_segment;
+  int apply_code;
+  uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
+  uint64_t *versions_scratch;
+  mlfab__segment *segments_scratch;
+  uint64_t now_ns, heartbeat_ns;
+} mlfab__server;
+
+MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t number,
+                                       const mlfab__port *port, mlfab_stats *stats);
+MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+
+/* A worker said HELLO on a new link: fills the answer. Its half-sent updates are forgotten.
+ * Errors: FENCED (an older incarnation), MEMORY. */
+MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
+                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
+                                        uint64_t now_ns);
+/* Its link is lost; it may come back. */
+MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns);
+/* It is dead, or has left: rounds go on without it. */
+MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
+                                        uint64_t now_ns);
+/* A frame of a worker. Never fails: a bad peer is dropped through the port. */
+MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for this worker: 1, or 0. */
+MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
+                                       mlfab__frame_out *frame, uint64_t now_ns);
+/* That frame was taken. */
+MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_out *frame, uint64_t now_ns);
+/* The bulk lent with this token is free. */
+MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token);
+/* Background work and timers. */
+MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
+/* 1 when every worker has left or died. */
+MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
+
+/* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
+
+/* The first weights are in: tells everybody who waits with a definition. */
+MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server);
+/* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
+MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server);
+/* Gives up the link of a peer that broke the protocol. */
+MLFAB__INTERNAL void mlfab__server_drop(mlfab__server *server, uint32_t worker, int code,
+                                        const char *text);
+MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,
+                                            const mlfab__frame_in *frame);
+/* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
+MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker);
+/* Does whatever can be done now: heads, commits, rounds. */
+MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server);
+/* Revokes the head when it stalls. */
+MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__intake_deadline(const mlfab__server *server);
+MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__answer_cancel(mlfab__server *server, uint32_t worker,
+                                          const mlfab__frame_in *frame);
+/* Looks again at the pulls that wait for the pull condition. */
+MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server);
+/* Drops the pulls of a worker and takes back what was lent to its link. */
+MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker);
+/* Unpins all slices; their pulls begin them again. */
+MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server);
+
+#endif

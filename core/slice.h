@@ -1,0 +1,61 @@
+/* slice.h - the flat model: tensors in it, slices cut out of it, servers that own them. Layer 2.
+ *
+ * The flat model is all tensors' bytes one after another: the 8-byte types first, then the 4-byte
+ * types, each in the order of definition, so that every element is aligned and nothing is padded.
+ * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of a
+ * server (its shard) are neighbours until servers come or go. Everything on the wire is told in
+ * offsets of the flat model.
+ *
+ * Source: FluentPS §III-D (elastic parameter slicing), here the initial, even distribution. */
+#ifndef MLFAB__SLICE_H
+#define MLFAB__SLICE_H
+
+#include "wire.h"
+
+#include "env.h"
+
+typedef struct mlfab__tensor {
+  uint32_t id, dtype;
+  uint64_t count;
+  uint64_t offset, bytes; /* in the flat model */
+} mlfab__tensor;
+
+typedef struct mlfab__slice {
+  uint64_t offset, bytes;
+  uint32_t server;
+} mlfab__slice;
+
+typedef struct mlfab__layout {
+  mlfab__tensor *tensors; /* in the order of definition */
+  uint32_t *by_id;        /* indexes, ascending by id */
+  uint32_t *by_offset;    /* indexes, ascending by offset */
+  uint32_t ntensors;
+  uint32_t nslices;
+  mlfab__slice *slices; /* ascending by offset */
+  uint32_t servers;
+  uint32_t uniform_dtype; /* the type of all tensors, or 0 */
+  uint64_t bytes;
+} mlfab__layout;
+
+/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may be shorter),
+ * so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no
+ * tensors, no elements), MEMORY; nothing is left allocated. */
+MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
+                                        uint32_t n, uint32_t want_slices, uint32_t servers,
+                                        uint64_t max_bytes, mlfab__layout *layout,
+                                        mlfab_error *error);
+MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout);
+/* The tensor with this id, or NULL. */
+MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id);
+/* The tensor, and the slice, that holds the byte at this offset (offset < bytes). */
+MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
+                                                             uint64_t offset);
+MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset);
+/* Where a server's shard begins and ends; begin = end when it owns nothing. */
+MLFAB__INTERNAL void mlfab__layout_shard(const mlfab__layout *layout, uint32_t server,
+                                         uint64_t *begin_p, uint64_t *end_p);
+/* 1 when the stretch lies in the shard and begins and ends between elements. */
+MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
+                                        const mlfab__segment *segment);
+
+#endif

@@ -1,0 +1,208 @@
+/* store.c - blocks of a server's shard. See store.h. */
+#include "store.h"
+
+#include "reduce.h"
+#include "sync.h"
+
+/* Cuts the shard's slices into positions. */
+static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
+  const mlfab__layout *layout = store->layout;
+  mlfab__layout_shard(layout, server, &store->begin, &store->end);
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    if (layout->slices[i].server != server) continue;
+    if (store->nslices++ == 0) store->first_slice = i;
+  }
+  if (store->nslices == 0) return 0;
+  store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
+  if (!store->slices) return MLFAB_ERR_MEMORY;
+  uint64_t largest = 0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    largest = mlfab__max(largest, layout->slices[store->first_slice + i].bytes);
+  }
+  /* No block larger than it needs to be: small models are cheap. */
+  store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__slice *from = &layout->slices[store->first_slice + i];
+    mlfab__shard_slice *slice = &store->slices[i];
+    slice->offset = from->offset;
+    slice->bytes = from->bytes;
+    slice->first = store->positions;
+    slice->count = (uint32_t)((from->bytes + store->block_bytes - 1) / store->block_bytes);
+    store->positions += slice->count;
+    if (slice->count > store->positions_per_slice) store->positions_per_slice = slice->count;
+  }
+  return 0;
+}
+
+static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
+  uint32_t n = store->positions;
+  if (n == 0) return 0;
+  store->w = mlfab__alloc_array(env, n, sizeof *store->w);
+  store->next = mlfab__alloc_array(env, n, sizeof *store->next);
+  store->sum = mlfab__alloc_array(env, n, sizeof *store->sum);
+  if (!store->w || !store->next || !store->sum) return MLFAB_ERR_MEMORY;
+  memset(store->w, 0xff, n * sizeof *store->w);
+  memset(store->next, 0xff, n * sizeof *store->next);
+  memset(store->sum, 0xff, n * sizeof *store->sum);
+  for (uint32_t k = 0; k < states && !store->ghost; k++) {
+    uint8_t **state = mlfab__alloc_array(env, n, sizeof *state);
+    if (!state) return MLFAB_ERR_MEMORY;
+    *(k == 0 ? &store->s0 : &store->s1) = state;
+    for (uint32_t p = 0; p < n; p++) {
+      state[p] = mlfab__alloc_aligned(env, store->block_bytes);
+      if (!state[p]) return MLFAB_ERR_MEMORY;
+      memset(state[p], 0, store->block_bytes);
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+                                      const mlfab__layout *layout, uint32_t server,
+                                      uint32_t block_bytes, int sums, uint32_t states, int ghost) {
+  memset(store, 0, sizeof *store);
+  store->layout = layout;
+  store->block_bytes = block_bytes;
+  store->ghost = ghost;
+  store->free_head = MLFAB__NO_BLOCK;
+  if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
+  if (store->positions == 0) return 0;
+  /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
+  store->nblocks = store->positions * (sums ? 3 : 2) +
+                   (uint32_t)mlfab__min(store->positions, 2 * store->positions_per_slice + 8);
+  store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
+  if (!store->blocks) goto no_memory;
+  for (uint32_t i = store->nblocks; i-- > 0;) {
+    if (!ghost) {
+      store->blocks[i].data = mlfab__alloc_aligned(env, store->block_bytes);
+      if (!store->blocks[i].data) goto no_memory;
+    }
+    store->blocks[i].next_free = store->free_head;
+    store->free_head = i;
+    store->free_count++;
+  }
+  for (uint32_t p = 0; p < store->positions; p++) {
+    store->w[p] = mlfab__store_take(store);
+    if (!ghost) memset(store->blocks[store->w[p]].data, 0, store->block_bytes);
+  }
+  return 0;
+no_memory:
+  mlfab__store_free(env, store);
+  return MLFAB_ERR_MEMORY;
+}
+
+static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
+  for (uint32_t p = 0; state && p < store->positions; p++) {
+    mlfab__free_aligned(env, state[p], store->block_bytes);
+  }
+  mlfab__free(env, state, store->positions * sizeof *state);
+}
+
+MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
+    mlfab__free_aligned(env, store->blocks[i].data, store->block_bytes);
+  }
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
+  store_free_states(env, store, store->s0);
+  store_free_states(env, store, store->s1);
+  mlfab__free(env, store->w, store->positions * sizeof *store->w);
+  mlfab__free(env, store->next, store->positions * sizeof *store->next);
+  mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
+  mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
+  memset(store, 0, sizeof *store);
+}
+
+MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
+                                        mlfab__piece *piece) {
+  assert(offset >= store->begin && offset < store->end);
+  uint32_t index = mlfab__layout_slice_at(store->layout, offset) - store->first_slice;
+  const mlfab__shard_slice *slice = &store->slices[index];
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(store->layout, offset);
+  uint64_t in_slice = offset - slice->offset;
+  uint64_t block = in_slice / store->block_bytes;
+  uint64_t bytes = mlfab__min(limit, tensor->offset + tensor->bytes - offset);
+  bytes = mlfab__min(bytes, mlfab__min((block + 1) * store->block_bytes, slice->bytes) - in_slice);
+  piece->slice = index;
+  piece->position = slice->first + (uint32_t)block;
+  piece->at = (uint32_t)(in_slice - block * store->block_bytes);
+  piece->bytes = (uint32_t)bytes;
+  piece->dtype = (int)tensor->dtype;
+  piece->tensor = tensor;
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  piece->count = bytes / width;
+  piece->first = (offset - tensor->offset) / width;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
+                                                  uint32_t position) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  uint64_t at = (uint64_t)(position - s->first) * store->block_bytes;
+  return (uint32_t)mlfab__min(store->block_bytes, s->bytes - at);
+}
+
+MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
+  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + 1, sizeof *more);
+  uint8_t *data = store->ghost ? NULL : mlfab__alloc_aligned(env, store->block_bytes);
+  if (!more || (!data && !store->ghost)) {
+    mlfab__free(env, more, (store->nblocks + 1) * sizeof *more);
+    mlfab__free_aligned(env, data, store->block_bytes);
+    return MLFAB_ERR_MEMORY;
+  }
+  memcpy(more, store->blocks, store->nblocks * sizeof *more);
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *more);
+  store->blocks = more;
+  more[store->nblocks].data = data;
+  more[store->nblocks].next_free = store->free_head;
+  store->free_head = store->nblocks++;
+  store->free_count++;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {
+  uint32_t block = store->free_head;
+  if (block == MLFAB__NO_BLOCK) return block;
+  store->free_head = store->blocks[block].next_free;
+  store->free_count--;
+  assert(store->blocks[block].refs == 0);
+  store->blocks[block].refs = 1;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
+  assert(store->blocks[block].refs > 0);
+  store->blocks[block].refs++;
+}
+
+MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
+  assert(store->blocks[block].refs > 0);
+  if (--store->blocks[block].refs > 0) return;
+  store->blocks[block].next_free = store->free_head;
+  store->free_head = block;
+  store->free_count++;
+}
+
+MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block) {
+  if (*place != MLFAB__NO_BLOCK) mlfab__store_unref(store, *place);
+  *place = block;
+}
+
+MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
+                                       const mlfab__layout *layout, mlfab__rule *rule,
+                                       mlfab_error *error) {
+  int code = mlfab__rule_init(rule, options, error);
+  if (code) return code;
+  int rounds = mlfab__sync_rounds(options->sync);
+  const char *text = NULL;
+  if (!mlfab__sync_known(options->sync)) text = "an unknown consistency model (sync)";
+  if (options->mean && !rounds)
+    text = "mean with an asynchronous model: there is no round to divide by";
+  if (options->deterministic && !rounds)
+    text = "deterministic with an asynchronous model: there is no round to order";
+  for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
+    if (layout->tensors[i].dtype != MLFAB_I64) continue;
+    if (options->mean) text = "mean with int64 tensors: the division is not exact";
+    if (options->rule != MLFAB_RULE_PLAIN) text = "int64 tensors with another rule than plain";
+  }
+  if (!text) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0, "not supported: %s", text);
+}

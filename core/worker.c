@@ -1,0 +1,555 @@
+/* worker.c - the worker role: its model, its streams. See worker.h. */
+#include "worker.h"
+
+#include "reduce.h"
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t rank,
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests) {
+  memset(worker, 0, sizeof *worker);
+  worker->env = env;
+  worker->config = config;
+  worker->port = *port;
+  worker->stats = stats;
+  worker->requests = requests;
+  worker->rank = rank;
+  worker->servers = config->servers;
+  worker->next_seq = 1;
+  worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
+  worker->segments_scratch =
+      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
+  worker->versions_scratch =
+      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *worker->versions_scratch);
+  if (worker->streams && worker->segments_scratch && worker->versions_scratch) return 0;
+  mlfab__worker_free(worker);
+  return MLFAB_ERR_MEMORY;
+}
+
+/* Forgets the model, so that it can be defined again. What transports may still read stays. */
+static void worker_free_model(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  mlfab__push_forget(worker);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
+  mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__free(env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
+  mlfab__layout_free(env, &worker->layout);
+  worker->table = NULL;
+  worker->pulled = NULL;
+  worker->model_bufs = NULL;
+  worker->nmodel_bufs = worker->norder = 0;
+  memset(&worker->define, 0, sizeof worker->define);
+}
+
+MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  if (!env) return;
+  worker_free_model(worker);
+  mlfab__push_free(worker);
+  mlfab__pull_free(worker);
+  mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
+  mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
+  mlfab__free(env, worker->segments_scratch,
+              MLFAB__SEGMENTS_MAX * sizeof *worker->segments_scratch);
+  mlfab__free(env, worker->versions_scratch, MLFAB__SLICES_MAX * sizeof *worker->versions_scratch);
+  memset(worker, 0, sizeof *worker);
+}
+
+/* --- buffers --- */
+
+/* One buffer's place in the flat model. */
+static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, mlfab__source *source,
+                         mlfab_error *error) {
+  const mlfab__layout *layout = &worker->layout;
+  uint64_t count;
+  if (!buf->data && !worker->define.ghost) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "the buffer of tensor %u is NULL", buf->tensor);
+  }
+  source->data = worker->define.ghost ? NULL : buf->data;
+  if (buf->tensor == MLFAB_ALL) {
+    if (!layout->uniform_dtype) {
+      return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                          "MLFAB_ALL needs tensors of one element type");
+    }
+    source->offset = 0;
+    source->bytes = layout->bytes;
+    count = layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);
+  } else {
+    const mlfab__tensor *tensor = mlfab__layout_find(layout, buf->tensor);
+    if (!tensor)
+      return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0, "there is no tensor %u",
+                          buf->tensor);
+    source->offset = tensor->offset;
+    source->bytes = tensor->bytes;
+    count = tensor->count;
+  }
+  if (buf->count == count) return 0;
+  return mlfab__error(error, MLFAB_ERR_SHAPE, MLFAB_NO_RANK, 0, 0,
+                      "tensor %u has %llu elements, the buffer %llu", buf->tensor,
+                      (unsigned long long)count, (unsigned long long)buf->count);
+}
+
+MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                          mlfab__source **sources, uint32_t *nsources,
+                                          uint32_t *room, mlfab_error *error) {
+  if (!bufs || n == 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "no buffers");
+  if (n > *room) {
+    mlfab__free(worker->env, *sources, *room * sizeof **sources);
+    *sources = mlfab__alloc_array(worker->env, n, sizeof **sources);
+    *room = *sources ? n : 0;
+    if (!*sources)
+      return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                          "out of memory for %u buffers", n);
+  }
+  mlfab__source *list = *sources;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__source source;
+    int code = worker_source(worker, &bufs[i], &source, error);
+    if (code) return code;
+    /* Insertion: callers list tensors in order, so this is one comparison each. */
+    uint32_t at = i;
+    for (; at > 0 && list[at - 1].offset > source.offset; at--) list[at] = list[at - 1];
+    list[at] = source;
+  }
+  for (uint32_t i = 1; i < n; i++) {
+    if (list[i - 1].offset + list[i - 1].bytes <= list[i].offset) continue;
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a tensor stands twice in the list");
+  }
+  *nsources = n;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
+                                            const mlfab__source *sources, uint32_t n,
+                                            uint64_t *bytes_p) {
+  uint64_t begin, end;
+  mlfab__segment *out = worker->segments_scratch;
+  uint32_t count = 0;
+  *bytes_p = 0;
+  mlfab__layout_shard(&worker->layout, server, &begin, &end);
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t from = mlfab__max(sources[i].offset, begin);
+    uint64_t to = mlfab__min(sources[i].offset + sources[i].bytes, end);
+    if (from >= to) continue;
+    *bytes_p += to - from;
+    if (count > 0 && out[count - 1].offset + out[count - 1].bytes == from) {
+      out[count - 1].bytes += to - from;
+      continue;
+    }
+    if (count == MLFAB__SEGMENTS_MAX) return UINT32_MAX;
+    out[count].offset = from;
+    out[count++].bytes = to - from;
+  }
+  return count;
+}
+
+/* --- the model --- */
+
+MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
+                                         uint64_t count, mlfab_error *error) {
+  if (worker->table)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "tensor_add after model_start");
+  if (!mlfab__dtype_bytes(dtype))
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "tensor %u: unknown element type %d", id, dtype);
+  if (count == 0 || id == MLFAB_ALL) {
+    return mlfab__error(
+        error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+        id == MLFAB_ALL ? "tensor id %u is reserved (MLFAB_ALL)" : "tensor %u has no elements", id);
+  }
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    if (worker->tensors[i].id == id)
+      return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                          "tensor id %u is used twice", id);
+  }
+  if (worker->ntensors == MLFAB_BULK_MAX / MLFAB__TENSOR_INFO_BYTES)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %u tensors",
+                        worker->ntensors);
+  if (worker->ntensors == worker->tensor_room) {
+    uint32_t room = worker->tensor_room ? 2 * worker->tensor_room : 16;
+    mlfab__tensor_info *more = mlfab__alloc_array(worker->env, room, sizeof *more);
+    if (!more)
+      return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                          "out of memory for tensors");
+    if (worker->ntensors) memcpy(more, worker->tensors, worker->ntensors * sizeof *more);
+    mlfab__free(worker->env, worker->tensors, worker->tensor_room * sizeof *more);
+    worker->tensors = more;
+    worker->tensor_room = room;
+  }
+  mlfab__tensor_info *tensor = &worker->tensors[worker->ntensors++];
+  tensor->id = id;
+  tensor->dtype = (uint32_t)dtype;
+  tensor->count = count;
+  return 0;
+}
+
+static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
+  define->rule = o->rule;
+  define->sync = o->sync;
+  define->mean = o->mean;
+  define->deterministic = o->deterministic;
+  define->slices = o->slices;
+  define->ghost = o->ghost;
+  define->gamma = o->gamma;
+  define->adadelay_c = o->adadelay_c;
+  define->beta1 = o->beta1;
+  define->beta2 = o->beta2;
+  define->epsilon = o->epsilon;
+  define->weight_decay = o->weight_decay;
+}
+
+static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                mlfab_error *error) {
+  mlfab__source *sources = NULL;
+  uint32_t nsources = 0, room = 0;
+  if (n == 0) return 0;
+  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, error);
+  mlfab__free(worker->env, sources, room * sizeof *sources);
+  return code;
+}
+
+/* Builds the layout and what hangs on it. On failure worker_free_model undoes it. */
+static int worker_build(mlfab__worker *worker, const mlfab_model_options *options,
+                        const mlfab_buf *bufs, uint32_t n, mlfab_error *error) {
+  mlfab__env *env = worker->env;
+  int code =
+      mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
+                          worker->config->model_max_bytes, &worker->layout, error);
+  if (code) return code;
+  if (options->slices > MLFAB__SLICES_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",
+                        MLFAB__SLICES_MAX);
+  worker_options(options, &worker->define);
+  code = worker_check_weights(worker, bufs, n, error);
+  if (code) return code;
+  worker->define.tensors = worker->ntensors;
+  worker->define.first_weights = worker->rank == 0 && n > 0;
+  worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
+  worker->pulled = mlfab__alloc_array(env, worker->layout.nslices, sizeof *worker->pulled);
+  if (n > 0) worker->model_bufs = mlfab__alloc_array(env, n, sizeof *worker->model_bufs);
+  if (!worker->table || !worker->pulled || (n > 0 && !worker->model_bufs)) {
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for the model");
+  }
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    mlfab__encode_tensor_info(worker->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &worker->tensors[i]);
+  }
+  if (n > 0) memcpy(worker->model_bufs, bufs, n * sizeof *bufs);
+  worker->nmodel_bufs = n;
+  if (worker->define.first_weights) return mlfab__push_first(worker, bufs, n, 0, error);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *given,
+                                        const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab_model_options options;
+  memset(&options, 0, sizeof options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (worker->table)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "model_start twice");
+  if ((n > 0) != (bufs != NULL))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: bufs and n do not fit");
+  mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
+                                                worker->config->timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "model_start: too many requests are open");
+  int code = worker_build(worker, &options, bufs, n, error);
+  if (code) {
+    mlfab__request_end(worker->requests, request);
+    worker_free_model(worker);
+    return code;
+  }
+  worker->model_request = request->id;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].define = 1;
+    worker->port.ready(worker->port.self, s);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+/* Ends model_start; what failed can be tried again with another model. */
+static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, uint64_t now_ns,
+                             const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
+  mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
+  worker->model_request = worker->model_pull = 0;
+  if (pull) mlfab__request_end(worker->requests, pull);
+  if (code) {
+    for (uint32_t s = 0; s < worker->servers; s++)
+      worker->streams[s].define = worker->streams[s].defined = 0;
+    worker_free_model(worker);
+  } else {
+    worker->stands = 1;
+    mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
+    worker->model_bufs = NULL;
+    worker->nmodel_bufs = 0;
+  }
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+}
+
+static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                              uint64_t now_ns) {
+  mlfab__define_ack ack;
+  mlfab__stream *stream = &worker->streams[server];
+  if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a DEFINE_ACK that does not parse");
+    return;
+  }
+  if (!worker->model_request || stream->defined) return;
+  if (ack.code) {
+    char text[MLFAB__TEXT_MAX + 64];
+    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
+    worker_model_end(worker, ack.code, (int32_t)server, now_ns, text);
+    return;
+  }
+  /* Worker 0's options win, but for what belongs to this worker alone. */
+  uint32_t tensors = worker->define.tensors, first_weights = worker->define.first_weights;
+  if (ack.options.slices != worker->define.slices) {
+    char text[128];
+    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
+             worker->define.slices, ack.options.slices);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, now_ns, text);
+    return;
+  }
+  stream->own_weights = ack.options.first_weights != 0;
+  worker->define = ack.options;
+  worker->define.tensors = tensors;
+  worker->define.first_weights = first_weights;
+  stream->defined = 1;
+  stream->define = 0;
+  stream->round = ack.v_train;
+  mlfab__worker_progress(worker, now_ns);
+}
+
+/* Every server has the model: gets the weights where they are not this worker's own. */
+static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
+  int own = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
+  if (own || worker->nmodel_bufs == 0) {
+    worker_model_end(worker, 0, MLFAB_NO_RANK, now_ns, "");
+    return;
+  }
+  mlfab_error error;
+  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, 0, now_ns,
+                                &worker->model_pull, &error);
+  if (code) worker_model_end(worker, code, error.rank, now_ns, error.text);
+}
+
+static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
+  uint32_t acked = 0;
+  if (worker->done == 1 && worker->norder == 0) {
+    worker->done = 2;
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      mlfab__done done = {worker->next_seq - 1};
+      uint8_t meta[32];
+      worker->port.post(worker->port.self, s, MLFAB__DONE, meta, mlfab__encode_done(meta, &done));
+    }
+  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    acked += worker->streams[s].done_acked || worker->streams[s].dead;
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
+  if (acked < worker->servers || !request || request->done) return;
+  mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+}
+
+MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns) {
+  if (worker->join_request) worker_join_progress(worker, now_ns);
+  if (!worker->model_request) return;
+  if (worker->model_pull) {
+    mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
+    if (pull && !pull->done) return;
+    int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
+    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, now_ns,
+                     worker->requests->last.text);
+    return;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].defined) return;
+  }
+  if (worker->norder == 0) worker_model_pull(worker, now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  if (worker->done)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "join: this worker has joined before");
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
+                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "join: too many requests are open");
+  worker->done = 1;
+  worker->join_request = request->id;
+  *request_p = request->id;
+  mlfab__worker_progress(worker, now_ns);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p) {
+  if (seq == 0 || seq >= worker->next_seq || worker->next_seq - seq > MLFAB__WINDOW)
+    return MLFAB_ERR_REQUEST;
+  *status_p = worker->status[seq % MLFAB__WINDOW];
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
+  return worker->norder;
+}
+
+MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
+                                            int code, uint64_t now_ns) {
+  char text[160], waited[24];
+  uint32_t s = 0;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  switch (request->kind) {
+    case MLFAB__REQUEST_PUSH:
+      mlfab__push_withdraw(worker, request, code, now_ns);
+      break;
+    case MLFAB__REQUEST_PULL:
+      mlfab__pull_withdraw(worker, request, code, now_ns);
+      break;
+    case MLFAB__REQUEST_MODEL:
+      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
+      snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u%s", what, waited, s,
+               worker->rank != 0 ? " (or worker 0's definition)" : "");
+      worker_model_end(worker, code, (int32_t)s, now_ns, text);
+      break;
+    default:
+      while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
+      mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
+                            "join: %s after %s awaiting server %u", what, waited, s);
+  }
+}
+
+/* --- links and frames --- */
+
+MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__hello_ack *ack, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  stream->eager_bytes = ack->eager_bytes;
+  if (ack->was_dead == 2) {
+    worker->port.ready(worker->port.self, server);
+    return;
+  }
+  if (worker->stands && !ack->model_stands) {
+    stream->dead = 1;
+    mlfab__push_dead(worker, server, 0, now_ns);
+    mlfab__pull_dead(worker, server, 0, now_ns);
+    return;
+  }
+  stream->up = 1;
+  if (worker->table && !stream->defined) stream->define = 1;
+  mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
+  if (ack->was_dead) stream->round = ack->v_train;
+  mlfab__pull_again(worker, server);
+  if (worker->done == 2 && !stream->done_acked) {
+    mlfab__done done = {worker->next_seq - 1};
+    uint8_t meta[32];
+    worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
+                      mlfab__encode_done(meta, &done));
+  }
+  worker->port.ready(worker->port.self, server);
+}
+
+MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  worker->streams[server].up = 0;
+  mlfab__push_lost(worker, server, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                        uint64_t now_ns) {
+  char text[96], silent[24];
+  worker->streams[server].dead = 1;
+  worker->streams[server].up = 0;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_dead(worker, server, silent_ns, now_ns);
+  mlfab__pull_dead(worker, server, silent_ns, now_ns);
+  if (worker->model_request) {
+    snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
+             mlfab__duration(silent, silent_ns));
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+  }
+  mlfab__worker_progress(worker, now_ns);
+}
+
+static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                          uint64_t now_ns) {
+  mlfab__resend resend;
+  if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
+    return;
+  }
+  mlfab__push_resync(worker, server, resend.generation, resend.top, resend.applied, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame, uint64_t now_ns) {
+  switch (frame->type) {
+    case MLFAB__DEFINE_ACK:
+      worker_define_ack(worker, server, frame, now_ns);
+      break;
+    case MLFAB__GRANT:
+      mlfab__push_granted(worker, server, frame);
+      break;
+    case MLFAB__PUSH_ACK:
+      mlfab__push_acked(worker, server, frame, now_ns);
+      break;
+    case MLFAB__RESEND:
+      worker_resend(worker, server, frame, now_ns);
+      break;
+    case MLFAB__MODEL:
+      mlfab__pull_model(worker, server, frame, now_ns);
+      break;
+    case MLFAB__PULL_FAIL:
+      mlfab__pull_failed(worker, server, frame, now_ns);
+      break;
+    case MLFAB__DONE_ACK:
+      worker->streams[server].done_acked = 1;
+      mlfab__worker_progress(worker, now_ns);
+      break;
+    default:
+      worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a frame that no server sends");
+  }
+}
+
+MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
+                                       mlfab__frame_out *frame) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (!stream->up || !worker->table) return 0;
+  if (stream->define) {
+    frame->type = MLFAB__DEFINE;
+    frame->meta_bytes = mlfab__encode_define(frame->meta, &worker->define);
+    frame->bulk = worker->table;
+    frame->bulk_bytes = worker->define.tensors * MLFAB__TENSOR_INFO_BYTES;
+    frame->token = 0;
+    frame->note[0] = 2;
+    return 1;
+  }
+  return mlfab__push_next(worker, server, frame);
+}
+
+MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_out *frame) {
+  if (frame->note[0] == 2) {
+    worker->streams[server].define = 0;
+    return;
+  }
+  mlfab__push_taken(worker, server, frame);
+}

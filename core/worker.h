@@ -1,0 +1,212 @@
+/* worker.h - the worker role: sends updates, gets the model. Layer 4.
+ *
+ * To each server there is a stream of updates, in the order of their numbers. The part of an update
+ * at a server goes through
+ *
+ *    QUEUED --(announced, with as many bytes as there is credit)--> ANNOUNCED --(PUSH_ACK)--> DECIDED
+ *       ^                                                             |
+ *       +--------------(RESEND, or HELLO on a new link)---------------+
+ *
+ * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
+ * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
+ * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller before the
+ * transport gave it back.
+ *
+ * Source: MLfabric §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker side). */
+#ifndef MLFAB__WORKER_H
+#define MLFAB__WORKER_H
+
+#include "dedup.h"
+#include "port.h"
+#include "request.h"
+#include "slice.h"
+
+enum {
+  MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
+  MLFAB__WORKER_PULLS = 8,
+  MLFAB__WORKER_PACK = 65536, /* updates up to this are copied and made contiguous */
+  MLFAB__WORKER_COPY = 8192   /* bulks up to this are copied by the transport */
+};
+
+enum mlfab__part_state {
+  MLFAB__PART_NONE,
+  MLFAB__PART_QUEUED,
+  MLFAB__PART_ANNOUNCED,
+  MLFAB__PART_DECIDED
+};
+
+/* A stretch of the flat model and where its bytes are. */
+typedef struct mlfab__source {
+  uint64_t offset, bytes;
+  uint8_t *data;
+} mlfab__source;
+
+typedef struct mlfab__part {
+  uint8_t state;
+  int32_t code; /* once decided */
+  uint32_t eager, lent;
+  uint64_t bytes, granted, sent;
+  uint32_t source; /* cursor */
+  uint64_t in_source;
+} mlfab__part;
+
+typedef struct mlfab__outgoing {
+  uint64_t seq; /* 0: free */
+  uint32_t members, flags, serial;
+  double scale, norm;
+  uint64_t base; /* the caller's version plus one, or 0 */
+  mlfab__source *sources;
+  uint32_t nsources, source_room;
+  uint64_t *versions; /* pulled, by slice */
+  uint8_t *packed;    /* MLFAB__WORKER_PACK, once it was needed */
+  uint64_t bytes, packed_bytes;
+  uint32_t *merge_at; /* packed place of each buffer in the caller's order */
+  uint32_t nbufs;
+  uint64_t pull_count; /* pulls finished when it was made */
+  int mergeable, withdrawn;
+  mlfab__part *parts; /* by server */
+  uint64_t version, delay;
+  uint64_t started_ns;
+} mlfab__outgoing;
+
+typedef struct mlfab__fetch { /* a pull */
+  uint64_t request;           /* 0: free */
+  mlfab__source *sources;
+  uint32_t nsources, source_room;
+  uint64_t after_seq; /* numbers below are of pushes before it */
+  uint8_t *waiting;   /* by server */
+  uint32_t nwaiting;
+  uint64_t version;
+} mlfab__fetch;
+
+typedef struct mlfab__stream { /* to a server */
+  uint8_t up, dead, define, defined, done_acked, own_weights;
+  uint32_t generation;
+  uint64_t eager_bytes, eager_used;
+  uint32_t small; /* mergeable updates announced and not decided */
+  uint64_t round; /* whole updates decided: rounds this worker is through with here */
+} mlfab__stream;
+
+typedef struct mlfab__worker {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port;
+  mlfab_stats *stats;
+  mlfab__requests *requests;
+  uint32_t rank, servers;
+  mlfab__tensor_info *tensors; /* as added */
+  uint32_t ntensors, tensor_room;
+  uint8_t *table; /* encoded for DEFINE */
+  mlfab__define define;
+  mlfab__layout layout;
+  int stands; /* the model stands everywhere */
+  int done;   /* no more data: 1 asked for, 2 told to the servers */
+  uint64_t model_request, join_request;
+  uint64_t model_pull; /* the pull inside model_start, or 0 */
+  mlfab_buf *model_bufs;
+  uint32_t nmodel_bufs;
+  mlfab__stream *streams;
+  mlfab__outgoing updates[MLFAB__WORKER_UPDATES];
+  uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
+  uint32_t norder;
+  mlfab__fetch fetches[MLFAB__WORKER_PULLS];
+  uint64_t next_seq, pull_count;
+  uint64_t *pulled;              /* version by slice */
+  int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
+  mlfab__segment *segments_scratch;
+  uint64_t *versions_scratch;
+} mlfab__worker;
+
+MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t rank,
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests);
+MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
+
+/* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
+MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
+                                         uint64_t count, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
+                                        const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_push_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
+/* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
+MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
+                                            int code, uint64_t now_ns);
+
+/* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
+MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__hello_ack *ack, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
+                                       mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
+                                        uint64_t now_ns);
+/* Updates that no server has decided yet. */
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
+
+/* --- between worker.c, push.c (updates) and pull.c --- */
+
+/* Resolves buffers to sources, ascending. Errors: ARGUMENT, TENSOR, SHAPE, DTYPE, LIMIT, MEMORY. */
+MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                          mlfab__source **sources, uint32_t *nsources,
+                                          uint32_t *room, mlfab_error *error);
+/* The stretches of sources in a server's shard, neighbours joined, into segments_scratch. */
+MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
+                                            const mlfab__source *sources, uint32_t n,
+                                            uint64_t *bytes_p);
+/* Whole updates with a number below `before` that this server has not decided. */
+MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
+                                           uint64_t before);
+MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame);
+/* What the server has decided, and a new generation for the rest. */
+MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
+                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* Decides all parts at a server that will never answer. */
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns);
+/* The update of first weights. */
+MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                      uint64_t now_ns, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
+                                     mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_out *frame);
+/* Withdraws every update without waiting, and drops what depends on the layout. */
+MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
+                                        const mlfab__frame_in *frame, uint64_t now_ns);
+/* Asks again on a new link. */
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
+/* The model has been asked for by model_start and is here, or failed. */
+MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns);
+
+#endif
