@@ -75,7 +75,7 @@
 #else
 #define TCP_SEND_FLAGS MSG_DONTWAIT
 #endif
-#ifdef SOCK_CLOEXEC
+#if defined(__linux__)
 #define TCP_SOCK_FLAGS (SOCK_CLOEXEC | SOCK_NONBLOCK)
 #else
 #define TCP_SOCK_FLAGS 0
@@ -89,7 +89,7 @@ enum {
   TCP_PIECES = 64,                /* of a link's output */
   TCP_SENT_TOKENS = 128,          /* twice the pieces: see tcp_send */
   TCP_COPY_BYTES = 8 << 10,       /* a bulk up to this is copied: cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,      /* copied output of a link */
+  TCP_OUT_BYTES = 256 << 10,      /* copied output of a link, and one frame more */
   TCP_GATHER_PIECES = 32,         /* send writes by itself beyond these, or TCP_OUT_BYTES */
   TCP_GULP_BYTES = 4 << 10,       /* read past the end of a large frame; copied twice, so little */
   TCP_LARGE_BYTES = 16 << 10,     /* a frame with this bulk is large */
@@ -559,7 +559,7 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
     return MLFAB_ERR_ADDRESS; /* IPv6 without brackets could mean two things */
   }
   size_t bytes = end > begin ? (size_t)(end - begin) : 0, n = strlen(digits);
-  if (!bytes || bytes > 255 || memchr(begin, ' ', bytes) || !n || n > 5 ||
+  if (!bytes || bytes > 255 || strcspn(begin, " []") < bytes || !n || n > 5 ||
       strspn(digits, "0123456789") != n || strtoul(digits, NULL, 10) > 65535)
     return MLFAB_ERR_ADDRESS;
   memcpy(host, begin, bytes);
@@ -666,7 +666,7 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
 static int tcp_socket_prepare(int fd, int family) {
   int one = 1;
   if (fd < 0) return -1;
-#if !defined(SOCK_CLOEXEC)
+#if !defined(__linux__)
   if (fcntl(fd, F_SETFL, O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
     int number = errno;
     (void)close(fd);
@@ -1039,11 +1039,10 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
   tcp_link *link = tcp_find(self, id);
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_PEER_CLOSED;
   int small = bulk_bytes && bulk_bytes <= TCP_COPY_BYTES, copy = bulk_bytes && (small || !token);
-  size_t copied = head_bytes + (copy ? bulk_bytes : 0u);
   for (int tried = 0;; tried = 1) {
     /* Every borrowed piece may become a token of `sent`, which therefore has room for twice as many. */
     if (link->piece_count + 2 <= TCP_PIECES && link->sent_count < TCP_SENT_TOKENS / 2 &&
-        (!link->copied || link->copied + copied <= TCP_OUT_BYTES))
+        link->copied < TCP_OUT_BYTES)
       break;
     if (!tried && link->dirty.next) {
       tcp_write(self, link);
@@ -1526,25 +1525,23 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
 }
 
 MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
-  static const mlfab_transport table = {sizeof table,
-                                        MLFAB_TRANSPORT_ABI,
-                                        "tcp",
-                                        0,
-                                        0,
-                                        tcp_open,
-                                        tcp_close,
-                                        tcp_reach,
-                                        tcp_connect,
-                                        tcp_disconnect,
-                                        tcp_send,
-                                        tcp_flush,
-                                        tcp_poll,
-                                        tcp_release,
-                                        tcp_detach,
-                                        tcp_wait,
-                                        tcp_wake,
-                                        tcp_fd,
-                                        tcp_arm};
+  static const mlfab_transport table = {.size = sizeof table,
+                                        .abi = MLFAB_TRANSPORT_ABI,
+                                        .name = "tcp",
+                                        .open = tcp_open,
+                                        .close = tcp_close,
+                                        .reach = tcp_reach,
+                                        .connect = tcp_connect,
+                                        .disconnect = tcp_disconnect,
+                                        .send = tcp_send,
+                                        .flush = tcp_flush,
+                                        .poll = tcp_poll,
+                                        .release = tcp_release,
+                                        .detach = tcp_detach,
+                                        .wait = tcp_wait,
+                                        .wake = tcp_wake,
+                                        .fd = tcp_fd,
+                                        .arm = tcp_arm};
   return &table;
 }
 

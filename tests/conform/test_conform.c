@@ -118,7 +118,7 @@ int main(void) {
   list[n++] = (conform_transport){.name = "tcp",
                                   .table = tcp,
                                   .missing = "not compiled in",
-                                  .flags = CONFORM_SOCKETS,
+                                  .flags = CONFORM_SOCKETS | CONFORM_WAITS,
                                   .stranger = socket_stranger};
   list[n] = list[0];
   list[n].name = "tcp6";
@@ -138,6 +138,7 @@ int main(void) {
   list[n++] = (conform_transport){.name = "shm",
                                   .table = mlfab_transport_shm(),
                                   .missing = "not compiled in",
+                                  .flags = CONFORM_WAITS,
                                   .listen = shm_listen};
 #endif
 #if CONFORM_SIM

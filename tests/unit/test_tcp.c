@@ -1,0 +1,481 @@
+/* test_tcp.c - what is TCP's own: addresses, what is refused, names of interfaces, strangers. That
+ * frames travel as they should is tests/conform. */
+#include "../../core/wire.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* --- one end ---------------------------------------------------------------------------------- */
+
+typedef struct end {
+  void *self;
+  char address[256];
+  mlfab_error error;
+  mlfab_env env;
+  int64_t bytes;
+  int allocations_left; /* negative: without end */
+  char logged[512];
+  int ups, downs, frames, refused;
+  uint32_t link;
+  int32_t code;
+  char text[400];
+} end;
+
+static void *end_allocate(void *user, size_t bytes) {
+  end *e = user;
+  if (e->allocations_left == 0) return NULL;
+  if (e->allocations_left > 0) e->allocations_left--;
+  e->bytes += (int64_t)bytes;
+  return malloc(bytes);
+}
+
+static void end_release(void *user, void *memory, size_t bytes) {
+  end *e = user;
+  e->bytes -= (int64_t)bytes;
+  free(memory);
+}
+
+static uint64_t end_clock(void *user) {
+  (void)user;
+  return 0;
+}
+
+static void end_log(void *user, int level, const char *line) {
+  end *e = user;
+  (void)level;
+  snprintf(e->logged, sizeof e->logged, "%s", line);
+}
+
+static const mlfab_transport *tcp(void) { return mlfab_transport_tcp(); }
+
+static int end_open_limited(end *e, const char *listen, const char *ifname, uint32_t insecure,
+                            int allocations) {
+  memset(e, 0, sizeof *e);
+  e->allocations_left = allocations;
+  e->env = (mlfab_env){.size = sizeof e->env,
+                       .log_level = MLFAB_LOG_DEBUG,
+                       .user = e,
+                       .allocate = end_allocate,
+                       .release = end_release,
+                       .clock = end_clock,
+                       .log = end_log};
+  mlfab_transport_options options = {.size = sizeof options,
+                                     .allow_insecure = insecure,
+                                     .listen = listen,
+                                     .ifname = ifname,
+                                     .job = "test",
+                                     .env = &e->env,
+                                     .error = &e->error};
+  return tcp()->open(&options, &e->self, e->address);
+}
+
+static int end_open(end *e, const char *listen, const char *ifname, uint32_t insecure) {
+  int status = end_open_limited(e, listen, ifname, insecure, -1);
+  if (status) {
+    assert_null(e->self);
+    assert_int_equal(e->error.code, status);
+    assert_int_equal(e->bytes, 0);
+  }
+  return status;
+}
+
+static void end_close(end *e) {
+  if (e->self) tcp()->close(e->self);
+  e->self = NULL;
+  assert_int_equal(e->bytes, 0);
+}
+
+static void end_poll(end *e) {
+  mlfab_io_event event;
+  tcp()->flush(e->self);
+  while (tcp()->poll(e->self, &event)) {
+    if (event.kind == MLFAB_IO_UP) e->ups++, e->link = event.link;
+    if (event.kind == MLFAB_IO_DOWN) e->downs++;
+    if (event.kind == MLFAB_IO_FRAME) e->frames++;
+    if (event.kind == MLFAB_IO_REFUSED) e->refused++;
+    if (event.code) e->code = event.code;
+    if (event.text) snprintf(e->text, sizeof e->text, "%s", event.text);
+    tcp()->release(e->self, &event);
+  }
+}
+
+/* Polls one or two ends until the condition holds; fails after twenty seconds. */
+#define UNTIL(a, b, condition)                                 \
+  for (int tries = 0; !(condition); tries++) {                 \
+    if (tries > 100000) fail_msg("waited for %s", #condition); \
+    end_poll(a);                                               \
+    end_poll(b);                                               \
+    usleep(200);                                               \
+  }
+
+static uint16_t port_of(const char *address) {
+  return (uint16_t)strtoul(strrchr(address, ':') + 1, NULL, 10);
+}
+
+static int stranger(const end *e) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port_of(e->address))};
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_true(fd >= 0);
+  assert_int_equal(connect(fd, (const struct sockaddr *)(const void *)&to, sizeof to), 0);
+  return fd;
+}
+
+static uint32_t frame(uint8_t head[128], uint8_t protocol) {
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__HEARTBEAT};
+  mlfab__heartbeat beat = {.sent_ns = 5};
+  header.meta_bytes = mlfab__encode_heartbeat(head + MLFAB_HEADER_BYTES, &beat);
+  mlfab__wire_seal(head, &header, NULL);
+  /* Sealing knows no protocol 0, so the byte is set afterwards, and the header's checksum again. */
+  head[4] = protocol;
+  memset(head + 8, 0, 4);
+  uint32_t crc = mlfab__crc32c(0, head, MLFAB_HEADER_BYTES);
+  for (int i = 0; i < 4; i++) head[8 + i] = (uint8_t)(crc >> 8 * i);
+  return MLFAB_HEADER_BYTES + header.meta_bytes;
+}
+
+/* --- addresses -------------------------------------------------------------------------------- */
+
+static void test_addresses(void **state) {
+  static const char *const good[] = {"tcp:127.0.0.1:5", "tcp:[::1]:5",    "127.0.0.1:5",
+                                     "[::1]:5",         "node7.local:80", "tcp:node7:65535",
+                                     "unix:/tmp/x",     "unix:@x"};
+  static const char *const bad[] = {
+      "",          "tcp:",        "tcp:host",   "tcp:host:",      "tcp::5",      "tcp:host:99999",
+      "tcp:::1:5", "tcp:[::1]5",  "tcp:[::1:5", "tcp:[]:5",       "tcp:host:5x", "tcp:host:-1",
+      "tcp:a b:5", "tcp:host:+5", "unix:",      "unix:here",      "unix:/a b",   "unix:@",
+      "shm:name",  "shm:name:5",  "sim:0",      "sim:5",          "mpi:5",       ":",
+      "]:5",       "[:5",         "tcp:]:5",    "tcp:host:123456"};
+  char longer[400];
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  for (size_t i = 0; i < MLFAB__COUNT(good); i++)
+    if (!tcp()->reach(e.self, good[i])) fail_msg("%s", good[i]);
+  for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
+    end other;
+    if (tcp()->reach(e.self, bad[i])) fail_msg("%s", bad[i]);
+    assert_int_equal(tcp()->connect(e.self, bad[i], 1), MLFAB_ERR_ADDRESS);
+    if (!bad[i][0]) continue;
+    assert_int_equal(end_open(&other, bad[i], "", 1), MLFAB_ERR_ADDRESS);
+    assert_non_null(strstr(other.error.text, bad[i]));
+  }
+  assert_int_equal(tcp()->reach(e.self, "tcp:host:0"), 0);
+  memset(longer, 'x', sizeof longer);
+  longer[sizeof longer - 1] = 0;
+  memcpy(longer, "unix:/", 6);
+  assert_int_equal(tcp()->reach(e.self, longer), 0);
+  memcpy(longer, "tcp:xx", 6);
+  memcpy(longer + 390, ":5", 3);
+  assert_int_equal(tcp()->reach(e.self, longer), 0);
+  end_poll(&e);
+  assert_int_equal(e.downs, 0);
+  end_close(&e);
+}
+
+static void test_listen(void **state) {
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
+  assert_true(port_of(e.address) > 0);
+  end_close(&e);
+  assert_int_equal(end_open(&e, "127.0.0.1:0", "", 0), 0);
+  assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
+  end_close(&e);
+  assert_int_equal(end_open(&e, NULL, NULL, 0), 0);
+  end_close(&e);
+  /* A label of more than 63 letters is refused without asking anybody. */
+  const char *nowhere =
+      "tcp:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.invalid:5";
+  assert_int_equal(end_open(&e, nowhere, "", 1), MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(e.error.text, nowhere));
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  assert_int_equal(tcp()->connect(e.self, nowhere, 1), MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(e.logged, nowhere));
+  end_close(&e);
+  assert_int_equal(end_open(&e, "tcp:203.0.113.7:0", "", 1), MLFAB_ERR_ADDRESS);
+  assert_non_null(strstr(e.error.text, "tcp:203.0.113.7:0"));
+}
+
+/* A name may stand for addresses where nobody listens; one of them is enough. */
+static void test_names(void **state) {
+  end a, b;
+  char address[64];
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "tcp:localhost:0", "", 0), 0);
+  assert_null(strstr(b.address, "localhost"));
+  end_close(&b);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  snprintf(address, sizeof address, "tcp:localhost:%u", (unsigned)port_of(b.address));
+  assert_int_equal(tcp()->connect(a.self, address, 3), 0);
+  UNTIL(&a, &b, a.ups || a.downs);
+  assert_int_equal(a.ups, 1);
+  end_close(&a);
+  end_close(&b);
+}
+
+static void test_insecure(void **state) {
+  static const char *const open[] = {"tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:203.0.113.7:0",
+                                     "tcp:[2001:db8::1]:5", "tcp:[::ffff:203.0.113.7]:5"};
+  static const char *const closed[] = {"tcp:127.0.0.2:9", "tcp:[::ffff:127.0.0.1]:9"};
+  end e, keeper;
+  (void)state;
+  assert_int_equal(end_open(&keeper, "", "", 0), 0);
+  for (size_t i = 0; i < MLFAB__COUNT(open); i++) {
+    assert_int_equal(end_open(&e, open[i], "", 0), MLFAB_ERR_INSECURE);
+    assert_non_null(strstr(e.error.text, open[i]));
+    assert_non_null(strstr(e.error.text, "allow_insecure"));
+    keeper.logged[0] = 0;
+    assert_int_equal(tcp()->connect(keeper.self, open[i], 1), MLFAB_ERR_INSECURE);
+    assert_non_null(strstr(keeper.logged, "allow_insecure"));
+  }
+  for (size_t i = 0; i < MLFAB__COUNT(closed); i++)
+    assert_int_equal(tcp()->connect(keeper.self, closed[i], 1 + i), 0);
+  end_close(&keeper);
+  /* Allowed, the wildcard is published as something that can be dialled. */
+  assert_int_equal(end_open(&e, "tcp:0.0.0.0:0", "", 1), 0);
+  assert_null(strstr(e.address, "0.0.0.0"));
+  assert_int_equal(end_open(&keeper, "", "", 1), 0);
+  assert_int_equal(tcp()->connect(keeper.self, e.address, 1), 0);
+  UNTIL(&keeper, &e, keeper.ups || keeper.downs);
+  assert_int_equal(keeper.ups, 1);
+  end_close(&e);
+  end_close(&keeper);
+}
+
+static void test_interfaces(void **state) {
+  char lo[IFNAMSIZ] = "", name[64];
+  struct ifaddrs *list = NULL;
+  end e;
+  (void)state;
+  assert_int_equal(getifaddrs(&list), 0);
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next)
+    if (i->ifa_flags & IFF_LOOPBACK) snprintf(lo, sizeof lo, "%s", i->ifa_name);
+  freeifaddrs(list);
+  assert_true(strlen(lo) >= 2);
+  static const char *const fit[] = {"%s", "=%s", "nothing,%s", "=nothing0,%s", "%.1s", "=%s,x"};
+  static const char *const miss[] = {"=%.1s", "nothing", "=x%s", "=%sx"};
+  for (size_t i = 0; i < MLFAB__COUNT(fit); i++) {
+    snprintf(name, sizeof name, fit[i], lo);
+    assert_int_equal(end_open(&e, "", name, 1), 0);
+    assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
+    end_close(&e);
+  }
+  for (size_t i = 0; i < MLFAB__COUNT(miss); i++) {
+    snprintf(name, sizeof name, miss[i], lo);
+    assert_int_equal(end_open(&e, "", name, 1), MLFAB_ERR_ADDRESS);
+    assert_non_null(strstr(e.error.text, name));
+    assert_int_equal(end_open(&e, "", name, 0), 0); /* loopback does not ask for interfaces */
+    end_close(&e);
+  }
+  /* All but those with any letter that names begin with: there is none. */
+  assert_int_equal(end_open(&e, "",
+                            "^a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q,r,s,t,u,v,w,x,y,z,A,B,C,D,E,F,G,H,"
+                            "I,J,K,L,M,N,O,P,Q,R,S,T,U,V,W,X,Y,Z",
+                            1),
+                   MLFAB_ERR_ADDRESS);
+}
+
+/* --- addresses that are taken ----------------------------------------------------------------- */
+
+static void test_in_use(void **state) {
+  end a, b;
+  char address[256];
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  memcpy(address, a.address, sizeof address);
+  assert_int_equal(end_open(&b, address, "", 0), MLFAB_ERR_ADDRESS_IN_USE);
+  assert_non_null(strstr(b.error.text, address));
+  end_close(&a);
+  assert_int_equal(end_open(&b, address, "", 0), 0);
+  end_close(&b);
+}
+
+static void test_unix_path(void **state) {
+  struct sockaddr_un local = {.sun_family = AF_UNIX};
+  struct stat info;
+  char address[100];
+  end a, b;
+  (void)state;
+  snprintf(local.sun_path, sizeof local.sun_path, "/tmp/mlfab-test-%ld.sock", (long)getpid());
+  snprintf(address, sizeof address, "unix:%.90s", local.sun_path);
+  /* A socket file that a dead process left. */
+  int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&local, sizeof local), 0);
+  close(fd);
+  assert_int_equal(stat(local.sun_path, &info), 0);
+  assert_int_equal(end_open(&a, address, "", 0), 0);
+  assert_string_equal(a.address, address);
+  /* One that lives. */
+  assert_int_equal(end_open(&b, address, "", 0), MLFAB_ERR_ADDRESS_IN_USE);
+  assert_non_null(strstr(b.error.text, address));
+  assert_int_equal(stat(local.sun_path, &info), 0);
+  end_close(&a);
+  assert_int_not_equal(stat(local.sun_path, &info), 0);
+  /* A file that is no socket is nobody's to remove; neither is another's socket. */
+  FILE *file = fopen(local.sun_path, "w");
+  assert_non_null(file);
+  fclose(file);
+  assert_int_equal(end_open(&a, address, "", 0), MLFAB_ERR_ADDRESS_IN_USE);
+  assert_int_equal(stat(local.sun_path, &info), 0);
+  unlink(local.sun_path);
+  assert_int_equal(end_open(&a, address, "", 0), 0);
+  unlink(local.sun_path);
+  file = fopen("/dev/null", "r"); /* so that the inode number is not simply taken again */
+  assert_int_equal(end_open(&b, address, "", 0), 0);
+  if (file) fclose(file);
+  end_close(&b);
+  assert_int_not_equal(stat(local.sun_path, &info), 0);
+  end_close(&a);
+}
+
+/* --- strangers -------------------------------------------------------------------------------- */
+
+/* Connections that say nothing, or a little now and then, neither pile up nor keep others out. */
+static void test_slow_strangers(void **state) {
+  enum { MANY = 200 };
+  int fds[MANY];
+  end a, b;
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  for (int i = 0; i < MANY; i++) {
+    fds[i] = stranger(&b);
+    if (i % 2) assert_int_equal(send(fds[i], "M", 1, MSG_NOSIGNAL), 1);
+    if (i % 20 == 0) end_poll(&b);
+  }
+  UNTIL(&b, &b, b.refused == MANY - 64);
+  assert_int_equal(b.code, MLFAB_ERR_LIMIT);
+  assert_non_null(strstr(b.text, "tcp:127.0.0.1:"));
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups);
+  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  UNTIL(&a, &b, b.ups && b.frames);
+  for (int i = 0; i < MANY; i++) close(fds[i]);
+  for (int i = 0; i < MANY; i++) fds[i] = stranger(&b);
+  UNTIL(&b, &b, b.refused >= MANY + MANY - 64);
+  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  UNTIL(&a, &b, b.frames == 2); /* who has shown a frame is no stranger */
+  assert_int_equal(b.downs, 0);
+  for (int i = 0; i < MANY; i++) close(fds[i]);
+  end_close(&a);
+  end_close(&b);
+}
+
+static void test_protocol(void **state) {
+  static const struct {
+    uint8_t protocol;
+    int code;
+    const char *word;
+  } cases[] = {{MLFAB_PROTOCOL - 1, MLFAB_ERR_PROTOCOL_OLDER, "older"},
+               {MLFAB_PROTOCOL + 1, MLFAB_ERR_PROTOCOL_NEWER, "newer"}};
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  for (int i = 0; i < 2; i++) {
+    uint8_t head[128], right[128];
+    uint32_t bytes = frame(head, cases[i].protocol);
+    (void)frame(right, MLFAB_PROTOCOL);
+    int fd = stranger(&e);
+    assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+    UNTIL(&e, &e, e.refused == i + 1);
+    assert_int_equal(e.code, cases[i].code);
+    assert_non_null(strstr(e.text, cases[i].word));
+    assert_non_null(strstr(e.text, "tcp:127.0.0.1:"));
+    assert_int_equal(e.ups, i);
+    close(fd);
+    fd = stranger(&e);
+    assert_int_equal(send(fd, right, bytes, MSG_NOSIGNAL), bytes);
+    assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+    UNTIL(&e, &e, e.downs == i + 1);
+    assert_int_equal(e.frames, i + 1);
+    assert_int_equal(e.code, cases[i].code);
+    close(fd);
+  }
+  end_close(&e);
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static void test_idle_links(void **state) {
+  enum { MANY = 200 };
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  end a, b;
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  for (int i = 1; i <= MANY; i++) {
+    assert_int_equal(tcp()->connect(a.self, b.address, (uint64_t)i), 0);
+    UNTIL(&a, &b, a.ups == i);
+    assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+    UNTIL(&a, &b, b.ups == i && b.frames == i);
+  }
+  assert_true(a.bytes < MANY * 8192 + 300000);
+  assert_true(b.bytes < MANY * 8192 + 300000);
+  end_close(&a);
+  end_close(&b);
+}
+
+/* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
+static void test_out_of_memory(void **state) {
+  uint8_t head[128];
+  static uint8_t bulk[100000];
+  mlfab__header header = {
+      .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
+  end a, b;
+  (void)state;
+  mlfab__wire_seal(head, &header, bulk);
+  for (int k = 0, clean = 0; !clean; k++) {
+    int status = end_open_limited(&a, "", "", 0, k);
+    if (status) {
+      assert_int_equal(status, MLFAB_ERR_MEMORY);
+      assert_null(a.self);
+      assert_int_equal(a.bytes, 0);
+      continue;
+    }
+    assert_int_equal(end_open_limited(&b, "", "", 0, 6), 0);
+    b.allocations_left = k;
+    status = tcp()->connect(a.self, b.address, 1);
+    for (int i = 0; !status && i < 50; i++) {
+      end_poll(&a);
+      end_poll(&b);
+      usleep(100);
+      if (!a.ups || i % 10) continue;
+      int sent = tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, sizeof bulk, 0);
+      assert_true(sent == 0 || sent == MLFAB_ERR_MEMORY || sent == MLFAB_ERR_PEER_CLOSED);
+    }
+    assert_true(status == 0 || status == MLFAB_ERR_MEMORY);
+    clean = a.allocations_left > 0 && b.allocations_left > 0 && b.frames > 2;
+    assert_true(k < 100);
+    end_close(&a);
+    end_close(&b);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_addresses),     cmocka_unit_test(test_listen),
+      cmocka_unit_test(test_names),         cmocka_unit_test(test_insecure),
+      cmocka_unit_test(test_interfaces),    cmocka_unit_test(test_in_use),
+      cmocka_unit_test(test_unix_path),     cmocka_unit_test(test_slow_strangers),
+      cmocka_unit_test(test_protocol),      cmocka_unit_test(test_idle_links),
+      cmocka_unit_test(test_out_of_memory),
+  };
+  return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+}
