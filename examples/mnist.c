@@ -356,18 +356,21 @@ static int model_agree(struct worker *me) {
 
 /* Every n-th sample is this worker's. */
 static void samples_deal(struct worker *me) {
-  me->part = (me->task->samples - (size_t)me->rank + me->workers - 1) / me->workers;
+  me->part = (me->task->samples + me->workers - 1 - (size_t)me->rank) / me->workers;
+  if (me->part == 0) me->part = 1; /* more workers than samples: some share one */
   me->order = allocate(me->part, sizeof *me->order);
-  for (size_t i = 0; i < me->part; i++) me->order[i] = i * me->workers + (size_t)me->rank;
+  for (size_t i = 0; i < me->part; i++) {
+    me->order[i] = (i * me->workers + (size_t)me->rank) % me->task->samples;
+  }
   me->next = me->part;
 }
 
 /* The next sample; at the end of the worker's part the order is drawn anew. */
 static size_t sample_next(struct worker *me, uint64_t *random) {
   if (me->next == me->part) {
-    for (size_t i = me->part - 1; i > 0; i--) {
-      size_t j = (size_t)(random_next(random) % (i + 1)), swap = me->order[i];
-      me->order[i] = me->order[j];
+    for (size_t i = me->part; i > 1; i--) {
+      size_t j = (size_t)(random_next(random) % i), swap = me->order[i - 1];
+      me->order[i - 1] = me->order[j];
       me->order[j] = swap;
     }
     me->next = 0;
@@ -472,6 +475,19 @@ static int work(struct worker *me) {
   return mlfab_join(me->fabric, 0) ? failed(me, "joining") : 0;
 }
 
+static void work_end(struct worker *me, struct task *task) {
+  mlfab_close(&me->fabric);
+  for (size_t t = 0; t < TENSORS_MAX; t++) {
+    free(me->w[t]);
+    free(me->g[t]);
+  }
+  free(me->order);
+  free(task->train.pixels);
+  free(task->train.labels);
+  free(task->test.pixels);
+  free(task->test.labels);
+}
+
 /* ---------------------------------------------------------------------------------------------
  * Options and main
  */
@@ -557,6 +573,6 @@ int main(int argc, char **argv) {
   mlfab_rank(me.fabric, &me.rank, NULL, NULL);
   task_choose(&task, &options, (int)me.rank);
   int status = work(&me);
-  mlfab_close(&me.fabric);
+  work_end(&me, &task);
   return status;
 }

@@ -43,7 +43,7 @@ static double pass_rate(size_t bytes, int add) {
 double bench_limit_add(size_t bytes) { return pass_rate(bytes, 1); }
 double bench_limit_copy(size_t bytes) { return pass_rate(bytes, 0); }
 
-enum { TURNS = 20000 };
+enum { TURNS = 20000, WARM_TURNS = 2000 };
 static _Alignas(128) _Atomic uint32_t there;
 static _Alignas(128) _Atomic uint32_t back;
 
@@ -65,12 +65,12 @@ double bench_limit_line(void) {
   bench_pin(0);
   uint64_t begin = 0;
   for (uint32_t i = 1; i <= TURNS; i++) {
-    if (i == TURNS / 10) begin = bench_now_ns();
+    if (i == WARM_TURNS) begin = bench_now_ns();
     atomic_store_explicit(&there, i, memory_order_release);
     while (atomic_load_explicit(&back, memory_order_acquire) != i) continue;
   }
   double seconds = (double)(bench_now_ns() - begin) * 1e-9;
   pthread_join(thread, NULL);
   bench_pin(-1);
-  return seconds / (TURNS - TURNS / 10);
+  return seconds / (double)(TURNS - WARM_TURNS);
 }

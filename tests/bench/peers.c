@@ -161,7 +161,7 @@ static void serve_pulls(bench_team *team) {
 
 static void copy_server(bench_team *team) {
   static const char ack[ACK];
-  char *array[WORKERS_MAX];
+  char *array[WORKERS_MAX] = {NULL};
   size_t at[WORKERS_MAX] = {0};
   if (team->job.what == BENCH_PULL) serve_pulls(team);
   for (uint32_t i = 0; i < team->job.workers; i++) array[i] = bench_memory(team->job.bytes);
@@ -169,7 +169,7 @@ static void copy_server(bench_team *team) {
   for (;;) {
     uint32_t bits = readable(team);
     for (uint32_t i = 0; i < team->job.workers; i++) {
-      if (!(bits >> i & 1)) continue;
+      if (!(bits >> i & 1) || !array[i]) continue;
       int fd = team->fd[i][1];
       at[i] += read_some(team, fd, array[i] + at[i], team->job.bytes - at[i]);
       if (at[i] < team->job.bytes) continue;
@@ -210,11 +210,11 @@ static void add_piece(bench_team *team, int fd, adder *a, float *model) {
 static void add_server(bench_team *team) {
   adder adders[WORKERS_MAX] = {{NULL, 0, 0}};
   float *model = bench_memory(team->job.bytes);
-  for (uint32_t i = 0; i < team->job.workers; i++) adders[i].piece = bench_memory(PIECE);
+  for (uint32_t i = 0; i < WORKERS_MAX; i++) adders[i].piece = bench_memory(PIECE);
   bench_ready(team);
   for (;;) {
     uint32_t bits = readable(team);
-    for (uint32_t i = 0; i < team->job.workers; i++) {
+    for (uint32_t i = 0; i < WORKERS_MAX; i++) {
       if (bits >> i & 1) add_piece(team, team->fd[i][1], &adders[i], model);
     }
   }
