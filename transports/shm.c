@@ -1,0 +1,1240 @@
+/* shm.c - carries frames between processes of one host through shared memory.
+ *
+ * It is for peers under one kernel: a frame is copied once into a ring that both processes map, its
+ * bulk is handed out where it lies, and no system call is made while both sides are awake. It does
+ * not reach other hosts, does not authenticate beyond "same user, or root", and does not compute
+ * payload checksums, as memory keeps its bytes.
+ *
+ * Addresses: "shm:<host>/<name>", host being a hash of the boot and the network namespace, name that
+ * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds
+ * have no name in any file system: nothing is left behind, however the processes end.
+ *
+ * Meeting. The connector sends one packet with three descriptors: the segment (a memfd it created),
+ * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps, and answers with
+ * its own bell and eventfd; then the link stands on both sides. The socket stays as the life line and
+ * carries nothing more: its end is the peer's end, noticed however the peer dies.
+ *
+ * Segment, sealed against shrinking and growing so that no access can fault:
+ *
+ *    0         control: lane[0] (connector to acceptor), lane[1] (acceptor to connector)
+ *    64 KiB    ring of lane 0, 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
+ *    then      ring of lane 1
+ *
+ * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split
+ * or skipped at the end. Pages are touched when they are first used.
+ *
+ * Record, at a multiple of 64 bytes:
+ *
+ *    0   u64 word: bit 63, head bytes << 32, bulk bytes; 0 where no record has been published
+ *    8   head (frame header and meta), zero or more bytes of padding to the next multiple of 64
+ *    .   bulk, padded likewise
+ *
+ * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is position
+ * modulo ring size. `head` is the producer's alone, `tail` is published by the consumer:
+ *   (1) tail <= head, and head - tail + 64 <= ring: the word at head belongs to the producer and is 0.
+ *   (2) A record is published by one release store of its word, after its bytes and after a zero was
+ *       written to the word behind it. So the consumer finds a record by looking at the very line
+ *       that holds it, no index is shared on the way, and a record is either whole or not there,
+ *       though its producer be killed at any instruction.
+ *   (3) The consumer reads between tail and its own position what it was handed; it moves tail by a
+ *       release store when a frame is released.
+ * Nothing read from the segment is trusted: a word gives lengths within the limits of a frame, a tail
+ * lies between the last one and head, or the link goes DOWN. Both limits keep every access within
+ * the two mappings. A head is copied to private memory before it is checked; a bulk may be scribbled
+ * upon by a hostile peer while it is read, but its length cannot change.
+ *
+ * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on
+ * this word as a futex), ARMED (somebody sleeps on fd()), POLLED (wait sleeps on the sockets, because
+ * connections are being made or there is no link yet). 0 means awake.
+ *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
+ *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
+ *             and make the one system call that ends the sleep
+ * One of the two sees the other, so no wake-up is lost; who takes the word makes the call, so there is
+ * one call a sleep. The producer's half (shm_settle) runs once per flush, not per send, and in every
+ * poll that finds nothing. A producer that found no room publishes in `wants` the tail it waits for.
+ * Sleeping on the futex does not watch sockets: it is cut into slices of 50 ms, after which they
+ * are looked at.
+ *
+ * States of a link: TRYING (the other's queue of connections is full) -> CALLING (packet sent) -> UP,
+ * or CALLED (they connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line
+ * ended: what lies in the ring is still delivered, then DOWN) -> RETIRED (kept until the frames that
+ * are borrowed from its ring are released).
+ *
+ * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
+ * others take only when the list of links changes. */
+#include "../core/base.h"
+#include "../core/env.h"
+#include "../core/wire.h"
+
+#ifndef MLFAB_WITH_SHM
+#ifdef __linux__
+#define MLFAB_WITH_SHM 1
+#else
+#define MLFAB_WITH_SHM 0
+#endif
+#endif
+
+#if !MLFAB_WITH_SHM || !defined(__linux__)
+const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Words are shared between processes, so they must not be implemented with locks. */
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
+
+#define SHM_LINE 64u
+#define SHM_CONTROL 65536u /* a multiple of every page size in use */
+#define SHM_RING 2621440u  /* 2.5 MiB */
+#define SHM_SEGMENT (SHM_CONTROL + 2u * SHM_RING)
+#define SHM_MAPPING (SHM_CONTROL + 4u * SHM_RING)
+#define SHM_VALID (UINT64_C(1) << 63)
+#define SHM_SLICE_NS UINT64_C(50000000)
+#define SHM_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+#define SHM_MAGIC 0x314d4853u /* "SHM1": also the version of this layout */
+
+enum { SHM_ASLEEP = 1, SHM_ARMED = 2, SHM_POLLED = 4 };
+enum shm_state { SHM_TRYING, SHM_CALLING, SHM_CALLED, SHM_FAILED, SHM_UP, SHM_RETIRED };
+enum {
+  SHM_HALF_MAX = 64,  /* strangers that have connected and said nothing */
+  SHM_BURST = 16,     /* frames taken from one link before the next has its turn */
+  SHM_NAME_MAX = 90,  /* of an abstract socket, after its prefix */
+  SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
+  SHM_LOOK_EVERY = 64 /* polls that find something before sockets are looked at all the same */
+};
+
+_Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
+                       SHM_LINE <
+                   SHM_RING,
+               "a ring holds two of the largest frames");
+
+/* One direction of a segment. Who writes what is kept on lines apart. */
+struct shm_lane {
+  _Alignas(64) _Atomic uint64_t tail;  /* consumer: everything below is free */
+  _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail gets here; 0: do not */
+  _Atomic uint32_t closed;             /* producer: left in good order */
+};
+
+struct shm_bell {
+  _Alignas(64) _Atomic uint32_t state;
+};
+
+/* The only packet of a life line, in both directions. */
+struct shm_hello {
+  uint32_t magic, control_bytes, ring_bytes, protocol;
+};
+
+struct shm_link {
+  /* Receiving; first, because an idle poll touches nothing else. */
+  uint8_t *rx;
+  _Atomic uint32_t rx_offset;
+  atomic_bool gone; /* the life line has ended */
+  /* Sending. */
+  atomic_bool blocked;
+  bool touched;   /* is in the transport's list of links whose peer may have to be woken */
+  bool published; /* ... because of a frame; otherwise because of room */
+  bool inbound;
+  uint32_t tx_offset;
+  uint8_t *tx;
+  uint64_t head, tail_seen;
+  _Atomic uint64_t wants; /* what was written to tx_lane->wants */
+  struct shm_lane *tx_lane, *rx_lane;
+  struct shm_bell *bell; /* the peer's */
+  int event_fd;          /* the peer's */
+  int fd;                /* life line */
+  int segment_fd;        /* until it has been passed on */
+  uint64_t rx_position;  /* behind the last frame handed out */
+  uint64_t released;
+  uint32_t borrowed; /* frames handed out and not released */
+  uint32_t number;   /* 0 until UP */
+  enum shm_state state;
+  int32_t code; /* FAILED: why */
+  int pid;
+  uint64_t token;
+  uint8_t *map;
+  struct shm_link *next;                   /* in the list of half-open or of retired links */
+  char address[4 + 17 + SHM_NAME_MAX + 1]; /* what was to be reached; "" of an inbound link */
+};
+
+/* What a FRAME event borrows besides the ring: the private copy of its head. */
+struct shm_slot {
+  struct shm_slot *next, *all;
+  struct shm_link *link;
+  uint64_t end;   /* position behind the record */
+  uint8_t *large; /* room for the largest head, allocated when first needed */
+  _Alignas(16) uint8_t small[SHM_SMALL];
+};
+
+struct shm_sent {
+  uint32_t link; /* 0: no longer to be reported */
+  uint64_t token;
+};
+
+struct shm {
+  mlfab__env env;
+  uint32_t live_count, cursor, burst, busy;
+  struct shm_link **live; /* links that are UP; guarded by lock when changed */
+  struct shm_link **table, **touched;
+  uint32_t touched_count, capacity, links, next_number;
+  uint32_t blocked_count;
+  struct shm_slot *free_slots, *all_slots;
+  struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
+  uint32_t sent_first, sent_capacity;
+  _Atomic uint32_t sent_count, half_count, failed_count, up_count;
+  uint32_t inbound_count;
+  struct shm_link *half, *retired;
+  struct shm_bell *bell; /* this node's */
+  int bell_fd, event_fd, listen_fd, epoll_fd;
+  atomic_bool look; /* sockets may have something */
+  atomic_bool woken;
+  struct timespec looked;
+  uint64_t host;
+  _Atomic uint64_t fence;           /* see shm_fence */
+  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that nobody ended: for tests */
+  pthread_mutex_t lock;
+  char text[256]; /* of the last DOWN or REFUSED */
+};
+
+/* ---- rings and bells ---- */
+
+/* Orders what was published before it with the look at a sleeper's word after it, and reversely.
+ * ThreadSanitizer knows no fences; an exchanging instruction is one on the machines it runs on. */
+static inline void shm_fence(struct shm *t) {
+#if defined(__SANITIZE_THREAD__)
+#define SHM_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SHM_TSAN 1
+#endif
+#endif
+#ifdef SHM_TSAN
+  atomic_fetch_add(&t->fence, 1);
+#undef SHM_TSAN
+#else
+  (void)t;
+  atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Asks for a line that will soon be written, ownership included, while there is time. */
+static inline void shm_prefetch(const uint8_t *line) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would only ask for reading */
+#elif defined(__GNUC__)
+  __builtin_prefetch(line, 1);
+#else
+  (void)line;
+#endif
+}
+
+static inline _Atomic uint64_t *shm_word(uint8_t *ring, uint32_t offset) {
+  return (_Atomic uint64_t *)(void *)(ring + offset);
+}
+
+static inline uint32_t shm_up(uint32_t bytes) { return (bytes + SHM_LINE - 1) & ~(SHM_LINE - 1); }
+
+static inline uint32_t shm_forward(uint32_t offset, uint32_t bytes) {
+  offset += bytes;
+  return offset >= SHM_RING ? offset - SHM_RING : offset;
+}
+
+static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
+  if (atomic_load_explicit(&bell->state, memory_order_relaxed) == 0) return;
+  uint32_t state = atomic_exchange(&bell->state, 0);
+  uint64_t one = 1;
+  if (state == 0) return;
+  atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
+  if (state & SHM_ASLEEP) syscall(SYS_futex, &bell->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  /* It does not block; when it fails, the counter is full and the descriptor readable. */
+  if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
+}
+
+static inline void shm_touch(struct shm *t, struct shm_link *link) {
+  if (link->touched) return;
+  link->touched = true;
+  t->touched[t->touched_count++] = link;
+}
+
+/* Wakes those peers that sleep though something was done for them: a frame was published, or the
+ * room was made that they want. */
+static void shm_settle(struct shm *t) {
+  if (t->touched_count == 0) return;
+  shm_fence(t);
+  for (uint32_t i = 0; i < t->touched_count; i++) {
+    struct shm_link *link = t->touched[i];
+    uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
+    if (link->published || (wants != 0 && link->released >= wants))
+      shm_ring(t, link->bell, link->event_fd);
+    link->touched = link->published = false;
+  }
+  t->touched_count = 0;
+}
+
+/* Whether poll would find something. May run beside poll, therefore under the lock. */
+static bool shm_anything(struct shm *t) {
+  bool found = atomic_load(&t->sent_count) != 0 || atomic_load(&t->failed_count) != 0;
+  pthread_mutex_lock(&t->lock);
+  for (uint32_t i = 0; i < t->live_count && !found; i++) {
+    struct shm_link *link = t->live[i];
+    uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
+    found = atomic_load_explicit(shm_word(link->rx, offset), memory_order_acquire) != 0 ||
+            atomic_load(&link->gone);
+    if (!found && atomic_load(&link->blocked))
+      found = atomic_load(&link->tx_lane->tail) >= atomic_load(&link->wants);
+  }
+  pthread_mutex_unlock(&t->lock);
+  return found;
+}
+
+/* ---- the segment and other descriptors ---- */
+
+static void shm_close_fd(int *fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
+}
+
+static int shm_memfd(const char *name, size_t bytes) {
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_SEALS | F_SEAL_SEAL) == 0)
+    return fd;
+  close(fd);
+  return -1;
+}
+
+/* A descriptor from a peer is mapped only when its size is right and will stay so: touching a
+ * mapping behind the end of its file would kill this process. */
+static bool shm_sealed(int fd, size_t bytes) {
+  struct stat status;
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & SHM_SEALS) == SHM_SEALS && fstat(fd, &status) == 0 &&
+         status.st_size == (off_t)bytes;
+}
+
+/* Writing to an eventfd does not block when it is told not to; other descriptors might do anything. */
+static bool shm_is_eventfd(int fd) {
+  char path[40], target[40];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  ssize_t n = readlink(path, target, sizeof target - 1);
+  if (n < 0) return false;
+  target[n] = 0;
+  return strcmp(target, "anon_inode:[eventfd]") == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0;
+}
+
+static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
+  void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
+                   (off_t)offset);
+  return map == MAP_FAILED ? NULL : map;
+}
+
+/* Maps control and rings, each ring twice in a row. */
+static bool shm_map_segment(struct shm_link *link, int fd) {
+  const uint32_t ring = SHM_RING, control = SHM_CONTROL;
+  uint8_t *map =
+      mmap(NULL, SHM_MAPPING, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map == MAP_FAILED) return false;
+  link->map = map;
+  if (shm_map(map, control + ring, fd, 0) == NULL ||
+      shm_map(map + control + ring, ring, fd, control) == NULL ||
+      shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
+      shm_map(map + control + 3 * (size_t)ring, ring, fd, control + ring) == NULL)
+    return false; /* shm_free_link unmaps */
+  struct shm_lane *lanes = (struct shm_lane *)(void *)map;
+  uint8_t *rings[2] = {map + control, map + control + 2 * (size_t)ring};
+  link->tx_lane = &lanes[link->inbound];
+  link->rx_lane = &lanes[!link->inbound];
+  link->tx = rings[link->inbound];
+  link->rx = rings[!link->inbound];
+  return true;
+}
+
+/* ---- the packet of the life line ---- */
+
+static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
+  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING, MLFAB_PROTOCOL};
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(3 * sizeof(int))];
+  } control;
+  struct iovec part = {&hello, sizeof hello};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
+  memset(&control, 0, sizeof control);
+  message.msg_controllen = CMSG_SPACE(n * sizeof(int));
+  struct cmsghdr *item = CMSG_FIRSTHDR(&message);
+  item->cmsg_level = SOL_SOCKET;
+  item->cmsg_type = SCM_RIGHTS;
+  item->cmsg_len = CMSG_LEN(n * sizeof(int));
+  memcpy(CMSG_DATA(item), fds, n * sizeof(int));
+  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof hello;
+}
+
+/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose
+ * descriptors have been closed. */
+static int shm_packet_receive(int fd, int *fds, uint32_t want) {
+  struct shm_hello hello;
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(3 * sizeof(int))];
+  } control;
+  struct iovec part = {&hello, sizeof hello};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
+  message.msg_controllen = sizeof control.bytes;
+  ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  if (n < 0) return -1;
+  uint32_t count = 0;
+  int extra = -1;
+  for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
+       item = CMSG_NXTHDR(&message, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= item->cmsg_len; i++, count++) {
+      int *to = count < want ? &fds[count] : &extra;
+      memcpy(to, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      if (to == &extra) shm_close_fd(&extra);
+    }
+  }
+  if (n == (ssize_t)sizeof hello && count == want &&
+      !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && hello.magic == SHM_MAGIC &&
+      hello.control_bytes == SHM_CONTROL && hello.ring_bytes == SHM_RING)
+    return 1;
+  for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
+  return -1;
+}
+
+/* The same user, or root: others could not be kept from reading what they are sent. */
+static bool shm_trusted(int fd, int *pid_p) {
+  struct ucred peer;
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
+  *pid_p = (int)peer.pid;
+  return peer.uid == geteuid() || peer.uid == 0;
+}
+
+/* ---- links ---- */
+
+static struct shm_link *shm_find(struct shm *t, uint32_t number) {
+  return number == 0 || number > t->capacity ? NULL : t->table[number - 1];
+}
+
+/* Makes the arrays large enough for one more link, so that nothing later can fail for want of room. */
+static bool shm_reserve(struct shm *t) {
+  if (t->links < t->capacity) return true;
+  uint32_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
+  if (capacity >= (1u << 24)) return false;
+  struct shm_link **live = mlfab__alloc_array(&t->env, capacity, sizeof *live);
+  struct shm_link **table = mlfab__alloc_array(&t->env, capacity, sizeof *table);
+  struct shm_link **touched = mlfab__alloc_array(&t->env, capacity, sizeof *touched);
+  size_t old = t->capacity * sizeof *live, size = capacity * sizeof *live;
+  bool done = live != NULL && table != NULL && touched != NULL;
+  if (done) {
+    if (old > 0) {
+      memcpy(live, t->live, old);
+      memcpy(table, t->table, old);
+      memcpy(touched, t->touched, old);
+    }
+    struct shm_link **grown[3] = {live, table, touched};
+    pthread_mutex_lock(&t->lock);
+    live = t->live, table = t->table, touched = t->touched;
+    t->live = grown[0], t->table = grown[1], t->touched = grown[2];
+    t->capacity = capacity;
+    pthread_mutex_unlock(&t->lock);
+    size = old;
+  }
+  if (live != NULL) mlfab__free(&t->env, live, size);
+  if (table != NULL) mlfab__free(&t->env, table, size);
+  if (touched != NULL) mlfab__free(&t->env, touched, size);
+  return done;
+}
+
+/* A half-open link. */
+static struct shm_link *shm_new_link(struct shm *t, enum shm_state state, int fd) {
+  struct shm_link *link = shm_reserve(t) ? mlfab__alloc(&t->env, sizeof *link) : NULL;
+  if (link == NULL) return NULL;
+  link->fd = fd;
+  link->event_fd = link->segment_fd = -1;
+  link->state = state;
+  link->inbound = state == SHM_CALLED;
+  link->next = t->half;
+  t->half = link;
+  t->links++;
+  t->inbound_count += link->inbound;
+  atomic_fetch_add(&t->half_count, 1);
+  return link;
+}
+
+static void shm_leave_half(struct shm *t, struct shm_link *link) {
+  struct shm_link **at = &t->half;
+  while (*at != link) at = &(*at)->next;
+  *at = link->next;
+  t->inbound_count -= link->inbound;
+  atomic_fetch_sub(&t->half_count, 1);
+  if (link->state == SHM_FAILED) atomic_fetch_sub(&t->failed_count, 1);
+}
+
+/* Ends the life line. Taken out of the epoll set explicitly, because a forked child that still holds
+ * the socket would otherwise keep it there. */
+static void shm_hang_up(struct shm *t, struct shm_link *link) {
+  if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+  shm_close_fd(&link->fd);
+}
+
+static void shm_free_link(struct shm *t, struct shm_link *link) {
+  shm_hang_up(t, link);
+  shm_close_fd(&link->event_fd);
+  shm_close_fd(&link->segment_fd);
+  if (link->map != NULL) munmap(link->map, SHM_MAPPING);
+  if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
+  t->links--;
+  mlfab__free(&t->env, link, sizeof *link);
+}
+
+static void shm_drop_half(struct shm *t, struct shm_link *link) {
+  shm_leave_half(t, link);
+  shm_free_link(t, link);
+}
+
+/* From half-open to UP. */
+static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
+  shm_leave_half(t, link);
+  link->state = SHM_UP;
+  while (t->table[t->next_number % t->capacity] != NULL) t->next_number++;
+  link->number = t->next_number++ % t->capacity + 1;
+  t->table[link->number - 1] = link;
+  pthread_mutex_lock(&t->lock);
+  t->live[t->live_count++] = link;
+  pthread_mutex_unlock(&t->lock);
+  atomic_fetch_add(&t->up_count, 1);
+  event->kind = MLFAB_IO_UP;
+  event->link = link->number;
+  event->token = link->token;
+}
+
+/* From UP to RETIRED, and on to nothing when none of its frames is borrowed. */
+static void shm_retire(struct shm *t, struct shm_link *link) {
+  uint32_t at = 0;
+  shm_settle(t);
+  pthread_mutex_lock(&t->lock);
+  while (t->live[at] != link) at++;
+  t->live[at] = t->live[--t->live_count];
+  pthread_mutex_unlock(&t->lock);
+  if (t->cursor >= t->live_count) t->cursor = 0;
+  t->burst = 0;
+  atomic_fetch_sub(&t->up_count, 1);
+  t->table[link->number - 1] = NULL;
+  if (atomic_load(&link->blocked)) t->blocked_count--;
+  link->state = SHM_RETIRED;
+  shm_hang_up(t, link);
+  if (link->borrowed == 0) {
+    shm_free_link(t, link);
+    return;
+  }
+  link->next = t->retired;
+  t->retired = link;
+}
+
+/* ---- slots and events ---- */
+
+static void shm_put_slot(struct shm *t, struct shm_slot *slot) {
+  slot->next = t->free_slots;
+  t->free_slots = slot;
+}
+
+/* A slot with room for `bytes`; *at_p is the room. NULL: out of memory. */
+static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at_p) {
+  struct shm_slot *slot = t->free_slots;
+  if (slot == NULL) {
+    slot = mlfab__alloc(&t->env, sizeof *slot);
+    if (slot == NULL) return NULL;
+    slot->all = t->all_slots;
+    t->all_slots = slot;
+    slot->next = t->free_slots;
+    t->free_slots = slot;
+  }
+  if (bytes > SHM_SMALL && slot->large == NULL) {
+    slot->large = mlfab__alloc(&t->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+    if (slot->large == NULL) return NULL;
+  }
+  *at_p = bytes > SHM_SMALL ? slot->large : slot->small;
+  t->free_slots = slot->next;
+  return slot;
+}
+
+/* Fills an event that says what became of a link or a stranger. Its text stands until the next. */
+static void shm_tell(struct shm *t, mlfab_io_event *event, uint32_t kind, int code, int pid,
+                     const char *why, const char *address) {
+  char who[32] = "";
+  if (pid > 0) snprintf(who, sizeof who, "pid %d ", pid);
+  snprintf(t->text, sizeof t->text, "shm: %s%s%s", who, why, address);
+  event->kind = kind;
+  event->code = code;
+  event->text = t->text;
+}
+
+static int shm_down(struct shm *t, struct shm_link *link, int code, const char *why,
+                    mlfab_io_event *event) {
+  event->link = link->number;
+  shm_tell(t, event, MLFAB_IO_DOWN, code, link->pid, why, "");
+  shm_retire(t, link);
+  return 1;
+}
+
+/* A half-open link comes to nothing: ours is DOWN, theirs was REFUSED. */
+static int shm_give_up(struct shm *t, struct shm_link *link, int code, const char *why,
+                       mlfab_io_event *event) {
+  event->token = link->token;
+  shm_tell(t, event, link->inbound ? MLFAB_IO_REFUSED : MLFAB_IO_DOWN, code, link->pid, why,
+           link->address);
+  shm_drop_half(t, link);
+  return 1;
+}
+
+/* ---- meeting ---- */
+
+static bool shm_watch(struct shm *t, int fd, void *what) {
+  struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = what};
+  return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static socklen_t shm_sockaddr(const char *name, struct sockaddr_un *to) {
+  memset(to, 0, sizeof *to);
+  to->sun_family = AF_UNIX;
+  int n = snprintf(to->sun_path + 1, sizeof to->sun_path - 1, "mlfab:%s", name);
+  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* Goes on with a connection of ours as far as it goes now. Failures are reported by poll. */
+static void shm_call(struct shm *t, struct shm_link *link) {
+  struct sockaddr_un to;
+  const char *slash = strchr(link->address, '/');
+  socklen_t bytes = shm_sockaddr(slash != NULL ? slash + 1 : link->address + 4, &to);
+  int fds[3] = {link->segment_fd, t->bell_fd, t->event_fd};
+  int code = MLFAB_ERR_REFUSED;
+  if (connect(link->fd, (struct sockaddr *)&to, bytes) != 0) {
+    if (errno == EAGAIN || errno == EINTR) return;
+  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3)) {
+    shm_close_fd(&link->segment_fd);
+    link->state = SHM_CALLING;
+    if (shm_watch(t, link->fd, link)) return;
+    code = MLFAB_ERR_IO;
+  }
+  link->code = code;
+  link->state = SHM_FAILED;
+  atomic_fetch_add(&t->failed_count, 1);
+  atomic_store(&t->look, true);
+}
+
+/* Takes one connection; 1 when it, or one that had to make room, was refused. */
+static int shm_accept(struct shm *t, mlfab_io_event *event) {
+  int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return 0;
+  if (!shm_trusted(fd, &pid)) {
+    close(fd);
+    shm_tell(t, event, MLFAB_IO_REFUSED, MLFAB_ERR_REFUSED, pid, "is another user's", "");
+    return 1;
+  }
+  struct shm_link *link = shm_new_link(t, SHM_CALLED, fd);
+  if (link == NULL || !shm_watch(t, fd, link)) {
+    if (link != NULL) shm_drop_half(t, link);
+    if (link == NULL) close(fd);
+    shm_tell(t, event, MLFAB_IO_REFUSED, MLFAB_ERR_MEMORY, pid, "found no room", "");
+    return 1;
+  }
+  link->pid = pid;
+  if (t->inbound_count <= SHM_HALF_MAX) return 0;
+  struct shm_link *oldest = NULL; /* the last in the list, which grows in front */
+  for (link = t->half; link != NULL; link = link->next)
+    if (link->inbound) oldest = link;
+  return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
+}
+
+/* The packet of a half-open link has come, or its end. 1 when there is an event. */
+static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
+  int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
+  uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
+  int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
+  if (got == 0) return 0;
+  if (got < 0)
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not speak as a peer does ", event);
+  int bell_fd = fds[own_segment];
+  int code = MLFAB_ERR_FRAME;
+  link->event_fd = fds[own_segment + 1];
+  if (shm_sealed(bell_fd, SHM_CONTROL) && shm_is_eventfd(link->event_fd) &&
+      (!link->inbound || shm_sealed(fds[0], SHM_SEGMENT))) {
+    link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
+    code = link->bell != NULL && (!link->inbound || shm_map_segment(link, fds[0]))
+               ? 0
+               : MLFAB_ERR_MEMORY;
+  }
+  if (link->inbound) close(fds[0]);
+  close(bell_fd);
+  if (code != 0) return shm_give_up(t, link, code, "passed something that cannot be mapped", event);
+  if (link->inbound && !shm_packet_send(link->fd, own, 2))
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
+  shm_establish(t, link, event);
+  return 1;
+}
+
+/* Something happened on the socket of a link. */
+static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
+  char byte;
+  if (link->state != SHM_UP) return shm_meet(t, link, event);
+  ssize_t n = recv(link->fd, &byte, sizeof byte, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line carries nothing */
+  shm_hang_up(t, link);
+  atomic_store(&link->gone, true); /* the scan of the ring ends in DOWN */
+  return 0;
+}
+
+/* Looks at sockets: at most a few, so that strangers cannot keep frames from being taken. */
+static int shm_look(struct shm *t, mlfab_io_event *event) {
+  struct epoll_event ready;
+  uint64_t count;
+  atomic_store(&t->look, false);
+  for (int i = 0; i < 16; i++) {
+    int found = 0;
+    if (epoll_wait(t->epoll_fd, &ready, 1, 0) != 1) break;
+    if (ready.data.ptr == &t->listen_fd) {
+      found = shm_accept(t, event);
+    } else if (ready.data.ptr == &t->event_fd) {
+      if (read(t->event_fd, &count, sizeof count) < 0) continue;
+    } else {
+      found = shm_life(t, ready.data.ptr, event);
+    }
+    if (!found) continue;
+    atomic_store(&t->look, true); /* there may be more behind it */
+    return 1;
+  }
+  for (struct shm_link *link = t->half; link != NULL; link = link->next) {
+    if (link->state == SHM_TRYING) shm_call(t, link);
+    if (link->state == SHM_FAILED)
+      return shm_give_up(t, link, link->code, "nobody of this user listens at ", event);
+  }
+  return 0;
+}
+
+/* ---- the table's functions ---- */
+
+/* Splits "shm:[<host>/]<name>": 0, or ADDRESS. */
+static int shm_parse(const char *address, uint64_t *host_p, bool *has_host_p,
+                     char name[SHM_NAME_MAX + 1]) {
+  if (address == NULL || strncmp(address, "shm:", 4) != 0) return MLFAB_ERR_ADDRESS;
+  const char *at = address + 4, *slash = strchr(at, '/');
+  uint64_t host = 0;
+  for (; slash != NULL && at < slash; at++) {
+    static const char digits[] = "0123456789abcdef";
+    const char *digit = strchr(digits, *at);
+    if (digit == NULL || slash - at > 16) return MLFAB_ERR_ADDRESS;
+    host = host << 4 | (uint64_t)(digit - digits);
+  }
+  if (slash != NULL) at = slash + 1;
+  size_t n = strlen(at);
+  if (n > SHM_NAME_MAX) return MLFAB_ERR_ADDRESS;
+  for (size_t i = 0; i < n; i++)
+    if (at[i] <= ' ' || at[i] == '/' || at[i] == 127) return MLFAB_ERR_ADDRESS;
+  memcpy(name, at, n + 1);
+  *host_p = host;
+  *has_host_p = slash != NULL;
+  return 0;
+}
+
+/* What all processes have in common that can reach each other's abstract sockets. */
+static bool shm_host(uint64_t *host_p) {
+  char text[160];
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  ssize_t boot = fd < 0 ? -1 : read(fd, text, 64);
+  if (fd >= 0) close(fd);
+  if (boot <= 0) return false;
+  ssize_t net = readlink("/proc/self/ns/net", text + boot, 64);
+  if (net <= 0) return false;
+  *host_p = mlfab__hash(0, text, (size_t)(boot + net));
+  return true;
+}
+
+static void shm_stop(void *self) {
+  struct shm *t = self;
+  while (t->half != NULL) shm_drop_half(t, t->half);
+  while (t->live_count > 0) {
+    struct shm_link *link = t->live[t->live_count - 1];
+    atomic_store(&link->tx_lane->closed, 1);
+    shm_hang_up(t, link);
+    shm_ring(t, link->bell, link->event_fd);
+    link->borrowed = 0;
+    shm_retire(t, link);
+  }
+  while (t->retired != NULL) {
+    struct shm_link *link = t->retired;
+    t->retired = link->next;
+    shm_free_link(t, link);
+  }
+  while (t->all_slots != NULL) {
+    struct shm_slot *slot = t->all_slots;
+    t->all_slots = slot->all;
+    if (slot->large != NULL) mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+    mlfab__free(&t->env, slot, sizeof *slot);
+  }
+  if (t->capacity > 0) {
+    mlfab__free(&t->env, t->live, t->capacity * sizeof *t->live);
+    mlfab__free(&t->env, t->table, t->capacity * sizeof *t->table);
+    mlfab__free(&t->env, t->touched, t->capacity * sizeof *t->touched);
+  }
+  if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
+  if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
+  shm_close_fd(&t->bell_fd);
+  shm_close_fd(&t->event_fd);
+  shm_close_fd(&t->listen_fd);
+  shm_close_fd(&t->epoll_fd);
+  pthread_mutex_destroy(&t->lock);
+  mlfab__env env = t->env;
+  mlfab__free(&env, t, sizeof *t);
+}
+
+/* Opens everything that a node has by itself. 0, ADDRESS_IN_USE or IO. */
+static int shm_open_fds(struct shm *t, const char *name) {
+  struct sockaddr_un at;
+  socklen_t bytes = shm_sockaddr(name, &at);
+  t->bell_fd = shm_memfd("mlfab-bell", SHM_CONTROL);
+  t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (t->bell_fd < 0 || t->event_fd < 0 || t->epoll_fd < 0 || t->listen_fd < 0) return MLFAB_ERR_IO;
+  t->bell = shm_map(NULL, SHM_CONTROL, t->bell_fd, 0);
+  if (t->bell == NULL) return MLFAB_ERR_IO;
+  if (bind(t->listen_fd, (struct sockaddr *)&at, bytes) != 0)
+    return errno == EADDRINUSE ? MLFAB_ERR_ADDRESS_IN_USE : MLFAB_ERR_IO;
+  if (listen(t->listen_fd, SOMAXCONN) != 0 || !shm_watch(t, t->listen_fd, &t->listen_fd) ||
+      !shm_watch(t, t->event_fd, &t->event_fd))
+    return MLFAB_ERR_IO;
+  return 0;
+}
+
+static int shm_start(const mlfab_transport_options *options, void **self_p, char *address) {
+  mlfab__env env;
+  char name[SHM_NAME_MAX + 1] = "";
+  uint64_t host = 0, wanted, random = 0;
+  bool has_host = false;
+  int code = mlfab__env_init(&env, options->env);
+  if (code != 0) return mlfab__error(options->error, code, MLFAB_NO_RANK, 0, 0, "shm: bad env");
+  if (!shm_host(&host))
+    return mlfab__error(options->error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
+                        "shm: /proc does not tell which host this is");
+  if (options->listen != NULL && options->listen[0] != 0 &&
+      (shm_parse(options->listen, &wanted, &has_host, name) != 0 || (has_host && wanted != host)))
+    return mlfab__error(options->error, MLFAB_ERR_ADDRESS, MLFAB_NO_RANK, 0, 0,
+                        "shm: cannot listen at %.100s", options->listen);
+  if (name[0] == 0) {
+    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
+      random = (uint64_t)time(NULL);
+    snprintf(name, sizeof name, "%ld-%016llx", (long)getpid(), (unsigned long long)random);
+  }
+  struct shm *t = mlfab__alloc(&env, sizeof *t);
+  if (t == NULL)
+    return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "shm: out of memory");
+  t->env = env;
+  t->host = host;
+  t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
+  pthread_mutex_init(&t->lock, NULL);
+  code = shm_open_fds(t, name);
+  if (code != 0) {
+    int why = errno;
+    shm_stop(t);
+    return mlfab__error(options->error, code, MLFAB_NO_RANK, 0, 0, "shm: listening at shm:%s: %s",
+                        name, strerror(why));
+  }
+  snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
+  *self_p = t;
+  return 0;
+}
+
+static int shm_reach(void *self, const char *address) {
+  struct shm *t = self;
+  char name[SHM_NAME_MAX + 1];
+  uint64_t host;
+  bool has_host;
+  if (shm_parse(address, &host, &has_host, name) != 0 || name[0] == 0) return 0;
+  return !has_host || host == t->host;
+}
+
+static int shm_connect(void *self, const char *address, uint64_t token) {
+  struct shm *t = self;
+  char name[SHM_NAME_MAX + 1];
+  uint64_t host;
+  bool has_host;
+  if (shm_parse(address, &host, &has_host, name) != 0 || name[0] == 0 ||
+      (has_host && host != t->host))
+    return MLFAB_ERR_ADDRESS;
+  for (struct shm_link *old = t->half; old != NULL; old = old->next) {
+    if (old->inbound || old->token != token) continue;
+    shm_drop_half(t, old);
+    break;
+  }
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return MLFAB_ERR_IO;
+  struct shm_link *link = shm_new_link(t, SHM_TRYING, fd);
+  if (link == NULL) {
+    close(fd);
+    return MLFAB_ERR_MEMORY;
+  }
+  link->token = token;
+  snprintf(link->address, sizeof link->address, "%s", address);
+  link->segment_fd = shm_memfd("mlfab-link", SHM_SEGMENT);
+  if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
+    shm_drop_half(t, link);
+    return MLFAB_ERR_IO;
+  }
+  shm_call(t, link);
+  return 0;
+}
+
+static void shm_disconnect(void *self, uint32_t number) {
+  struct shm *t = self;
+  struct shm_link *link = shm_find(t, number);
+  if (link == NULL) return;
+  for (uint32_t i = 0, n = atomic_load(&t->sent_count); i < n; i++) {
+    struct shm_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_capacity - 1)];
+    if (sent->link == number) sent->link = 0;
+  }
+  /* The peer must see the flag and the end when it is woken, and it is woken at any rate. */
+  atomic_store(&link->tx_lane->closed, 1);
+  shm_hang_up(t, link);
+  shm_ring(t, link->bell, link->event_fd);
+  shm_retire(t, link);
+}
+
+/* The slow half of send: looks whether the consumer has moved on, and if there is still no room,
+ * tells it how far it should get. 0, AGAIN or PEER_CLOSED. */
+static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
+  uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
+  if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
+    link->code = MLFAB_ERR_FRAME;
+    atomic_store(&link->gone, true);
+    return MLFAB_ERR_PEER_CLOSED;
+  }
+  link->tail_seen = tail;
+  if (link->head - tail + bytes + SHM_LINE <= SHM_RING) return 0;
+  uint64_t need = mlfab__max(bytes + SHM_LINE, SHM_RING / 4);
+  uint64_t wants = link->head + need - SHM_RING;
+  atomic_store_explicit(&link->tx_lane->wants, wants, memory_order_relaxed);
+  atomic_store(&link->wants, wants);
+  if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
+  return MLFAB_ERR_AGAIN;
+}
+
+/* Sees to it that one more SENT can be noted. */
+static bool shm_sent_room(struct shm *t) {
+  uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
+  if (count < t->sent_capacity) return true;
+  uint32_t capacity = count == 0 ? 64 : 2 * count;
+  struct shm_sent *sent = mlfab__alloc_array(&t->env, capacity, sizeof *sent);
+  if (sent == NULL) return false;
+  for (uint32_t i = 0; i < count; i++) sent[i] = t->sent[(t->sent_first + i) & (count - 1)];
+  if (t->sent != NULL) mlfab__free(&t->env, t->sent, count * sizeof *sent);
+  t->sent = sent;
+  t->sent_first = 0;
+  t->sent_capacity = capacity;
+  return true;
+}
+
+static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  struct shm *t = self;
+  struct shm_link *link = shm_find(t, number);
+  if (link == NULL || atomic_load_explicit(&link->gone, memory_order_relaxed))
+    return MLFAB_ERR_PEER_CLOSED;
+  if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
+      bulk_bytes > MLFAB_BULK_MAX)
+    return MLFAB_ERR_LIMIT;
+  if (bulk_bytes > 0 && bulk == NULL) return MLFAB_ERR_ARGUMENT; /* a ghost */
+  uint32_t front = shm_up(8 + head_bytes), bytes = front + shm_up(bulk_bytes);
+  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > SHM_RING)) {
+    int code = shm_room(t, link, bytes);
+    if (code != 0) return code;
+  }
+  if (token != 0 && !shm_sent_room(t)) {
+    atomic_store(&link->wants, 0); /* WRITABLE at the next poll */
+    if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
+    return MLFAB_ERR_AGAIN;
+  }
+  /* The line that the consumer is looking at comes last and in one go: written earlier, it would be
+   * taken away half-way. */
+  uint8_t *at = link->tx + link->tx_offset;
+  const uint8_t *from = head;
+  uint32_t next = shm_forward(link->tx_offset, bytes);
+  if (bulk_bytes > 0) memcpy(at + front, bulk, bulk_bytes);
+  memcpy(at + SHM_LINE, from + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
+  atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
+  memcpy(at + 8, from, SHM_LINE - 8);
+  atomic_store_explicit(shm_word(link->tx, link->tx_offset),
+                        SHM_VALID | (uint64_t)head_bytes << 32 | bulk_bytes, memory_order_release);
+  link->tx_offset = next;
+  link->head += bytes;
+  shm_touch(t, link);
+  link->published = true;
+  shm_prefetch(link->tx + next + SHM_LINE);
+  shm_prefetch(link->tx + next + 2 * SHM_LINE);
+  if (token != 0) {
+    uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
+    t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){number, token};
+    atomic_store(&t->sent_count, count + 1);
+  }
+  return 0;
+}
+
+static void shm_flush(void *self) { shm_settle(self); }
+
+/* Takes the record that `word` announces. 0 only when memory is short: it is tried again. */
+static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
+  uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
+  uint32_t head_bytes = (uint32_t)(word >> 32) & 0x7fffffffu, bulk_bytes = (uint32_t)word;
+  uint32_t checked_head = 0, checked_bulk = 0;
+  uint8_t *head;
+  if ((word & SHM_VALID) == 0 || head_bytes < MLFAB_HEADER_BYTES ||
+      head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX)
+    return shm_down(t, link, MLFAB_ERR_FRAME, "wrote a record that cannot be", event);
+  struct shm_slot *slot = shm_get_slot(t, head_bytes, &head);
+  if (slot == NULL) return 0;
+  memcpy(head, link->rx + offset + 8, head_bytes);
+  int code = mlfab_frame_check(head, &checked_head, &checked_bulk);
+  if (code == 0 && (checked_head != head_bytes || checked_bulk != bulk_bytes))
+    code = MLFAB_ERR_FRAME;
+  if (code != 0) {
+    shm_put_slot(t, slot);
+    return shm_down(t, link, code, "sent a frame that does not parse", event);
+  }
+  uint32_t front = shm_up(8 + head_bytes), bytes = front + shm_up(bulk_bytes);
+  link->rx_position += bytes;
+  link->borrowed++;
+  slot->link = link;
+  slot->end = link->rx_position;
+  event->kind = MLFAB_IO_FRAME;
+  event->link = link->number;
+  event->head = head;
+  event->head_bytes = head_bytes;
+  event->bulk = bulk_bytes > 0 ? link->rx + offset + front : NULL;
+  event->bulk_bytes = bulk_bytes;
+  event->opaque = slot;
+  atomic_store_explicit(&link->rx_offset, shm_forward(offset, bytes), memory_order_relaxed);
+  return 1;
+}
+
+/* Goes round the links once, from where the last frame came. */
+static int shm_scan(struct shm *t, mlfab_io_event *event) {
+  for (uint32_t i = 0, n = t->live_count; i < n; i++) {
+    struct shm_link *link = t->live[t->cursor];
+    uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
+    uint64_t word = atomic_load_explicit(shm_word(link->rx, offset), memory_order_acquire);
+    if (word != 0) {
+      if (++t->burst >= SHM_BURST) {
+        t->burst = 0;
+        t->cursor = t->cursor + 1 < n ? t->cursor + 1 : 0;
+      }
+      return shm_take(t, link, word, event);
+    }
+    if (MLFAB__UNLIKELY(atomic_load_explicit(&link->gone, memory_order_acquire))) {
+      bool closed = atomic_load(&link->rx_lane->closed) != 0;
+      if (link->code != 0)
+        return shm_down(t, link, link->code, "broke the rules of the ring", event);
+      return shm_down(t, link, MLFAB_ERR_PEER_CLOSED, closed ? "closed the link" : "is gone",
+                      event);
+    }
+    t->burst = 0;
+    t->cursor = t->cursor + 1 < n ? t->cursor + 1 : 0;
+  }
+  return 0;
+}
+
+/* Finds a link that has room again. */
+static int shm_unblock(struct shm *t, mlfab_io_event *event) {
+  for (uint32_t i = 0; i < t->live_count; i++) {
+    struct shm_link *link = t->live[i];
+    if (!atomic_load(&link->blocked) ||
+        atomic_load(&link->tx_lane->tail) < atomic_load(&link->wants))
+      continue;
+    atomic_store_explicit(&link->tx_lane->wants, 0, memory_order_relaxed);
+    atomic_store(&link->blocked, false);
+    t->blocked_count--;
+    event->kind = MLFAB_IO_WRITABLE;
+    event->link = link->number;
+    return 1;
+  }
+  return 0;
+}
+
+/* What need not be done at every poll. Sockets are looked at when somebody said so, while
+ * connections are being made, and at every tick of the coarse clock, whose reading is cheap. */
+static int shm_idle(struct shm *t, mlfab_io_event *event) {
+  struct timespec now;
+  shm_settle(t);
+  if (t->blocked_count > 0 && shm_unblock(t, event)) return 1;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  if (now.tv_nsec == t->looked.tv_nsec && now.tv_sec == t->looked.tv_sec &&
+      atomic_load_explicit(&t->half_count, memory_order_relaxed) == 0 &&
+      !atomic_load_explicit(&t->look, memory_order_relaxed))
+    return 0;
+  t->looked = now;
+  return shm_look(t, event);
+}
+
+static int shm_poll(void *self, mlfab_io_event *event) {
+  struct shm *t = self;
+  *event = (mlfab_io_event){0};
+  for (uint32_t n; (n = atomic_load_explicit(&t->sent_count, memory_order_relaxed)) > 0;) {
+    struct shm_sent sent = t->sent[t->sent_first];
+    t->sent_first = (t->sent_first + 1) & (t->sent_capacity - 1);
+    atomic_store_explicit(&t->sent_count, n - 1, memory_order_relaxed);
+    if (sent.link == 0) continue;
+    event->kind = MLFAB_IO_SENT;
+    event->link = sent.link;
+    event->token = sent.token;
+    return 1;
+  }
+  if (MLFAB__UNLIKELY(++t->busy >= SHM_LOOK_EVERY)) {
+    t->busy = 0;
+    if (shm_idle(t, event)) return 1;
+  }
+  if (shm_scan(t, event)) return 1;
+  return shm_idle(t, event);
+}
+
+static void shm_release(void *self, const mlfab_io_event *event) {
+  struct shm *t = self;
+  struct shm_slot *slot = event->opaque;
+  if (slot == NULL) return;
+  struct shm_link *link = slot->link;
+  uint64_t end = slot->end;
+  shm_put_slot(t, slot);
+  link->borrowed--;
+  if (MLFAB__UNLIKELY(link->state == SHM_RETIRED)) {
+    if (link->borrowed > 0) return;
+    struct shm_link **at = &t->retired;
+    while (*at != link) at = &(*at)->next;
+    *at = link->next;
+    shm_free_link(t, link);
+    return;
+  }
+  link->released = end;
+  atomic_store_explicit(&link->rx_lane->tail, end, memory_order_release);
+  shm_touch(t, link);
+  /* A producer that sleeps for room is woken when there is enough, not only at the next flush. */
+  uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
+  if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
+}
+
+static int shm_detach(void *self, uint32_t link, uint64_t token) {
+  (void)self, (void)link, (void)token; /* send copies: nothing is ever borrowed */
+  return 0;
+}
+
+static uint64_t shm_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* Sleeps while the bell's word is `state`, or until a socket has something (POLLED). */
+static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
+  if (polled) {
+    struct epoll_event event;
+    epoll_wait(t->epoll_fd, &event, 1, (int)((ns + 999999) / 1000000));
+    return;
+  }
+  struct timespec span = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  syscall(SYS_futex, &t->bell->state, FUTEX_WAIT, state, &span, NULL, 0);
+}
+
+static void shm_wait(void *self, uint64_t timeout_ns) {
+  struct shm *t = self;
+  struct epoll_event event;
+  uint64_t now = shm_now(), end = mlfab__add_sat(now, timeout_ns);
+  bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
+  uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
+  uint32_t state = atomic_fetch_or(&t->bell->state, bit) | bit;
+  shm_fence(t);
+  bool found = atomic_exchange(&t->woken, false) || shm_anything(t);
+  while (!found && now < end) {
+    shm_sleep(t, state, polled, mlfab__min(end - now, SHM_SLICE_NS));
+    state = atomic_load(&t->bell->state);
+    found = (state & bit) == 0 || atomic_exchange(&t->woken, false) ||
+            epoll_wait(t->epoll_fd, &event, 1, 0) == 1 ||
+            (polled && atomic_load(&t->half_count) > 0);
+    now = shm_now();
+  }
+  if (!found) atomic_fetch_add(&t->timeouts, 1);
+  atomic_fetch_and(&t->bell->state, ~bit);
+  atomic_store(&t->look, true);
+}
+
+static void shm_wake(void *self) {
+  struct shm *t = self;
+  atomic_store(&t->woken, true);
+  shm_ring(t, t->bell, t->event_fd);
+}
+
+static int shm_fd(void *self) { return ((struct shm *)self)->epoll_fd; }
+
+static int shm_arm(void *self, int on) {
+  struct shm *t = self;
+  uint64_t count;
+  if (on) {
+    atomic_fetch_or(&t->bell->state, SHM_ARMED);
+    shm_fence(t);
+    return atomic_load(&t->woken) || shm_anything(t);
+  }
+  atomic_fetch_and(&t->bell->state, ~(uint32_t)SHM_ARMED);
+  atomic_store(&t->woken, false);
+  atomic_store(&t->look, true);
+  if (read(t->event_fd, &count, sizeof count) < 0) return 0; /* it was not this that woke */
+  return 0;
+}
+
+const mlfab_transport *mlfab_transport_shm(void) {
+  static const mlfab_transport table = {sizeof table,
+                                        MLFAB_TRANSPORT_ABI,
+                                        "shm",
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL,
+                                        0,
+                                        shm_start,
+                                        shm_stop,
+                                        shm_reach,
+                                        shm_connect,
+                                        shm_disconnect,
+                                        shm_send,
+                                        shm_flush,
+                                        shm_poll,
+                                        shm_release,
+                                        shm_detach,
+                                        shm_wait,
+                                        shm_wake,
+                                        shm_fd,
+                                        shm_arm};
+  return &table;
+}
+
+#undef SHM_LINE
+#undef SHM_CONTROL
+#undef SHM_RING
+#undef SHM_SEGMENT
+#undef SHM_MAPPING
+#undef SHM_VALID
+#undef SHM_SLICE_NS
+#undef SHM_SEALS
+#undef SHM_MAGIC
+#endif
