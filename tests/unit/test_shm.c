@@ -1,0 +1,744 @@
+/* test_shm.c - what the conformance suite cannot see of the shared memory transport: its rings under
+ * stress, hostile peers that write into them, sleepers, killed processes and what they leave behind.
+ *
+ * The file under test is included, so that a test can write what only a hostile peer would. Nothing
+ * asserts a time: a lost wake-up is a wait that ran into its timeout of 60 s, which is counted. */
+#define mlfab_transport_shm test_shm_table
+#include "../../transports/shm.c"
+#undef mlfab_transport_shm
+
+#include "../../core/prng.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#if MLFAB_WITH_SHM
+
+#define RING 2621440u
+#define LINE 64u
+#define CONTROL 65536u
+#define SECONDS UINT64_C(1000000000)
+
+static const mlfab_transport *table;
+
+/* ---- two ends and what they say ---- */
+
+struct end {
+  struct shm *t;
+  uint32_t link;
+  mlfab__env counted;
+  char address[256];
+};
+
+static void end_open(struct end *end, const char *listen) {
+  mlfab_error error;
+  void *self = NULL;
+  memset(end, 0, sizeof *end);
+  assert_int_equal(mlfab__env_init(&end->counted, NULL), 0);
+  mlfab_transport_options options = {.size = sizeof options,
+                                     .listen = listen,
+                                     .job = "test",
+                                     .env = &end->counted.hooks,
+                                     .error = &error};
+  assert_int_equal(table->open(&options, &self, end->address), 0);
+  end->t = self;
+}
+
+/* The next event of a kind; others are an error. Sleeps in wait. */
+static mlfab_io_event end_next(struct end *end, uint32_t kind) {
+  mlfab_io_event event;
+  while (!table->poll(end->t, &event)) {
+    table->flush(end->t);
+    table->wait(end->t, 60 * SECONDS);
+  }
+  if (event.kind != kind)
+    fail_msg("event %u instead of %u: %s", event.kind, kind, event.text ? event.text : "");
+  return event;
+}
+
+static void pair_open(struct end *a, struct end *b) {
+  end_open(a, "");
+  end_open(b, "");
+  assert_int_equal(table->connect(a->t, b->address, 7), 0);
+  for (int i = 0; i < 1000000 && (a->link == 0 || b->link == 0); i++) {
+    mlfab_io_event event;
+    if (table->poll(a->t, &event) && event.kind == MLFAB_IO_UP) {
+      assert_int_equal(event.token, 7);
+      a->link = event.link;
+    }
+    if (table->poll(b->t, &event) && event.kind == MLFAB_IO_UP) b->link = event.link;
+  }
+  assert_true(a->link != 0 && b->link != 0);
+}
+
+static void pair_close(struct end *a, struct end *b) {
+  table->close(a->t);
+  table->close(b->t);
+}
+
+/* ---- frames whose every byte follows from their number ---- */
+
+static _Alignas(64) uint8_t source[MLFAB_BULK_MAX + 8192];
+
+static void source_fill(void) {
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, 5);
+  for (size_t i = 0; i < sizeof source; i++) source[i] = (uint8_t)mlfab__prng_next(&prng);
+}
+
+struct shape {
+  uint32_t meta, bulk, shift;
+};
+
+static struct shape shape_of(uint64_t number, uint32_t bulk_max) {
+  uint64_t x = mlfab__mix(number + 1), y = mlfab__mix(x), z = mlfab__mix(y);
+  static const uint32_t metas[4] = {0, 24, 300, 3000}, bulks[4] = {0, 200, 5000, UINT32_MAX};
+  struct shape shape;
+  shape.meta = (uint32_t)(y % (metas[x & 3] + 1));
+  if ((x & 0xff00) == 0) shape.meta = MLFAB_META_MAX;
+  shape.bulk = (uint32_t)(z % (mlfab__min(bulks[x >> 2 & 3], bulk_max) + 1));
+  if ((x & 0xff0000) == 0) shape.bulk = bulk_max;
+  shape.shift = (uint32_t)(x >> 24 & 4095);
+  return shape;
+}
+
+static uint32_t head_of(uint64_t number, struct shape shape, uint8_t *head) {
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL,
+                          .type = MLFAB__CHUNK,
+                          .meta_bytes = shape.meta,
+                          .bulk_bytes = shape.bulk,
+                          .job = number};
+  memcpy(head + 64, source + shape.shift, shape.meta);
+  mlfab__wire_seal(head, &header, source + shape.shift);
+  return 64 + shape.meta;
+}
+
+static int frame_send(struct end *end, uint64_t number, uint32_t bulk_max, uint64_t token) {
+  static _Thread_local uint8_t head[64 + MLFAB_META_MAX];
+  struct shape shape = shape_of(number, bulk_max);
+  uint32_t head_bytes = head_of(number, shape, head);
+  return table->send(end->t, end->link, head, head_bytes, shape.bulk ? source + shape.shift : NULL,
+                     shape.bulk, token);
+}
+
+static void frame_compare(const mlfab_io_event *event, uint64_t number, uint32_t bulk_max) {
+  static _Thread_local uint8_t head[64 + MLFAB_META_MAX];
+  struct shape shape = shape_of(number, bulk_max);
+  uint32_t head_bytes = head_of(number, shape, head);
+  assert_int_equal(event->head_bytes, head_bytes);
+  assert_int_equal(event->bulk_bytes, shape.bulk);
+  assert_true(memcmp(event->head, head, head_bytes) == 0);
+  assert_true(shape.bulk == 0 || (uintptr_t)event->bulk % 64 == 0);
+  assert_true(shape.bulk == 0 || memcmp(event->bulk, source + shape.shift, shape.bulk) == 0);
+}
+
+static void send_blocking(struct end *end, uint64_t number, uint32_t bulk_max) {
+  int code;
+  while ((code = frame_send(end, number, bulk_max, 0)) == MLFAB_ERR_AGAIN)
+    end_next(end, MLFAB_IO_WRITABLE);
+  assert_int_equal(code, 0);
+}
+
+/* ---- rings ---- */
+
+struct stream {
+  struct end *end;
+  uint64_t count;
+  uint32_t bulk_max;
+};
+
+static void *stream_produce(void *user) {
+  struct stream *stream = user;
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, 9);
+  for (uint64_t i = 0; i < stream->count; i++) {
+    send_blocking(stream->end, i, stream->bulk_max);
+    if (mlfab__prng_below(&prng, 4) == 0) table->flush(stream->end->t);
+  }
+  table->flush(stream->end->t);
+  return NULL;
+}
+
+/* Up to four frames are held back before they are released. */
+static void stream_consume(struct end *end, uint64_t count, uint32_t bulk_max) {
+  mlfab_io_event held[4];
+  for (uint64_t i = 0; i < count + 4; i++) {
+    mlfab_io_event *slot = &held[i % 4];
+    if (i >= 4) {
+      frame_compare(slot, i - 4, bulk_max);
+      table->release(end->t, slot);
+    }
+    if (i < count) *slot = end_next(end, MLFAB_IO_FRAME);
+  }
+}
+
+static void test_stress(void **state) {
+  static const uint32_t bulks[3] = {100, 60000, MLFAB_BULK_MAX / 2};
+  (void)state;
+  for (uint32_t k = 0; k < 3; k++) {
+    struct end a, b;
+    pthread_t thread;
+    pair_open(&a, &b);
+    struct stream stream = {&a, k == 2 ? 300 : 3000, bulks[k]};
+    assert_int_equal(pthread_create(&thread, NULL, stream_produce, &stream), 0);
+    stream_consume(&b, stream.count, bulks[k]);
+    pthread_join(thread, NULL);
+    assert_true(k == 0 || a.t->live[0]->head > 2 * RING); /* it has gone round */
+    assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
+    pair_close(&a, &b);
+  }
+}
+
+static void test_full(void **state) {
+  struct end a, b;
+  mlfab_io_event event;
+  uint64_t sent = 0, got = 0;
+  (void)state;
+  pair_open(&a, &b);
+  /* Two of the largest frames fit at once, whatever came before. */
+  for (uint64_t round = 0; round < 50; round++) {
+    static uint8_t head[64 + MLFAB_META_MAX];
+    uint32_t head_bytes = head_of(round, (struct shape){MLFAB_META_MAX, MLFAB_BULK_MAX, 0}, head);
+    for (int k = 0; k < 2; k++)
+      assert_int_equal(
+          table->send(a.t, a.link, head, head_bytes, source, MLFAB_BULK_MAX, round * 2 + 1), 0);
+    assert_int_equal(table->send(a.t, a.link, head, head_bytes, source, MLFAB_BULK_MAX, 0),
+                     MLFAB_ERR_AGAIN);
+    for (int k = 0; k < 2; k++) {
+      event = end_next(&a, MLFAB_IO_SENT);
+      assert_int_equal(event.token, round * 2 + 1);
+    }
+    assert_int_equal(table->poll(a.t, &event), 0); /* no room, and so nothing to say */
+    for (int k = 0; k < 2; k++) {
+      event = end_next(&b, MLFAB_IO_FRAME);
+      assert_int_equal(event.bulk_bytes, MLFAB_BULK_MAX);
+      table->release(b.t, &event);
+    }
+    end_next(&a, MLFAB_IO_WRITABLE);
+    assert_int_equal(table->poll(a.t, &event), 0);
+    assert_int_equal(frame_send(&a, round, 300, 0), 0); /* moves the offset on */
+    event = end_next(&b, MLFAB_IO_FRAME);
+    frame_compare(&event, round, 300);
+    table->release(b.t, &event);
+  }
+  /* Small frames: no WRITABLE before a quarter is free. */
+  while (frame_send(&a, sent, 3000, 0) == 0) sent++;
+  assert_int_equal(frame_send(&a, sent, 3000, 0), MLFAB_ERR_AGAIN);
+  while (!table->poll(a.t, &event)) {
+    assert_true(got < sent);
+    event = end_next(&b, MLFAB_IO_FRAME);
+    frame_compare(&event, got++, 3000);
+    table->release(b.t, &event);
+  }
+  assert_int_equal(event.kind, MLFAB_IO_WRITABLE);
+  assert_true(b.t->live[0]->released + RING - a.t->live[0]->head >= RING / 4);
+  assert_true(got < sent);
+  pair_close(&a, &b);
+}
+
+static void test_allocations(void **state) {
+  struct end a, b;
+  uint64_t before = 0;
+  (void)state;
+  pair_open(&a, &b);
+  for (uint64_t i = 0; i < 3000; i++) {
+    if (i == 1000) before = a.t->env.allocations + b.t->env.allocations;
+    assert_int_equal(frame_send(&a, i, 100000, i + 1), 0);
+    end_next(&a, MLFAB_IO_SENT);
+    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
+    frame_compare(&event, i, 100000);
+    table->release(b.t, &event);
+  }
+  assert_int_equal(a.t->env.allocations + b.t->env.allocations, before);
+  pair_close(&a, &b);
+}
+
+/* A frame stays where it is after its link is gone, until it is released. */
+static void test_borrowed_beyond_down(void **state) {
+  struct end a, b;
+  (void)state;
+  pair_open(&a, &b);
+  for (uint64_t i = 0; i < 3; i++) assert_int_equal(frame_send(&a, i, 5000, 0), 0);
+  table->disconnect(a.t, a.link);
+  mlfab_io_event first = end_next(&b, MLFAB_IO_FRAME), second = end_next(&b, MLFAB_IO_FRAME);
+  mlfab_io_event third = end_next(&b, MLFAB_IO_FRAME), down = end_next(&b, MLFAB_IO_DOWN);
+  assert_int_equal(down.code, MLFAB_ERR_PEER_CLOSED);
+  assert_non_null(strstr(down.text, "closed"));
+  frame_compare(&first, 0, 5000);
+  table->release(b.t, &first);
+  frame_compare(&second, 1, 5000);
+  table->release(b.t, &second);
+  frame_compare(&third, 2, 5000);
+  assert_int_equal(b.t->links, 1);
+  table->release(b.t, &third);
+  assert_int_equal(b.t->links, 0);
+  pair_close(&a, &b);
+}
+
+/* ---- sleepers ---- */
+
+enum { PINGS = 20000 };
+
+static void *ping_answer(void *user) {
+  struct end *end = user;
+  for (uint64_t i = 0; i < PINGS; i++) {
+    mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
+    frame_compare(&event, i, 0);
+    table->release(end->t, &event);
+    assert_int_equal(frame_send(end, i, 0, 0), 0);
+    table->flush(end->t);
+  }
+  return NULL;
+}
+
+static void test_no_lost_wake(void **state) {
+  struct end a, b;
+  pthread_t thread;
+  (void)state;
+  pair_open(&a, &b);
+  assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
+  for (uint64_t i = 0; i < PINGS; i++) {
+    assert_int_equal(frame_send(&a, i, 0, 0), 0);
+    table->flush(a.t);
+    mlfab_io_event event = end_next(&a, MLFAB_IO_FRAME);
+    table->release(a.t, &event);
+  }
+  pthread_join(thread, NULL);
+  assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
+  assert_true(atomic_load(&a.t->rings) <= PINGS + 2); /* one system call a sleep at most */
+  pair_close(&a, &b);
+}
+
+/* The same, one side sleeping on the descriptor. */
+static void test_descriptor(void **state) {
+  struct end a, b;
+  pthread_t thread;
+  (void)state;
+  pair_open(&a, &b);
+  assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
+  for (uint64_t i = 0; i < PINGS; i++) {
+    mlfab_io_event event;
+    assert_int_equal(frame_send(&a, i, 0, 0), 0);
+    table->flush(a.t);
+    while (!table->poll(a.t, &event)) {
+      struct pollfd one = {table->fd(a.t), POLLIN, 0};
+      if (!table->arm(a.t, 1)) assert_int_equal(poll(&one, 1, 60000), 1);
+      table->arm(a.t, 0);
+    }
+    assert_int_equal(event.kind, MLFAB_IO_FRAME);
+    table->release(a.t, &event);
+  }
+  pthread_join(thread, NULL);
+  pair_close(&a, &b);
+}
+
+/* wait runs beside a thread that opens and closes links, and beside wake. */
+static void *wake_often(void *user) {
+  struct end *end = user;
+  for (int i = 0; i < 1000; i++) table->wake(end->t);
+  return NULL;
+}
+
+static atomic_bool waiter_stop;
+
+static void *wait_often(void *user) {
+  struct end *end = user;
+  while (!atomic_load(&waiter_stop)) table->wait(end->t, SECONDS / 1000);
+  return NULL;
+}
+
+static void test_wait_beside(void **state) {
+  struct end a, b;
+  pthread_t waiter, waker;
+  (void)state;
+  end_open(&a, "");
+  end_open(&b, "");
+  atomic_store(&waiter_stop, false);
+  pthread_create(&waiter, NULL, wait_often, &a);
+  pthread_create(&waker, NULL, wake_often, &a);
+  for (int i = 0; i < 100; i++) {
+    mlfab_io_event event;
+    a.link = b.link = 0;
+    assert_int_equal(table->connect(b.t, a.address, 1), 0);
+    while (a.link == 0 || b.link == 0) {
+      if (table->poll(a.t, &event) && event.kind == MLFAB_IO_UP) a.link = event.link;
+      if (table->poll(b.t, &event) && event.kind == MLFAB_IO_UP) b.link = event.link;
+    }
+    assert_int_equal(frame_send(&b, 1, 1000, 0), 0);
+    table->flush(b.t);
+    while (!table->poll(a.t, &event)) continue;
+    assert_int_equal(event.kind, MLFAB_IO_FRAME);
+    table->release(a.t, &event);
+    table->disconnect(b.t, b.link);
+    while (!table->poll(a.t, &event)) continue;
+    assert_int_equal(event.kind, MLFAB_IO_DOWN);
+  }
+  atomic_store(&waiter_stop, true);
+  table->wake(a.t);
+  pthread_join(waiter, NULL);
+  pthread_join(waker, NULL);
+  pair_close(&a, &b);
+}
+
+/* ---- processes that die ---- */
+
+static int entries(const char *folder) {
+  int n = 0;
+  DIR *dir = opendir(folder);
+  if (dir == NULL) return 0;
+  while (readdir(dir) != NULL) n++;
+  closedir(dir);
+  return n;
+}
+
+static bool socket_stands(const char *address) {
+  char line[512];
+  const char *name = strchr(address, '/') + 1;
+  bool found = false;
+  FILE *file = fopen("/proc/net/unix", "r");
+  while (file != NULL && fgets(line, sizeof line, file) != NULL)
+    found |= strstr(line, name) != NULL;
+  if (file != NULL) fclose(file);
+  return found;
+}
+
+/* In a child: connects and sends until it is killed. */
+static void child_stream(const char *address) {
+  struct end end;
+  mlfab_io_event event;
+  end_open(&end, "");
+  if (table->connect(end.t, address, 1) != 0) _exit(1);
+  event = end_next(&end, MLFAB_IO_UP);
+  end.link = event.link;
+  for (uint64_t i = 0;; i++) {
+    send_blocking(&end, i, 30000);
+    if (i % 8 == 0) table->flush(end.t);
+  }
+}
+
+static void test_killed(void **state) {
+  int before = entries("/dev/shm");
+  (void)state;
+  for (int round = 0; round < 10; round++) {
+    struct end end;
+    mlfab_io_event event = {0};
+    uint64_t got = 0;
+    int status;
+    char pid[32];
+    end_open(&end, "");
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      child_stream(end.address);
+    }
+    end_next(&end, MLFAB_IO_UP);
+    while (got < 100 + 37 * (uint64_t)round) {
+      event = end_next(&end, MLFAB_IO_FRAME);
+      frame_compare(&event, got++, 30000);
+      table->release(end.t, &event);
+    }
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    for (;;) { /* what was complete when it died, then DOWN */
+      if (!table->poll(end.t, &event)) {
+        table->wait(end.t, 60 * SECONDS);
+        continue;
+      }
+      if (event.kind == MLFAB_IO_DOWN) break;
+      assert_int_equal(event.kind, MLFAB_IO_FRAME);
+      frame_compare(&event, got++, 30000);
+      table->release(end.t, &event);
+    }
+    assert_int_equal(event.code, MLFAB_ERR_PEER_CLOSED);
+    snprintf(pid, sizeof pid, "pid %d ", (int)child);
+    assert_non_null(strstr(event.text, pid));
+    assert_int_equal(atomic_load(&end.t->timeouts), 0);
+    table->close(end.t);
+    assert_false(socket_stands(end.address));
+  }
+  assert_int_equal(entries("/dev/shm"), before);
+}
+
+/* ---- hostile peers ---- */
+
+/* What b reports after a's hand has written into the segment. */
+static void expect_down(struct end *end, int code) {
+  mlfab_io_event event = end_next(end, MLFAB_IO_DOWN);
+  assert_int_equal(event.link, end->link);
+  assert_int_equal(event.code, code);
+  assert_int_equal(end->t->live_count, 0);
+}
+
+static void test_hostile_word(void **state) {
+  const uint64_t valid = UINT64_C(1) << 63;
+  const uint64_t words[] = {1,
+                            UINT64_C(64) << 32,                       /* not valid */
+                            valid,                                    /* no head */
+                            valid | UINT64_C(63) << 32,               /* too short */
+                            valid | UINT64_C(65601) << 32,            /* too long */
+                            valid | UINT64_C(64) << 32 | 0xffffffffu, /* bulk beyond everything */
+                            valid | UINT64_C(64) << 32 | (MLFAB_BULK_MAX + 1),
+                            valid | UINT64_C(65) << 32, /* not what the frame says */
+                            valid | UINT64_C(64) << 32 | 1,
+                            UINT64_MAX};
+  (void)state;
+  for (size_t i = 0; i < MLFAB__COUNT(words); i++) {
+    struct end a, b;
+    uint8_t head[64];
+    pair_open(&a, &b);
+    struct shm_link *link = a.t->live[0];
+    head_of(1, (struct shape){0, 0, 0}, head);
+    memcpy(link->tx + 8, head, 64);
+    atomic_store(shm_word(link->tx, 0), words[i]);
+    expect_down(&b, MLFAB_ERR_FRAME);
+    pair_close(&a, &b);
+  }
+}
+
+static void test_hostile_head(void **state) {
+  struct end a, b;
+  uint8_t head[64];
+  (void)state;
+  pair_open(&a, &b);
+  head_of(1, (struct shape){0, 0, 0}, head);
+  head[30] ^= 1; /* the header's checksum no longer fits */
+  assert_int_equal(table->send(a.t, a.link, head, 64, NULL, 0, 0), 0);
+  expect_down(&b, MLFAB_ERR_CRC);
+  pair_close(&a, &b);
+}
+
+static void test_hostile_tail(void **state) {
+  const uint64_t tails[] = {UINT64_MAX, RING * UINT64_C(4), 3, 0};
+  (void)state;
+  for (size_t i = 0; i < MLFAB__COUNT(tails); i++) {
+    struct end a, b;
+    mlfab_io_event event;
+    int code = 0;
+    pair_open(&a, &b);
+    for (uint64_t k = 0; k < 600; k++) { /* so that the tail has moved, and is known to have */
+      send_blocking(&a, k, 60000);
+      while (b.t->live_count > 0 && table->poll(b.t, &event)) table->release(b.t, &event);
+    }
+    atomic_store(&b.t->live[0]->rx_lane->tail, tails[i]);
+    for (uint64_t k = 0; k < 1000 && (code == 0 || code == MLFAB_ERR_AGAIN); k++)
+      code = frame_send(&a, k, 60000, 0);
+    assert_int_equal(code, MLFAB_ERR_PEER_CLOSED);
+    expect_down(&a, MLFAB_ERR_FRAME);
+    pair_close(&a, &b);
+  }
+}
+
+/* Everything that a peer can write is written over at random, again and again: whatever is reported,
+ * nothing outside the mapping is touched, and every call ends. */
+static void test_hostile_noise(void **state) {
+  mlfab__prng prng;
+  (void)state;
+  mlfab__prng_seed(&prng, 3);
+  for (int round = 0; round < 300; round++) {
+    struct end a, b;
+    mlfab_io_event event;
+    pair_open(&a, &b);
+    struct shm_link *hand = a.t->live[0];
+    for (int step = 0; step < 20 && b.t->live_count > 0; step++) {
+      uint64_t what = mlfab__prng_below(&prng, 4), value = mlfab__prng_next(&prng);
+      if (what == 0) value >>= mlfab__prng_below(&prng, 64);
+      size_t at = (size_t)mlfab__prng_below(&prng, what == 0 ? 64 : 4096) & ~(size_t)7;
+      uint8_t *ring = mlfab__prng_below(&prng, 2) ? hand->tx : hand->map;
+      frame_send(&a, (uint64_t)step, 2000, 0);
+      atomic_store((_Atomic uint64_t *)(void *)(ring + at), value);
+      atomic_store(&hand->bell->state, (uint32_t)value);
+      frame_send(&b, (uint64_t)step, 100000, 0);
+      table->flush(b.t);
+      for (int k = 0; k < 10 && table->poll(b.t, &event); k++)
+        if (event.kind == MLFAB_IO_FRAME) table->release(b.t, &event);
+      table->wait(b.t, 1000);
+    }
+    pair_close(&a, &b);
+  }
+}
+
+/* ---- strangers ---- */
+
+static int stranger(const struct end *end) {
+  struct sockaddr_un to;
+  socklen_t bytes = shm_sockaddr(strchr(end->address, '/') + 1, &to);
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  assert_int_equal(connect(fd, (struct sockaddr *)(void *)&to, bytes), 0);
+  return fd;
+}
+
+/* Passes the right packet with these descriptors, which must be refused. */
+static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
+  int fd = stranger(end), fds[3] = {segment, bell, event_fd};
+  assert_true(shm_packet_send(fd, fds, 3));
+  mlfab_io_event event = end_next(end, MLFAB_IO_REFUSED);
+  assert_non_null(event.text);
+  close(fd);
+}
+
+static void test_strangers(void **state) {
+  struct end end, peer;
+  mlfab_io_event event;
+  int fds[100], refused = 0;
+  (void)state;
+  end_open(&end, "");
+  int garbage = stranger(&end), silent = stranger(&end), unsealed = memfd_create("x", MFD_CLOEXEC);
+  assert_int_equal(send(garbage, "hello there, stranger", 21, 0), 21);
+  end_next(&end, MLFAB_IO_REFUSED);
+  close(silent);
+  end_next(&end, MLFAB_IO_REFUSED);
+  close(garbage);
+  int segment = shm_memfd("s", CONTROL + 2 * RING), bell = shm_memfd("b", CONTROL);
+  int small = shm_memfd("t", 4096), event_fd = eventfd(0, EFD_CLOEXEC), pipes[2];
+  int open_before = entries("/proc/self/fd");
+  assert_int_equal(pipe(pipes), 0);
+  assert_int_equal(ftruncate(unsealed, CONTROL + 2 * RING), 0);
+  stranger_passes(&end, unsealed, bell, event_fd);
+  stranger_passes(&end, small, bell, event_fd);
+  stranger_passes(&end, segment, small, event_fd);
+  stranger_passes(&end, segment, bell, pipes[1]);
+  stranger_passes(&end, pipes[0], bell, event_fd);
+  assert_int_equal(entries("/proc/self/fd"), open_before + 2); /* what they passed is closed */
+  /* A hundred that say nothing: the oldest make room, and a peer still gets through. */
+  for (int i = 0; i < 100; i++) {
+    fds[i] = stranger(&end);
+    while (table->poll(end.t, &event)) refused += event.kind == MLFAB_IO_REFUSED;
+  }
+  assert_int_equal(refused, 100 - 64);
+  end_open(&peer, "");
+  assert_int_equal(table->connect(peer.t, end.address, 3), 0);
+  end_next(&end, MLFAB_IO_REFUSED);
+  end_next(&end, MLFAB_IO_UP);
+  end_next(&peer, MLFAB_IO_UP);
+  for (int i = 0; i < 100; i++) close(fds[i]);
+  close(segment), close(bell), close(small), close(event_fd), close(unsealed);
+  close(pipes[0]), close(pipes[1]);
+  pair_close(&end, &peer);
+}
+
+/* ---- addresses ---- */
+
+static void test_addresses(void **state) {
+  struct end a, b;
+  char name[64], other[300];
+  mlfab_error error;
+  void *self;
+  (void)state;
+  snprintf(name, sizeof name, "shm:test-%ld", (long)getpid());
+  end_open(&a, name);
+  end_open(&b, "");
+  assert_true(strchr(a.address, '/') != NULL && strcmp(strchr(a.address, '/') + 1, name + 4) == 0);
+  assert_int_equal(table->reach(b.t, a.address), 1);
+  assert_int_equal(table->reach(b.t, name), 1);
+  memcpy(other, a.address, sizeof a.address);
+  other[4] = other[4] == '0' ? '1' : '0';
+  const char *unreachable[] = {other,
+                               "tcp:127.0.0.1:5",
+                               "shm:",
+                               "shm:12/",
+                               "shm:xyz/name",
+                               "shm:a b",
+                               "shm:1/2/3",
+                               "",
+                               "shm:00000000000000000001/name"};
+  for (size_t i = 0; i < MLFAB__COUNT(unreachable); i++) {
+    assert_int_equal(table->reach(b.t, unreachable[i]), 0);
+    assert_int_equal(table->connect(b.t, unreachable[i], 1), MLFAB_ERR_ADDRESS);
+  }
+  mlfab_transport_options options = {
+      .size = sizeof options, .listen = name, .env = &a.counted.hooks, .error = &error};
+  assert_int_equal(table->open(&options, &self, other), MLFAB_ERR_ADDRESS_IN_USE);
+  assert_int_equal(error.code, MLFAB_ERR_ADDRESS_IN_USE);
+  /* By its short name, and a node with itself. */
+  assert_int_equal(table->connect(b.t, name, 1), 0);
+  end_next(&a, MLFAB_IO_UP);
+  end_next(&b, MLFAB_IO_UP);
+  assert_int_equal(table->connect(a.t, a.address, 2), 0);
+  end_next(&a, MLFAB_IO_UP);
+  end_next(&a, MLFAB_IO_UP);
+  pair_close(&a, &b);
+}
+
+/* Memory that fails at the k-th call: an error or silence, never a crash, and nothing is lost of it. */
+static long fail_in;
+
+static void *failing_allocate(void *user, size_t bytes) {
+  (void)user;
+  if (fail_in-- == 0) return NULL;
+  return malloc(bytes);
+}
+
+static void failing_release(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  free(memory);
+}
+
+static void test_no_memory(void **state) {
+  const mlfab_env hooks = {
+      .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
+  (void)state;
+  for (long k = 0; k < 20; k++) {
+    struct end a, b;
+    mlfab_error error;
+    void *self = NULL;
+    mlfab_io_event event;
+    int got = 0;
+    end_open(&a, "");
+    memset(&b, 0, sizeof b);
+    fail_in = k;
+    mlfab_transport_options options = {
+        .size = sizeof options, .listen = "", .env = &hooks, .error = &error};
+    if (table->open(&options, &self, b.address) != 0) {
+      assert_int_equal(error.code, MLFAB_ERR_MEMORY);
+      table->close(a.t);
+      continue;
+    }
+    b.t = self;
+    for (int i = 0; i < 1000 && got < 50; i++) {
+      if (a.link == 0 && i % 10 == 0) assert_int_equal(table->connect(a.t, b.address, 1), 0);
+      while (table->poll(a.t, &event))
+        if (event.kind == MLFAB_IO_UP) a.link = event.link;
+      if (a.link != 0 && frame_send(&a, (uint64_t)i, 2000, 0) == 0) table->flush(a.t);
+      if (b.link == 0) table->wait(b.t, SECONDS / 1000); /* then sockets are looked at */
+      while (table->poll(b.t, &event)) {
+        if (event.kind == MLFAB_IO_UP) b.link = event.link;
+        if (event.kind == MLFAB_IO_FRAME) got++;
+        if (event.kind == MLFAB_IO_FRAME) table->release(b.t, &event);
+        if (b.link != 0) frame_send(&b, 1, 100, 5);
+      }
+    }
+    assert_int_equal(got, 50);
+    pair_close(&a, &b);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_stress),       cmocka_unit_test(test_full),
+      cmocka_unit_test(test_allocations),  cmocka_unit_test(test_borrowed_beyond_down),
+      cmocka_unit_test(test_no_lost_wake), cmocka_unit_test(test_descriptor),
+      cmocka_unit_test(test_wait_beside),  cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_hostile_word), cmocka_unit_test(test_hostile_head),
+      cmocka_unit_test(test_hostile_tail), cmocka_unit_test(test_hostile_noise),
+      cmocka_unit_test(test_strangers),    cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_no_memory),
+  };
+  table = test_shm_table();
+  source_fill();
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void) {
+  puts("SKIP: shared memory is not compiled in");
+  return 77;
+}
+
+#endif
