@@ -33,8 +33,7 @@ CORE = [
     (4, "worker", "push.c", "pull.c"),
     (4, "server", "intake.c", "answer.c"),
     (4, "member"),
-    (5, "boot"),
-    (5, "node"),
+    (5, "node", "boot.c"),
     (5, "trace"),
     (6, "drive"),
 ]
@@ -127,7 +126,7 @@ def list_parts():
     for folder in ("core", "transports"):
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
             path = folder + "/" + name
-            if name.endswith((".c", ".h")) and path not in parts:
+            if name.endswith((".c", ".h")) and name[0] != "." and path not in parts:
                 problem("%s is not in the list of amalgamate.py" % path)
     return parts
 
