@@ -34,7 +34,8 @@ CORE = [
     (4, "server", "intake.c", "answer.c"),
     (4, "member"),
     (5, "node", "boot.c"),
-    (5, "trace"),
+    (6, "config"),
+    (6, "config"),
     (6, "drive"),
 ]
 # A transport includes mlfab.h and core layers 0 and 1, and no other transport.
