@@ -592,7 +592,7 @@ typedef struct mlfab_io_event {
   const void *bulk;       /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
   uint32_t head_bytes, bulk_bytes;
   int32_t code;           /* MLFAB_ERR_* */
-  uint32_t reserved;
+  uint32_t caps;          /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
   const char *text;       /* why; may be NULL; valid until release */
   void *opaque;           /* the transport's own, for release */
 } mlfab_io_event;
@@ -679,7 +679,8 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
   MLFAB_CAP_GHOST = 2,    /* carries ghosts */
-  MLFAB_CAP_LOCAL = 4     /* reaches this host only */
+  MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
+  MLFAB_CAP_CHECKED = 8   /* hands out only frames that passed mlfab_frame_check and _verify */
 };
 
 typedef struct mlfab_transport_options {

@@ -1,0 +1,423 @@
+/* boot.c - a node: completing its configuration, and joining the fabric. See node.h.
+ *
+ * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or gets an
+ * incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
+ * servers. A process that comes later under a rank whose process is gone is welcomed at once,
+ * with a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+#include "node.h"
+
+#include <stdio.h>
+
+static int boot_config_error(mlfab_error *error, const char *text) {
+  return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0, "configuration: %s", text);
+}
+
+static void boot_default32(uint32_t *value, uint32_t standard) {
+  if (*value == 0) *value = standard;
+}
+static void boot_default64(uint64_t *value, uint64_t standard) {
+  if (*value == 0) *value = standard;
+}
+
+/* Is every text terminated? */
+static int boot_texts_end(const mlfab_config *c) {
+  return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
+         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname);
+}
+
+static int boot_check_world(mlfab_config *c, mlfab_error *error) {
+  if (c->workers > 65536 || c->servers > 4096)
+    return boot_config_error(error, "more than 65536 workers or 4096 servers");
+  if (!c->dedicated && c->servers > c->workers)
+    return boot_config_error(error, "more servers than workers, and servers are not dedicated");
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+    return boot_config_error(error, "unknown roles");
+  if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+    return boot_config_error(error, "a worker that serves, and dedicated servers");
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
+  if (c->rank < 0 || (uint32_t)c->rank >= limit) {
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
+                        "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
+  }
+  uint32_t usual = MLFAB_ROLE_WORKER;
+  if (!c->dedicated && (uint32_t)c->rank < c->servers) usual |= MLFAB_ROLE_SERVER;
+  boot_default32(&c->roles, usual);
+  if (!c->dedicated && c->roles != usual)
+    return boot_config_error(
+        error,
+        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
+  if (c->coordinator[0] == 0 && c->workers + (c->dedicated ? c->servers : 0) > 1) {
+    return boot_config_error(error,
+                             "a world of several nodes needs a coordinator address "
+                             "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error) {
+  memset(config, 0, sizeof *config);
+  if (!given || given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
+    return boot_config_error(error, "config.size is not set (call mlfab_config_init)");
+  }
+  memcpy(config, given, mlfab__min(given->size, sizeof *config));
+  config->size = sizeof *config;
+  if (!boot_texts_end(config)) return boot_config_error(error, "a text without its end");
+  boot_default32(&config->workers, 1);
+  boot_default32(&config->servers, 1);
+  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
+  boot_default64(&config->timeout_ns, 300000000000u);
+  boot_default64(&config->heartbeat_ns, 500000000u);
+  boot_default64(&config->spin_ns, 20000);
+  boot_default64(&config->seed, 1);
+  boot_default32(&config->chunk_bytes, 262144);
+  boot_default32(&config->eager_bytes, 262144);
+  boot_default32(&config->block_bytes, 1048576);
+  boot_default32(&config->merge_max, 128);
+  boot_default64(&config->model_max_bytes, (uint64_t)64 << 30);
+  boot_default64(&config->broadcast_max_bytes, (uint64_t)256 << 20);
+  if (config->heartbeat_ns < 1000000) return boot_config_error(error, "heartbeat_ns below 1 ms");
+  if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
+    return boot_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
+  if (config->block_bytes % 64 || config->block_bytes > (1u << 30))
+    return boot_config_error(error, "block_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
+    return boot_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->merge_max > 128) return boot_config_error(error, "merge_max is at most 128");
+  if (config->progress > MLFAB_PROGRESS_HAND)
+    return boot_config_error(error, "unknown progress mode");
+  if (config->transports & ~(uint32_t)(MLFAB_USE_TCP | MLFAB_USE_SHM))
+    return boot_config_error(error, "unknown transports");
+  return boot_check_world(config, error);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server) {
+  return node->config.dedicated ? node->config.workers + server : server;
+}
+
+/* How people call a node: "worker 3", "server 1". */
+static const char *boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
+  if (node->config.dedicated && id >= node->config.workers) {
+    snprintf(buffer, 32, "server %u", id - node->config.workers);
+  } else {
+    snprintf(buffer, 32, "worker %u", id);
+  }
+  return buffer;
+}
+
+MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, int is_server,
+                                      const char *text) {
+  if (node->phase >= MLFAB__BOOT_READY) return;
+  node->phase = MLFAB__BOOT_FAILED;
+  mlfab__error(&node->failure, code, rank, is_server, node->now_ns - node->opened_ns, "%s", text);
+}
+
+/* --- server 0: who is here --- */
+
+/* The list of servers and where to meet them, once for all WELCOMEs. */
+static int boot_make_welcome(mlfab_node *node) {
+  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
+  if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
+  if (!node->welcome) return MLFAB_ERR_MEMORY;
+  node->welcome_bytes = node->welcome_count = 0;
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    uint32_t id = mlfab__node_of_server(node, s);
+    const mlfab__peer *peer = &node->peers[id];
+    mlfab__member_info info;
+    memset(&info, 0, sizeof info);
+    info.node = id;
+    info.roles = MLFAB_ROLE_SERVER;
+    info.incarnation = peer->incarnation;
+    info.hand = peer->hand;
+    memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
+           MLFAB__ADDRESSES_MAX);
+    uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
+                                           room - node->welcome_bytes, &info);
+    if (n == 0) return MLFAB_ERR_LIMIT;
+    node->welcome_bytes += n;
+    node->welcome_count++;
+  }
+  return 0;
+}
+
+static void boot_list_missing(mlfab_node *node) {
+  size_t at = 0;
+  node->missing[0] = 0;
+  for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
+    char name[32];
+    if (node->peers[id].joined) continue;
+    int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
+                     boot_name(node, id, name));
+    at += (size_t)n;
+  }
+}
+
+/* Everybody is here. */
+static void boot_complete(mlfab_node *node) {
+  int code = boot_make_welcome(node);
+  if (code) {
+    mlfab__boot_fail(node, code, MLFAB_NO_RANK, 0, "server 0: no room for the list of servers");
+    return;
+  }
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
+    node->links[i].welcome = 1;
+    mlfab__node_ready_link(node, i);
+  }
+  node->phase = MLFAB__BOOT_GREETING;
+  for (uint32_t w = 0; w < node->config.workers; w++) node->worker_heard[w] = node->now_ns;
+  if (node->is_worker) {
+    for (uint32_t s = 0; s < node->config.servers; s++) {
+      const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+      memcpy(node->routes[s].addresses, peer->addresses ? peer->addresses : node->addresses,
+             MLFAB__ADDRESSES_MAX);
+      node->routes[s].hand = peer->hand;
+    }
+    mlfab__node_greet(node);
+  }
+  mlfab__boot_check(node);
+}
+
+/* Why a JOIN cannot be granted: 0, or a code and a text. */
+static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, uint32_t *id_p,
+                      char *text, size_t room) {
+  const mlfab_config *c = &node->config;
+  if (join->workers != c->workers || join->servers != c->servers ||
+      join->dedicated != c->dedicated) {
+    snprintf(text, room,
+             "the worlds disagree: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
+             (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
+             c->workers, c->servers, c->dedicated ? "dedicated" : "");
+    return MLFAB_ERR_WORLD;
+  }
+  int server_only = c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
+  if (join->rank < 0 || (uint32_t)join->rank >= (server_only ? c->servers : c->workers)) {
+    snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
+             c->workers, c->servers);
+    return MLFAB_ERR_RANK_RANGE;
+  }
+  *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  const mlfab__peer *peer = &node->peers[*id_p];
+  int here = *id_p == node->id || (peer->joined && peer->nonce != join->nonce &&
+                                   peer->link != MLFAB__NO_LINK && peer->link != link);
+  if (here) {
+    char name[32];
+    snprintf(text, room, "%s is another process that is here already",
+             boot_name(node, *id_p, name));
+    return MLFAB_ERR_RANK_TAKEN;
+  }
+  return 0;
+}
+
+static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__join join;
+  char text[160];
+  uint32_t id = 0;
+  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
+    return;
+  }
+  int code = node->is_coordinator ? boot_judge(node, link, &join, &id, text, sizeof text)
+                                  : MLFAB_ERR_REFUSED;
+  if (!node->is_coordinator)
+    snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
+  if (code) {
+    mlfab__node_refuse(node, link, code, join.rank, text);
+    return;
+  }
+  mlfab__peer *peer = &node->peers[id];
+  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
+  if (!peer->addresses) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
+    return;
+  }
+  int again = peer->joined && peer->nonce == join.nonce;
+  if (!peer->joined) node->joined++;
+  if (!again) peer->incarnation = ++node->incarnations;
+  peer->joined = 1;
+  peer->hand = join.hand != 0;
+  peer->nonce = join.nonce;
+  peer->link = link;
+  memcpy(peer->addresses, join.addresses, MLFAB__ADDRESSES_MAX);
+  node->links[link].kind = MLFAB__LINK_JOIN_IN;
+  node->links[link].peer = id;
+  if (node->phase != MLFAB__BOOT_JOINING) {
+    node->links[link].welcome = 1;
+    mlfab__node_ready_link(node, link);
+  } else if (node->joined == node->nodes) {
+    boot_complete(node);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link) {
+  mlfab__peer *peer = &node->peers[node->links[link].peer];
+  if (peer->link != link) return;
+  peer->link = MLFAB__NO_LINK;
+  if (node->phase != MLFAB__BOOT_JOINING) return;
+  /* It broke down while the others were awaited: it is not here any more. */
+  peer->joined = 0;
+  node->joined--;
+}
+
+/* --- a node that joins --- */
+
+MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node) {
+  node->phase = MLFAB__BOOT_JOINING;
+  if (!node->is_coordinator) {
+    node->join_connecting = 1;
+    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+    return;
+  }
+  mlfab__peer *self = &node->peers[node->id];
+  self->joined = 1;
+  self->incarnation = node->incarnation = ++node->incarnations;
+  self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  node->joined = 1;
+  if (node->joined == node->nodes) boot_complete(node);
+}
+
+MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link) {
+  mlfab__join join;
+  memset(&join, 0, sizeof join);
+  join.rank = node->config.rank;
+  join.roles = node->config.roles;
+  join.workers = node->config.workers;
+  join.servers = node->config.servers;
+  join.dedicated = node->config.dedicated;
+  join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  join.nonce = node->nonce;
+  memcpy(join.addresses, node->addresses, sizeof join.addresses);
+  node->links[link].kind = MLFAB__LINK_JOIN_OUT;
+  node->join_link = link;
+  node->join_connecting = 0;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
+  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
+}
+
+MLFAB__INTERNAL void mlfab__boot_down(mlfab_node *node, const char *why) {
+  node->join_link = MLFAB__NO_LINK;
+  node->join_connecting = 0;
+  node->join_retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+}
+
+static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__welcome welcome;
+  const uint8_t *at = frame->bulk;
+  uint32_t left = frame->bulk_bytes;
+  if (mlfab__decode_welcome(frame->meta, frame->meta_bytes, &welcome) || (left > 0 && !at)) {
+    mlfab__boot_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
+    return;
+  }
+  for (uint32_t i = 0; i < welcome.nodes; i++) {
+    mlfab__member_info info;
+    uint32_t n = mlfab__decode_member_info(at, left, &info);
+    uint32_t first = mlfab__node_of_server(node, 0);
+    if (n == 0 || info.node < first || info.node - first >= node->config.servers) {
+      mlfab__boot_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
+      return;
+    }
+    at += n;
+    left -= n;
+    if (!node->is_worker) continue;
+    memcpy(node->routes[info.node - first].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+    node->routes[info.node - first].hand = info.hand != 0;
+  }
+  node->incarnation = welcome.incarnation;
+  node->phase = MLFAB__BOOT_GREETING;
+  node->links[link].closing = 1;
+  node->join_link = MLFAB__NO_LINK;
+  mlfab__node_ready_link(node, link);
+  for (uint32_t w = 0; node->is_server && w < node->config.workers; w++)
+    node->worker_heard[w] = node->now_ns;
+  if (node->is_worker) mlfab__node_greet(node);
+  mlfab__boot_check(node);
+}
+
+MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
+                                       const mlfab__frame_in *frame) {
+  mlfab__refuse refuse;
+  mlfab__member member;
+  if (frame->type == MLFAB__JOIN) {
+    boot_join(node, link, frame);
+  } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOT_JOINING) {
+    boot_welcome(node, link, frame);
+  } else if (frame->type == MLFAB__REFUSE &&
+             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
+    char text[MLFAB__TEXT_MAX + 32];
+    snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    mlfab__boot_fail(node, refuse.code, refuse.rank, 0, text);
+  } else if (frame->type == MLFAB__MEMBER &&
+             !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
+    snprintf(node->missing, sizeof node->missing, "%.*s", (int)sizeof node->missing - 1,
+             member.addresses);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node) {
+  if (node->phase != MLFAB__BOOT_GREETING) return;
+  for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
+    if (!node->routes[s].greeted) return;
+  }
+  node->phase = MLFAB__BOOT_READY;
+}
+
+/* Tells those who have joined who is missing, so that their error can say it too. */
+static void boot_tell_missing(mlfab_node *node) {
+  mlfab__member member;
+  memset(&member, 0, sizeof member);
+  boot_list_missing(node);
+  memcpy(member.addresses, node->missing, sizeof node->missing);
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  uint32_t n = mlfab__encode_member(meta, &member);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_JOIN_IN && !node->links[i].closing)
+      mlfab__node_post(node, i, MLFAB__MEMBER, meta, n);
+  }
+}
+
+static void boot_timeout(mlfab_node *node) {
+  char text[280], waited[24];
+  mlfab__duration(waited, node->now_ns - node->opened_ns);
+  int32_t rank = 0;
+  int is_server = 1;
+  if (node->is_coordinator && node->phase == MLFAB__BOOT_JOINING) {
+    uint32_t id = 0;
+    boot_list_missing(node);
+    while (id + 1 < node->nodes && node->peers[id].joined) id++;
+    is_server = node->config.dedicated && id >= node->config.workers;
+    rank = (int32_t)(is_server ? id - node->config.workers : id);
+    snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+  } else if (node->phase == MLFAB__BOOT_GREETING) {
+    while ((uint32_t)rank + 1 < node->config.servers && node->routes[rank].greeted) rank++;
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)", waited,
+             (int)rank, node->routes[rank].addresses, node->routes[rank].why);
+  } else if (node->missing[0]) {
+    snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
+             node->missing);
+  } else {
+    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
+             waited, node->config.coordinator,
+             node->join_why[0] ? node->join_why : "no connection");
+  }
+  mlfab__boot_fail(node, MLFAB_ERR_TIMEOUT, rank, is_server, text);
+}
+
+MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
+  if (node->phase >= MLFAB__BOOT_READY) return;
+  if (node->now_ns - node->opened_ns >= node->config.timeout_ns) {
+    boot_timeout(node);
+    return;
+  }
+  if (node->phase != MLFAB__BOOT_JOINING) return;
+  if (node->is_coordinator) {
+    if (node->now_ns < node->missing_ns) return;
+    node->missing_ns = node->now_ns + node->config.heartbeat_ns;
+    boot_tell_missing(node);
+  } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
+             node->now_ns >= node->join_retry_ns) {
+    node->join_connecting = 1;
+    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  }
+}

@@ -1,0 +1,967 @@
+/* drive.c - a context: a node, its transports, a lock and perhaps a thread. Layer 6.
+ *
+ * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
+ * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing moves
+ * spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait meanwhile
+ * sleep on `changed`, which is signalled after every pump that moved something and when the sleeper
+ * comes back. The progress thread does the same when nobody waits; when somebody begins to, it is
+ * woken and steps aside (`parked`), and it is called back when the last waiter leaves work behind. */
+#include "node.h"
+
+#include "reduce.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/epoll.h>
+#endif
+
+enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24 };
+
+typedef struct drive_transport {
+  const mlfab_transport *table;
+  void *self;
+  uint32_t links; /* that are up */
+} drive_transport;
+
+/* A tensor's weights as they were, for trainers without gradients. */
+typedef struct drive_snapshot {
+  struct drive_snapshot *next;
+  uint32_t tensor;
+  int dtype;
+  uint64_t count, bytes;
+  uint8_t *before, *difference;
+} drive_snapshot;
+
+struct mlfab {
+  mlfab_node *node;
+  mlfab__env env;
+  mlfab_env hooks; /* complete: what transports are given */
+  drive_transport transports[DRIVE_TRANSPORTS];
+  uint32_t ntransports;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  pthread_t thread;
+  int has_thread, stop, parked;
+  int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
+  uint32_t waiters;
+  int simulated; /* time stands still while we run */
+  uint64_t spin_ns, timeout_ns, heartbeat_ns;
+  int fd; /* given out by mlfab_fd, or -1 */
+  int fd_own;
+  drive_snapshot *snapshots;
+};
+
+static uint64_t drive_monotonic(void *user) {
+  struct timespec t;
+  (void)user;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void drive_no_log(void *user, int level, const char *line) {
+  (void)user;
+  (void)level;
+  (void)line;
+}
+
+/* Writes beside the file and renames: a reader sees the old file or the new one. */
+static int drive_store(void *user, const char *path, const void *data, size_t bytes) {
+  (void)user;
+  char name[4096];
+  int n = snprintf(name, sizeof name, "%s.%ld.part", path, (long)getpid());
+  if (n < 0 || n >= (int)sizeof name) return MLFAB_ERR_IO;
+  FILE *file = fopen(name, "wb");
+  if (!file) return MLFAB_ERR_IO;
+  int failed = fwrite(data, 1, bytes, file) != bytes;
+  failed |= fflush(file) != 0 || fsync(fileno(file)) != 0;
+  failed |= fclose(file) != 0;
+  if (!failed && rename(name, path) == 0) return 0;
+  remove(name);
+  return MLFAB_ERR_IO;
+}
+
+static uint64_t drive_now(const mlfab *ctx) { return ctx->hooks.clock(ctx->hooks.user); }
+
+/* --- moving --- */
+
+static int drive_reach(mlfab *ctx, const char *list, uint64_t token) {
+  char address[256];
+  for (const char *at = list; *at;) {
+    size_t n = strcspn(at, " ");
+    if (n > 0 && n < sizeof address) {
+      memcpy(address, at, n);
+      address[n] = 0;
+      for (uint32_t t = 0; t < ctx->ntransports; t++) {
+        const drive_transport *transport = &ctx->transports[t];
+        if (transport->table->reach(transport->self, address))
+          return transport->table->connect(transport->self, address, token);
+      }
+    }
+    at += n + (at[n] == ' ');
+  }
+  return MLFAB_ERR_ADDRESS;
+}
+
+static int drive_action(mlfab *ctx, const mlfab_action *action) {
+  if (action->kind == MLFAB_ACTION_CONNECT) return drive_reach(ctx, action->address, action->token);
+  drive_transport *transport = &ctx->transports[action->link >> DRIVE_LINK_BITS];
+  uint32_t link = action->link & ((1u << DRIVE_LINK_BITS) - 1);
+  switch (action->kind) {
+    case MLFAB_ACTION_SEND:
+      return transport->table->send(transport->self, link, action->head, action->head_bytes,
+                                    action->bulk, action->bulk_bytes, action->token);
+    case MLFAB_ACTION_DETACH:
+      return transport->table->detach(transport->self, link, action->token);
+    case MLFAB_ACTION_DISCONNECT:
+      transport->table->disconnect(transport->self, link);
+      transport->links--;
+      return 0;
+    default:
+      return MLFAB_ERR_INTERNAL;
+  }
+}
+
+/* Carries out what the node wants. */
+static int drive_actions(mlfab *ctx, uint64_t now) {
+  mlfab_action action;
+  int moved = 0;
+  while (mlfab_node_next(ctx->node, now, &action)) {
+    mlfab_node_done(ctx->node, &action, drive_action(ctx, &action), now);
+    moved = 1;
+  }
+  for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
+    ctx->transports[t].table->flush(ctx->transports[t].self);
+  return moved;
+}
+
+/* Hands at most a batch of one transport's events to the node. */
+static int drive_events(mlfab *ctx, uint32_t t, uint64_t now) {
+  drive_transport *transport = &ctx->transports[t];
+  mlfab_io_event event;
+  int moved = 0;
+  while (moved < DRIVE_BATCH && transport->table->poll(transport->self, &event)) {
+    mlfab_io_event mapped = event;
+    if (event.link) mapped.link = event.link | (t << DRIVE_LINK_BITS);
+    if (event.kind == MLFAB_IO_UP) {
+      mapped.caps = transport->table->caps;
+      transport->links++;
+    }
+    if (event.kind == MLFAB_IO_DOWN && event.link) transport->links--;
+    mlfab_node_event(ctx->node, &mapped, now);
+    transport->table->release(transport->self, &event);
+    moved++;
+  }
+  return moved;
+}
+
+/* Moves what can be moved now. With the lock. */
+static int drive_pump(mlfab *ctx) {
+  uint64_t now = drive_now(ctx);
+  int moved = 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, now) > 0;
+  if (now >= mlfab_node_deadline(ctx->node)) {
+    mlfab_node_tick(ctx->node, now);
+    /* A commit in steps has more to do at once. */
+    moved |= mlfab_node_deadline(ctx->node) <= now;
+  }
+  moved |= drive_actions(ctx, now);
+  if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
+  return moved;
+}
+
+/* --- sleeping --- */
+
+/* The one transport that has links, if listening ones can wait for the next slice of time. */
+static drive_transport *drive_only(mlfab *ctx) {
+  drive_transport *only = NULL;
+  if (ctx->ntransports == 1) return &ctx->transports[0];
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (ctx->transports[t].links == 0) continue;
+    if (only) return NULL;
+    only = &ctx->transports[t];
+  }
+  return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
+}
+
+static void drive_sleep_many(mlfab *ctx, uint64_t timeout) {
+  struct pollfd fds[DRIVE_TRANSPORTS];
+  int pending = 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    drive_transport *transport = &ctx->transports[t];
+    fds[t].fd = transport->table->fd(transport->self);
+    fds[t].events = POLLIN;
+    fds[t].revents = 0;
+    pending |= transport->table->arm(transport->self, 1);
+  }
+  uint64_t ms = (timeout + 999999) / 1000000;
+  if (!pending) poll(fds, ctx->ntransports, ms > 1000 ? 1000 : (int)ms);
+  for (uint32_t t = 0; t < ctx->ntransports && ctx->fd < 0; t++) {
+    ctx->transports[t].table->arm(ctx->transports[t].self, 0);
+  }
+}
+
+/* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
+static void drive_sleep(mlfab *ctx, uint64_t until) {
+  uint64_t now = drive_now(ctx);
+  until = mlfab__min(until, mlfab_node_deadline(ctx->node));
+  if (until <= now && !ctx->simulated) return;
+  uint64_t timeout = until > now ? until - now : 0;
+  drive_transport *only = drive_only(ctx);
+  if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  ctx->sleeping = 1;
+  pthread_mutex_unlock(&ctx->lock);
+  if (ctx->ntransports == 0) {
+    struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
+    nanosleep(&t, NULL);
+  } else if (only) {
+    only->table->wait(only->self, timeout);
+  } else {
+    drive_sleep_many(ctx, timeout);
+  }
+  pthread_mutex_lock(&ctx->lock);
+  ctx->sleeping = 0;
+  if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
+}
+
+static void drive_wake(mlfab *ctx) {
+  for (uint32_t t = 0; t < ctx->ntransports; t++)
+    ctx->transports[t].table->wake(ctx->transports[t].self);
+}
+
+static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  uint64_t at = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ns;
+  t.tv_sec = (time_t)(at / 1000000000u);
+  t.tv_nsec = (long)(at % 1000000000u);
+  pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
+}
+
+/* What a waiter waits for: 1 when it is there. */
+typedef int (*drive_test)(mlfab *ctx, void *what);
+
+/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last answer. */
+static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *what) {
+  uint64_t idle_since = 0;
+  int holds;
+  ctx->waiters++;
+  while (!(holds = test(ctx, what))) {
+    if (drive_pump(ctx)) {
+      idle_since = 0;
+      continue;
+    }
+    uint64_t now = drive_now(ctx);
+    if (now >= deadline) break;
+    if (idle_since == 0) idle_since = now;
+    if (ctx->sleeping) {
+      /* Somebody else listens. The thread is asked to step aside. */
+      if (ctx->thread_sleeps) drive_wake(ctx);
+      drive_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
+    } else if (!ctx->simulated && now - idle_since < ctx->spin_ns && ctx->ntransports > 0) {
+      /* Others get in between two looks. */
+      if (ctx->waiters > 1) {
+        pthread_mutex_unlock(&ctx->lock);
+        pthread_mutex_lock(&ctx->lock);
+      }
+    } else {
+      drive_sleep(ctx, deadline);
+    }
+  }
+  ctx->waiters--;
+  if (ctx->waiters > 0) pthread_cond_broadcast(&ctx->changed);
+  return holds;
+}
+
+/* Is anything under way that the thread should see to? */
+static int drive_busy(const mlfab *ctx) {
+  const mlfab_node *node = ctx->node;
+  return node->is_server || node->requests.open > 0 ||
+         (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
+}
+
+static void *drive_thread(void *argument) {
+  mlfab *ctx = argument;
+  pthread_mutex_lock(&ctx->lock);
+  while (!ctx->stop) {
+    if (ctx->waiters > 0 || ctx->parked) {
+      /* Somebody drives, or has just done so and left nothing behind. */
+      drive_cond_wait(ctx, mlfab__min(ctx->heartbeat_ns / 4, 50000000));
+      if (ctx->waiters == 0) ctx->parked = 0;
+      continue;
+    }
+    if (drive_pump(ctx)) continue;
+    ctx->thread_sleeps = 1;
+    drive_sleep(ctx, MLFAB__NEVER);
+    ctx->thread_sleeps = 0;
+  }
+  pthread_mutex_unlock(&ctx->lock);
+  return NULL;
+}
+
+/* Every public call that touches the node is between these two. */
+static void drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
+
+static void drive_leave(mlfab *ctx) {
+  if (ctx->has_thread && ctx->waiters == 0) {
+    int busy = drive_busy(ctx);
+    if (busy && ctx->parked) {
+      ctx->parked = 0;
+      pthread_cond_broadcast(&ctx->changed);
+    }
+    if (!busy && !ctx->thread_sleeps) ctx->parked = 1;
+  }
+  if (ctx->fd >= 0) {
+    for (uint32_t t = 0; t < ctx->ntransports; t++) {
+      while (ctx->transports[t].table->arm(ctx->transports[t].self, 1) && drive_pump(ctx)) continue;
+    }
+  }
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+/* --- opening --- */
+
+/* Does the transport carry addresses of this kind? */
+static int drive_kind(const char *name, const char *address) {
+  size_t n = strlen(name);
+  int is_shm = !strncmp(address, "shm:", 4), is_sim = !strncmp(address, "sim:", 4);
+  if (!strncmp(address, name, n) && address[n] == ':') return 1;
+  return !strcmp(name, "tcp") && !is_shm && !is_sim;
+}
+
+static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transport *table,
+                          int publish, char *addresses, size_t room, mlfab_error *error) {
+  mlfab_transport_options options;
+  char address[256] = "";
+  int coordinator = c->rank == 0 && (c->dedicated ? c->roles == MLFAB_ROLE_SERVER : 1);
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.allow_insecure = c->allow_insecure;
+  options.listen = "";
+  if (c->listen[0] && drive_kind(table->name, c->listen)) options.listen = c->listen;
+  if (coordinator && drive_kind(table->name, c->coordinator)) options.listen = c->coordinator;
+  options.ifname = c->ifname;
+  options.job = c->job;
+  options.env = &ctx->hooks;
+  options.user = c->transport_user;
+  options.error = error;
+  drive_transport *transport = &ctx->transports[ctx->ntransports];
+  int code = table->open(&options, &transport->self, address);
+  if (code)
+    return error->code ? code
+                       : mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "transport %s: %s",
+                                      table->name, mlfab_error_text(code));
+  transport->table = table;
+  ctx->ntransports++;
+  size_t at = strlen(addresses);
+  if (publish) snprintf(addresses + at, room - at, "%s%s", at ? " " : "", address);
+  return 0;
+}
+
+static int drive_open_transports(mlfab *ctx, const mlfab_config *c, char *addresses, size_t room,
+                                 mlfab_error *error) {
+  uint32_t nodes = c->workers + (c->dedicated ? c->servers : 0);
+  if (c->transport) {
+    const mlfab_transport *t = c->transport;
+    if (t->abi != MLFAB_TRANSPORT_ABI || t->size < sizeof *t)
+      return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                          "the transport is of another ABI");
+    return drive_open_one(ctx, c, t, 1, addresses, room, error);
+  }
+  if (nodes == 1) return 0;
+  uint32_t bits = c->transports ? c->transports : MLFAB_USE_TCP | MLFAB_USE_SHM;
+  const mlfab_transport *tables[2] = {mlfab_transport_shm(), mlfab_transport_tcp()};
+  int code = 0, opened = 0;
+  for (int i = 0; i < 2 && !code; i++) {
+    int wanted = (bits & (i == 0 ? MLFAB_USE_SHM : MLFAB_USE_TCP)) != 0;
+    int meets = tables[i] && drive_kind(tables[i]->name, c->coordinator);
+    if (!tables[i] || (!wanted && !meets)) continue;
+    code = drive_open_one(ctx, c, tables[i], wanted, addresses, room, error);
+    opened |= meets;
+  }
+  if (!code && !opened)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "no transport for the coordinator address '%s'", c->coordinator);
+  return code;
+}
+
+static void drive_free(mlfab *ctx) {
+  mlfab__env env = ctx->env;
+  for (uint32_t t = 0; t < ctx->ntransports; t++)
+    ctx->transports[t].table->close(ctx->transports[t].self);
+  mlfab_node_close(&ctx->node);
+  while (ctx->snapshots) {
+    drive_snapshot *snapshot = ctx->snapshots;
+    ctx->snapshots = snapshot->next;
+    mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
+    mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
+    mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
+  }
+  if (ctx->fd_own) close(ctx->fd);
+  pthread_cond_destroy(&ctx->changed);
+  pthread_mutex_destroy(&ctx->lock);
+  mlfab__free(&env, ctx, sizeof *ctx);
+}
+
+static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
+  mlfab__env env;
+  int code = mlfab__env_init(&env, c->env);
+  if (code) {
+    mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "env: allocate and release go together");
+    return NULL;
+  }
+  mlfab *ctx = mlfab__alloc(&env, sizeof *ctx);
+  if (!ctx) {
+    mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the context");
+    return NULL;
+  }
+  ctx->env = env;
+  ctx->hooks = env.hooks;
+  if (!ctx->hooks.clock) ctx->hooks.clock = drive_monotonic;
+  if (!ctx->hooks.log) ctx->hooks.log = drive_no_log;
+  if (!ctx->hooks.store) ctx->hooks.store = drive_store;
+  ctx->fd = -1;
+  ctx->spin_ns = c->spin_ns;
+  ctx->timeout_ns = c->timeout_ns;
+  ctx->heartbeat_ns = c->heartbeat_ns;
+  ctx->simulated = c->transport && !strcmp(c->transport->name, "sim");
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+#if !defined(__APPLE__)
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+#endif
+  pthread_mutex_init(&ctx->lock, NULL);
+  pthread_cond_init(&ctx->changed, &attributes);
+  pthread_condattr_destroy(&attributes);
+  return ctx;
+}
+
+static int drive_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
+  int alone = ctx->ntransports == 0;
+  if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
+  if (pthread_create(&ctx->thread, NULL, drive_thread, ctx)) {
+    return mlfab__error(error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
+                        "the progress thread cannot be started");
+  }
+  ctx->has_thread = 1;
+  return 0;
+}
+
+MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error error;
+  mlfab_config c;
+  char addresses[MLFAB__ADDRESSES_MAX] = "";
+  memset(&error, 0, sizeof error);
+  error.rank = MLFAB_NO_RANK;
+  mlfab *ctx = NULL;
+  int code = ctx_p ? mlfab__config_complete(config, &c, &error)
+                   : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
+  if (!code) {
+    ctx = drive_new(&c, &error);
+    code = ctx ? 0 : error.code;
+  }
+  if (!code) code = drive_open_transports(ctx, &c, addresses, sizeof addresses, &error);
+  if (!code) {
+    c.env = &ctx->hooks;
+    code = mlfab_node_open(&c, addresses, drive_now(ctx), &ctx->node, &error);
+  }
+  if (!code) {
+    drive_actions(ctx, drive_now(ctx));
+    code = drive_start_thread(ctx, &c, &error);
+  }
+  if (error_p) *error_p = error;
+  if (!code) *ctx_p = ctx;
+  if (code && ctx) drive_free(ctx);
+  return code;
+}
+
+static int drive_test_ready(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab_node_ready(ctx->node, NULL) != 0;
+}
+
+MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab *ctx = NULL;
+  if (!ctx_p)
+    return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
+  int code = mlfab_open_start(config, &ctx, error_p);
+  if (code) return code;
+  drive_enter(ctx);
+  /* The node has its own deadline for joining, and then says why. */
+  drive_until(ctx, MLFAB__NEVER, drive_test_ready, NULL);
+  code = mlfab_node_ready(ctx->node, error_p);
+  drive_leave(ctx);
+  if (code == 1) {
+    *ctx_p = ctx;
+    return 0;
+  }
+  mlfab_abandon(&ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int ready = mlfab_node_ready(ctx->node, error_p);
+  drive_leave(ctx);
+  return ready;
+}
+
+/* --- closing --- */
+
+static int drive_test_served(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab__server_finished(&ctx->node->server);
+}
+
+static int drive_test_silent(mlfab *ctx, void *what) {
+  (void)what;
+  return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
+}
+
+static void drive_stop_thread(mlfab *ctx) {
+  if (!ctx->has_thread) return;
+  pthread_mutex_lock(&ctx->lock);
+  ctx->stop = 1;
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+  drive_wake(ctx);
+  pthread_join(ctx->thread, NULL);
+  ctx->has_thread = 0;
+}
+
+MLFAB_API int mlfab_close(mlfab **ctx_p) {
+  mlfab *ctx = ctx_p ? *ctx_p : NULL;
+  if (!ctx_p) return MLFAB_ERR_ARGUMENT;
+  if (!ctx) return MLFAB_ERR_CLOSED;
+  drive_enter(ctx);
+  mlfab_node *node = ctx->node;
+  uint64_t now = drive_now(ctx);
+  if (mlfab_node_ready(node, NULL) == 1) {
+    if (node->is_server && node->is_worker) {
+      /* The shard that lives here is needed until the others have left. */
+      mlfab__server_gone(&node->server, (uint32_t)node->config.rank, 1, now);
+      if (node->is_coordinator) mlfab__host_gone(&node->host, (uint32_t)node->config.rank);
+      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
+    }
+    now = drive_now(ctx);
+    mlfab_node_leave(node, now);
+    drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
+  }
+  drive_leave(ctx);
+  return mlfab_abandon(ctx_p);
+}
+
+MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
+  if (!ctx_p) return MLFAB_ERR_ARGUMENT;
+  if (!*ctx_p) return MLFAB_ERR_CLOSED;
+  drive_stop_thread(*ctx_p);
+  drive_free(*ctx_p);
+  *ctx_p = NULL;
+  return 0;
+}
+
+/* --- waiting for requests --- */
+
+typedef struct drive_wait {
+  mlfab_request request;
+} drive_wait;
+
+static int drive_test_request(mlfab *ctx, void *what) {
+  const drive_wait *wait = what;
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
+  return !request || request->done;
+}
+
+/* Waits and ends. With the lock. */
+static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_result *result_p) {
+  drive_wait wait = {id};
+  mlfab_result result;
+  int done = 0;
+  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
+  drive_until(ctx, deadline, drive_test_request, &wait);
+  int code = mlfab_node_test(ctx->node, id, &done, &result);
+  if (code) return code;
+  if (!done) return MLFAB_ERR_TIMEOUT;
+  if (result_p) *result_p = result;
+  return result.status;
+}
+
+#define DRIVE_CHECK(ctx) \
+  if (!(ctx)) return MLFAB_ERR_ARGUMENT
+
+/* A call that starts a request: carried out, and what it sets off sent, under the lock. */
+#define DRIVE_START(call)             \
+  drive_enter(ctx);                   \
+  uint64_t now = drive_now(ctx);      \
+  int code = (call);                  \
+  if (!code) drive_actions(ctx, now); \
+  drive_leave(ctx);                   \
+  return code
+
+/* The same, and waits for it. */
+#define DRIVE_BLOCK(call, result_p)                         \
+  mlfab_request request = 0;                                \
+  drive_enter(ctx);                                         \
+  uint64_t now = drive_now(ctx);                            \
+  int code = (call);                                        \
+  if (!code) code = drive_await(ctx, request, 0, result_p); \
+  drive_leave(ctx);                                         \
+  return code
+
+MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_tensor_add(ctx->node, id, dtype, count)));
+}
+
+MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
+                                const mlfab_buf *bufs, uint32_t n) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_model_start(ctx->node, options, bufs, n, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_push_options *options, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_push(ctx->node, bufs, n, options, now, &request), result_p);
+}
+
+MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_push_options *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_push(ctx->node, bufs, n, options, now, request_p));
+}
+
+MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_pull_options *options, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_pull(ctx->node, bufs, n, options, now, &request), result_p);
+}
+
+MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_pull_options *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_pull(ctx->node, bufs, n, options, now, request_p));
+}
+
+MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_barrier(ctx->node, timeout_ns, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_broadcast(ctx->node, root, data, bytes, timeout_ns, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_join(ctx->node, timeout_ns, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  if (!done_p) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped aside. */
+  if (!ctx->has_thread || ctx->parked) drive_pump(ctx);
+  int code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
+                         mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  drive_enter(ctx);
+  int code = drive_await(ctx, request, timeout_ns, result_p);
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_cancel(ctx->node, request, now));
+}
+
+MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_push_status(ctx->node, seq, status_p)));
+}
+
+static int drive_test_flushed(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab__worker_unfinished(&ctx->node->worker) == 0;
+}
+
+MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  if (!ctx->node->is_worker) return MLFAB_ERR_STATE;
+  drive_enter(ctx);
+  uint64_t start = drive_now(ctx);
+  uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
+  int code = 0;
+  if (!drive_until(ctx, deadline, drive_test_flushed, NULL)) {
+    char waited[24];
+    code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                        drive_now(ctx) - start,
+                        "flush: after %s %u updates are not decided by every server",
+                        mlfab__duration(waited, drive_now(ctx) - start),
+                        mlfab__worker_unfinished(&ctx->node->worker));
+  } else if (ctx->node->requests.abandoned_code) {
+    code = ctx->node->requests.abandoned_code;
+    ctx->node->requests.abandoned_code = 0;
+  }
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  drive_enter(ctx);
+  int moved = drive_pump(ctx);
+  if (!moved && timeout_ns > 0 && !ctx->sleeping) {
+    drive_sleep(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns));
+    moved = drive_pump(ctx);
+  }
+  drive_leave(ctx);
+  return moved;
+}
+
+MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
+  DRIVE_CHECK(ctx);
+  if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  *at_ns_p = mlfab_node_deadline(ctx->node);
+  drive_leave(ctx);
+  return 0;
+}
+
+MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  if (!ctx->node->is_server) return MLFAB_ERR_STATE;
+  drive_enter(ctx);
+  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
+  int served = drive_until(ctx, deadline, drive_test_served, NULL);
+  drive_leave(ctx);
+  return served ? 0 : MLFAB_ERR_TIMEOUT;
+}
+
+/* --- descriptors, numbers --- */
+
+MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
+  DRIVE_CHECK(ctx);
+  if (!fd_p) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = 0;
+  if (ctx->fd < 0 && ctx->ntransports == 1) {
+    ctx->fd = ctx->transports[0].table->fd(ctx->transports[0].self);
+    if (ctx->fd < 0) code = MLFAB_ERR_UNSUPPORTED;
+  } else if (ctx->fd < 0) {
+#if defined(__linux__)
+    ctx->fd = epoll_create1(EPOLL_CLOEXEC);
+    ctx->fd_own = ctx->fd >= 0;
+    if (ctx->fd < 0) code = MLFAB_ERR_IO;
+    for (uint32_t t = 0; t < ctx->ntransports && !code; t++) {
+      struct epoll_event event;
+      memset(&event, 0, sizeof event);
+      event.events = EPOLLIN;
+      int fd = ctx->transports[t].table->fd(ctx->transports[t].self);
+      if (epoll_ctl(ctx->fd, EPOLL_CTL_ADD, fd, &event)) code = MLFAB_ERR_IO;
+    }
+#else
+    code = MLFAB_ERR_UNSUPPORTED;
+#endif
+  }
+  if (!code) *fd_p = ctx->fd;
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
+                         uint32_t *servers_p) {
+  DRIVE_CHECK(ctx);
+  const mlfab_config *c = &ctx->node->config;
+  if (rank_p) *rank_p = ctx->node->is_worker ? c->rank : -1;
+  if (workers_p) *workers_p = c->workers;
+  if (servers_p) *servers_p = c->servers;
+  return 0;
+}
+
+MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
+  DRIVE_CHECK(ctx);
+  drive_enter(ctx);
+  int code = mlfab_node_last_error(ctx->node, error_p);
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
+  DRIVE_CHECK(ctx);
+  drive_enter(ctx);
+  int code = mlfab_node_stats(ctx->node, stats_p, size);
+  drive_leave(ctx);
+  return code;
+}
+
+/* --- snapshots --- */
+
+static drive_snapshot *drive_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
+  drive_snapshot *snapshot = ctx->snapshots;
+  while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
+    snapshot = snapshot->next;
+  return snapshot;
+}
+
+static int drive_snapshot_one(mlfab *ctx, const mlfab_buf *buf) {
+  drive_snapshot *snapshot = drive_find_snapshot(ctx, buf);
+  const mlfab__layout *layout = &ctx->node->worker.layout;
+  if (!snapshot) {
+    const mlfab__tensor *tensor =
+        buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
+    snapshot = mlfab__alloc(&ctx->env, sizeof *snapshot);
+    if (!snapshot) return MLFAB_ERR_MEMORY;
+    snapshot->tensor = buf->tensor;
+    snapshot->dtype = (int)(tensor ? tensor->dtype : layout->uniform_dtype);
+    snapshot->count = buf->count;
+    snapshot->bytes = buf->count * mlfab__dtype_bytes(snapshot->dtype);
+    snapshot->before = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
+    snapshot->difference = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
+    if (!snapshot->before || !snapshot->difference) {
+      mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
+      mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
+      mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
+      return MLFAB_ERR_MEMORY;
+    }
+    snapshot->next = ctx->snapshots;
+    ctx->snapshots = snapshot;
+  }
+  memcpy(snapshot->before, buf->data, snapshot->bytes);
+  return 0;
+}
+
+/* Are these whole tensors of a model that stands? */
+static int drive_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  mlfab__worker *worker = &ctx->node->worker;
+  mlfab__source *sources = NULL;
+  uint32_t nsources, room = 0;
+  mlfab_error *last = &ctx->node->requests.last;
+  if (!ctx->node->is_worker || !worker->stands)
+    return mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "snapshot: before the model exists");
+  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, last);
+  mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
+  return code;
+}
+
+MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  DRIVE_CHECK(ctx);
+  drive_enter(ctx);
+  int code = drive_check_bufs(ctx, bufs, n);
+  for (uint32_t i = 0; i < n && !code; i++) code = drive_snapshot_one(ctx, &bufs[i]);
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_push_options *options, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  mlfab_request request = 0;
+  drive_enter(ctx);
+  int code = drive_check_bufs(ctx, bufs, n);
+  for (uint32_t i = 0; i < n && !code; i++) {
+    if (!drive_find_snapshot(ctx, &bufs[i]))
+      code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                          "push_difference: no snapshot of tensor %u", bufs[i].tensor);
+  }
+  mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
+  if (!code && !list) code = MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < n && !code; i++) {
+    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
+                           snapshot->count);
+    list[i] = bufs[i];
+    list[i].data = snapshot->difference;
+  }
+  if (!code) code = mlfab_node_push(ctx->node, list, n, options, drive_now(ctx), &request);
+  if (!code) code = drive_await(ctx, request, 0, result_p);
+  for (uint32_t i = 0; i < n && !code; i++) {
+    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
+  }
+  mlfab__free(&ctx->env, list, n * sizeof *list);
+  drive_leave(ctx);
+  return code;
+}
+
+/* --- saving --- */
+
+/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its bytes. */
+static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t room) {
+  size_t at = 0, offset = 0;
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
+    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
+                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
+                     (unsigned long long)offset, (unsigned long long)(offset + t->bytes));
+    at += (size_t)n;
+    offset += t->bytes;
+  }
+  if (text) memcpy(text + at, "}", 2);
+  return at + 1;
+}
+
+MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
+  DRIVE_CHECK(ctx);
+  if (!path) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  const mlfab__layout *layout = &ctx->node->worker.layout;
+  mlfab_error *last = &ctx->node->requests.last;
+  int code = 0;
+  if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
+    code = mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "save: there is no model with bytes here");
+    drive_leave(ctx);
+    return code;
+  }
+  size_t header = drive_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
+  size_t bytes = 8 + padded + layout->bytes;
+  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
+  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
+  if (!file || !bufs)
+    code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "save: out of memory");
+  if (!code) {
+    uint64_t offset = 0;
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+    drive_save_header(layout, (char *)file + 8, padded + 1);
+    memset(file + 8 + header, ' ', padded - header);
+    for (uint32_t i = 0; i < layout->ntensors; i++) {
+      const mlfab__tensor *t = &layout->tensors[i];
+      bufs[i].tensor = t->id;
+      bufs[i].count = t->count;
+      bufs[i].data = file + 8 + padded + offset;
+      offset += t->bytes;
+    }
+    mlfab_request request = 0;
+    code = mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, drive_now(ctx), &request);
+    if (!code) code = drive_await(ctx, request, 0, NULL);
+  }
+  drive_leave(ctx);
+  if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
+    drive_enter(ctx);
+    code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0, "save: '%.200s' cannot be written",
+                        path);
+    drive_leave(ctx);
+  }
+  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
+  mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  return code;
+}

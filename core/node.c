@@ -1,0 +1,1233 @@
+/* node.c - a node: links, dispatch, actions, liveness. See node.h and mlfab.h section 11. */
+#include "node.h"
+
+#include <stdio.h>
+
+enum { NODE_QUEUE_MAX = 4 << 20 };
+
+/* --- links --- */
+
+static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
+  uint32_t index;
+  if (!mlfab__map_get(&node->by_id, id, &index)) return NULL;
+  *index_p = index;
+  return &node->links[index];
+}
+
+/* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
+static uint32_t node_new_link(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_FREE && !node->links[i].listed) return i;
+  }
+  uint32_t n = node->nlinks, more = n ? 2 * n : 8;
+  mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
+  uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
+  if (!links || !ready) {
+    mlfab__free(&node->env, links, more * sizeof *links);
+    mlfab__free(&node->env, ready, more * sizeof *ready);
+    return MLFAB__NO_LINK;
+  }
+  if (n) memcpy(links, node->links, n * sizeof *links);
+  for (uint32_t i = 0; i < node->ready_count; i++)
+    ready[i] = node->ready[(node->ready_begin + i) % n];
+  mlfab__free(&node->env, node->links, n * sizeof *links);
+  mlfab__free(&node->env, node->ready, n * sizeof *ready);
+  node->links = links;
+  node->ready = ready;
+  node->ready_begin = 0;
+  node->nlinks = more;
+  return n;
+}
+
+MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
+  link->listed = 1;
+  node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
+}
+
+static void node_act(mlfab_node *node, uint32_t kind, uint32_t link, uint64_t token) {
+  if (node->actions_count == node->actions_room) {
+    uint32_t more = node->actions_room ? 2 * node->actions_room : 32;
+    mlfab__queued_action *actions = mlfab__alloc_array(&node->env, more, sizeof *actions);
+    if (!actions) {
+      mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
+      return; /* a connect is tried again, a link is noticed by its silence */
+    }
+    for (uint32_t i = 0; i < node->actions_count; i++) {
+      actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
+    }
+    mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
+    node->actions = actions;
+    node->actions_begin = 0;
+    node->actions_room = more;
+  }
+  mlfab__queued_action *action =
+      &node->actions[(node->actions_begin + node->actions_count++) % node->actions_room];
+  action->kind = kind;
+  action->link = link;
+  action->token = token;
+}
+
+MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token) {
+  node_act(node, MLFAB_ACTION_CONNECT, 0, token);
+}
+
+static void node_doom(mlfab_node *node, uint32_t index) {
+  node->links[index].doomed = 1;
+  node->doomed = 1;
+}
+
+MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t type,
+                                      const void *meta, uint32_t bytes) {
+  if (index == MLFAB__NO_LINK) return;
+  mlfab__link *link = &node->links[index];
+  uint32_t padded = (bytes + 7) / 8 * 8 + 8;
+  if (link->kind == MLFAB__LINK_FREE || link->closing) return;
+  if (link->queue_room - link->queue_end < padded) {
+    uint32_t used = link->queue_end - link->queue_begin;
+    if (link->queue_begin > 0 && link->queue_room - used >= padded && link->queue_begin >= used) {
+      memcpy(link->queue, link->queue + link->queue_begin, used);
+    } else {
+      uint32_t room = link->queue_room ? link->queue_room : 1024;
+      while (room < used + padded) room *= 2;
+      uint8_t *queue = room <= NODE_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
+      if (!queue) {
+        /* A peer that does not read, or no memory: the link goes, and what matters is said again on the next. */
+        node_doom(node, index);
+        return;
+      }
+      if (used > 0) memcpy(queue, link->queue + link->queue_begin, used);
+      mlfab__free(&node->env, link->queue, link->queue_room);
+      link->queue = queue;
+      link->queue_room = room;
+    }
+    link->queue_begin = 0;
+    link->queue_end = used;
+  }
+  uint32_t head[2] = {bytes, type};
+  memcpy(link->queue + link->queue_end, head, 8);
+  if (bytes > 0) memcpy(link->queue + link->queue_end + 8, meta, bytes);
+  link->queue_end += padded;
+  mlfab__node_ready_link(node, index);
+}
+
+static void node_free_link(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  if (link->id) mlfab__map_remove(&node->by_id, link->id);
+  mlfab__free(&node->env, link->queue, link->queue_room);
+  uint8_t listed = link->listed;
+  memset(link, 0, sizeof *link);
+  link->listed = listed; /* the ring lets go of it when it comes round */
+}
+
+MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
+                                        const char *text) {
+  mlfab__refuse refuse;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&refuse, 0, sizeof refuse);
+  refuse.code = code;
+  refuse.rank = rank;
+  snprintf(refuse.text, sizeof refuse.text, "%s", text);
+  mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
+  node->links[index].closing = 1;
+  mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
+}
+
+MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
+                                      uint32_t incarnation, int code, const char *text) {
+  mlfab_event_info info = {kind, rank, (uint32_t)is_server, incarnation, code, text};
+  mlfab__log(&node->env, kind == MLFAB_EVENT_DEAD ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s %d: %s",
+             is_server ? "server" : "worker", (int)rank, text);
+  if (node->config.on_event) node->config.on_event(node->config.user, &info);
+}
+
+/* --- what the roles ask for --- */
+
+static uint32_t node_route(const mlfab_node *node, uint32_t server) {
+  return node->routes[server].link;
+}
+static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
+  return node->worker_links[rank];
+}
+
+static void node_port_drop(mlfab_node *node, uint32_t index, int code, const char *text) {
+  if (index == MLFAB__NO_LINK) return;
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  bye.code = code;
+  snprintf(bye.text, sizeof bye.text, "%s", text);
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
+  node->stats.frames_refused++;
+  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
+  node_doom(node, index);
+}
+
+/* One set of functions for each direction: the peer's number means another table. */
+#define NODE_PORT(side, table)                                                                \
+  static void node_##side##_post(void *self, uint32_t peer, uint8_t type, const void *meta,   \
+                                 uint32_t bytes) {                                            \
+    mlfab_node *node = self;                                                                  \
+    mlfab__node_post(node, table(node, peer), type, meta, bytes);                             \
+  }                                                                                           \
+  static void node_##side##_ready(void *self, uint32_t peer) {                                \
+    mlfab_node *node = self;                                                                  \
+    if (table(node, peer) != MLFAB__NO_LINK) mlfab__node_ready_link(node, table(node, peer)); \
+  }                                                                                           \
+  static void node_##side##_drop(void *self, uint32_t peer, int code, const char *text) {     \
+    mlfab_node *node = self;                                                                  \
+    node_port_drop(node, table(node, peer), code, text);                                      \
+  }                                                                                           \
+  static void node_##side##_detach(void *self, uint32_t peer, uint64_t token) {               \
+    mlfab_node *node = self;                                                                  \
+    uint32_t index = table(node, peer);                                                       \
+    if (index != MLFAB__NO_LINK && !node->links[index].self) {                                \
+      node_act(node, MLFAB_ACTION_DETACH, node->links[index].id, token);                      \
+    }                                                                                         \
+  }
+NODE_PORT(up, node_route)
+NODE_PORT(down, node_worker)
+#undef NODE_PORT
+
+static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
+                            uint32_t incarnation, int code, const char *text) {
+  mlfab__node_emit(self, kind, rank, is_server, incarnation, code, text);
+}
+
+/* --- open and close --- */
+
+static int node_init_roles(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  mlfab__port up = {node,         node_up_post,   node_up_ready,
+                    node_up_drop, node_up_detach, node_port_event};
+  mlfab__port down = {node,           node_down_post,   node_down_ready,
+                      node_down_drop, node_down_detach, node_port_event};
+  if (node->is_worker) {
+    node->routes = mlfab__alloc_array(&node->env, c->servers, sizeof *node->routes);
+    if (!node->routes) return MLFAB_ERR_MEMORY;
+    for (uint32_t s = 0; s < c->servers; s++) node->routes[s].link = MLFAB__NO_LINK;
+    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &node->stats,
+                           &node->requests))
+      return MLFAB_ERR_MEMORY;
+    mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
+  }
+  if (node->is_server) {
+    node->worker_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_links);
+    node->worker_heard = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_heard);
+    if (!node->worker_links || !node->worker_heard) return MLFAB_ERR_MEMORY;
+    for (uint32_t w = 0; w < c->workers; w++) node->worker_links[w] = MLFAB__NO_LINK;
+    if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
+      return MLFAB_ERR_MEMORY;
+  }
+  if (node->is_coordinator) {
+    node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
+    if (!node->peers) return MLFAB_ERR_MEMORY;
+    for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
+    if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+/* Who this node is in the fabric. */
+static void node_identify(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
+  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
+  node->nodes = c->workers + (c->dedicated ? c->servers : 0);
+  node->id = (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
+  node->is_coordinator = node->server_number == 0;
+  node->job = mlfab__hash(0, c->job, strlen(c->job));
+  node->epoch = 1;
+  node->join_link = node->self_server = node->self_worker = MLFAB__NO_LINK;
+}
+
+MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                              mlfab_node **node_p, mlfab_error *error) {
+  mlfab_config complete;
+  mlfab__env env;
+  if (error) memset(error, 0, sizeof *error);
+  if (!node_p)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "node_p is NULL");
+  int code = mlfab__config_complete(config, &complete, error);
+  if (!code) code = mlfab__env_init(&env, complete.env);
+  if (code) return code;
+  mlfab_node *node = mlfab__alloc(&env, sizeof *node);
+  if (!node)
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the node");
+  node->env = env;
+  node->config = complete;
+  node->config.env = NULL;
+  node_identify(node);
+  node->opened_ns = node->now_ns = now_ns;
+  node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
+  if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
+  snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
+  node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  if (!node->head || node_init_roles(node)) {
+    mlfab_node_close(&node);
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the node");
+  }
+  mlfab__boot_start(node);
+  *node_p = node;
+  return 0;
+}
+
+MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
+  mlfab_node *node = node_p ? *node_p : NULL;
+  if (!node) return;
+  mlfab__env env = node->env;
+  mlfab__worker_free(&node->worker);
+  mlfab__server_free(&node->server);
+  mlfab__host_free(&node->host);
+  for (uint32_t i = 0; i < node->nlinks; i++)
+    mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
+  for (uint32_t i = 0; node->peers && i < node->nodes; i++)
+    mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
+  mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
+  mlfab__free(&node->env, node->routes, node->config.servers * sizeof *node->routes);
+  mlfab__free(&node->env, node->worker_links, node->config.workers * sizeof *node->worker_links);
+  mlfab__free(&node->env, node->worker_heard, node->config.workers * sizeof *node->worker_heard);
+  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
+  mlfab__map_free(&node->env, &node->by_id);
+  mlfab__free(&node->env, node->links, node->nlinks * sizeof *node->links);
+  mlfab__free(&node->env, node->ready, node->nlinks * sizeof *node->ready);
+  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *node->actions);
+  mlfab__free(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  env.hooks = node->env.hooks;
+  mlfab__free(&env, node, sizeof *node);
+  *node_p = NULL;
+}
+
+/* --- workers and servers, up and down --- */
+
+static void node_member(mlfab_node *node, uint32_t worker, uint32_t kind) {
+  if (!node->is_coordinator) return;
+  mlfab__member member;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&member, 0, sizeof member);
+  member.node = worker;
+  member.incarnation = node->peers[worker].incarnation;
+  member.kind = kind;
+  uint32_t n = mlfab__encode_member(meta, &member);
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    uint32_t link = node->worker_links[w];
+    if (w != worker && link != MLFAB__NO_LINK && !node->links[link].self)
+      mlfab__node_post(node, link, MLFAB__MEMBER, meta, n);
+  }
+}
+
+/* A worker is gone for good, or until it calls again. */
+static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
+  const mlfab__server_peer *peer = &node->server.peers[worker];
+  if (peer->dead || peer->left) return;
+  char text[64], silent[24];
+  if (left) {
+    snprintf(text, sizeof text, "left");
+  } else {
+    node->stats.peers_died++;
+    snprintf(text, sizeof text, "dead, silent for %s",
+             mlfab__duration(silent, node->now_ns - node->worker_heard[worker]));
+  }
+  uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
+  mlfab__server_gone(&node->server, worker, left, node->now_ns);
+  if (node->is_coordinator) mlfab__host_gone(&node->host, worker);
+  mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
+                   left ? 0 : MLFAB_ERR_PEER_DEAD, text);
+  node_member(node, worker, kind);
+}
+
+static void node_server_dead(mlfab_node *node, uint32_t server, const char *why) {
+  mlfab__route *route = &node->routes[server];
+  char text[180];
+  if (route->dead) return;
+  route->dead = 1;
+  node->stats.peers_died++;
+  uint64_t silent = node->now_ns - route->heard_ns;
+  mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
+  if (server == 0) mlfab__guest_dead(&node->guest, silent, node->now_ns);
+  snprintf(text, sizeof text, "dead: %s", why);
+  mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
+  snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
+  mlfab__boot_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+}
+
+/* The link is gone: whoever used it hears of it. */
+static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__link link = node->links[index];
+  if (node->out != MLFAB__OUT_NONE && node->out != MLFAB__OUT_ACTION && node->out_link == index)
+    node->out = MLFAB__OUT_NONE;
+  if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__boot_lost(node, index);
+  node_free_link(node, index);
+  if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
+  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index) {
+    mlfab__route *route = &node->routes[link.peer];
+    route->link = MLFAB__NO_LINK;
+    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+    snprintf(route->why, sizeof route->why, "%s", why);
+    mlfab__worker_lost(&node->worker, link.peer, node->now_ns);
+    if (link.peer == 0) mlfab__guest_lost(&node->guest);
+  }
+  if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
+    node->worker_links[link.peer] = MLFAB__NO_LINK;
+    if (node->is_coordinator && node->peers[link.peer].link == index)
+      node->peers[link.peer].link = MLFAB__NO_LINK;
+    mlfab__server_lost(&node->server, link.peer, node->now_ns);
+  }
+}
+
+/* Closes a link of ours: nobody reports it down. */
+static void node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t id = node->links[index].id;
+  node_link_down(node, index, why);
+  if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* Gives up the links that a role, or a full queue, asked to. A last word still goes out. */
+static void node_settle(mlfab_node *node) {
+  while (node->doomed) {
+    node->doomed = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (!link->doomed || link->kind == MLFAB__LINK_FREE) continue;
+      link->doomed = 0;
+      if (link->self) continue;
+      node_hang_up(node, i, "given up");
+    }
+  }
+}
+
+/* --- greeting --- */
+
+static void node_hello_self(mlfab_node *node, uint32_t server) {
+  uint32_t up = node_new_link(node);
+  if (up != MLFAB__NO_LINK) node->links[up].kind = MLFAB__LINK_SERVER;
+  uint32_t down = up == MLFAB__NO_LINK ? up : node_new_link(node);
+  if (down == MLFAB__NO_LINK) {
+    mlfab__boot_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner link");
+    return;
+  }
+  uint32_t worker = (uint32_t)node->config.rank;
+  node->links[down].kind = MLFAB__LINK_WORKER;
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__link *link = &node->links[i ? down : up];
+    link->self = link->greeted = 1;
+    link->peer = i ? worker : server;
+    link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
+  }
+  node->self_server = up;
+  node->self_worker = down;
+  node->routes[server].link = up;
+  node->routes[server].greeted = 1;
+  node->worker_links[worker] = down;
+  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0};
+  mlfab__hello_ack ack;
+  if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
+  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, 1);
+  ack.was_dead = 0;
+  mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
+  if (server == 0) mlfab__guest_hello(&node->guest);
+}
+
+static void node_call(mlfab_node *node, uint32_t server) {
+  mlfab__route *route = &node->routes[server];
+  route->connecting = 1;
+  route->connect_ns = node->now_ns;
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + server);
+}
+
+MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    node->routes[s].heard_ns = node->now_ns;
+    if (s == node->server_number) {
+      node_hello_self(node, s);
+    } else {
+      node_call(node, s);
+    }
+  }
+}
+
+/* A worker says who it is on a new link to our server role. */
+static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__hello hello;
+  mlfab__hello_ack ack;
+  if (mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) || !node->is_server ||
+      hello.node >= node->config.workers) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO that does not fit this node");
+    return;
+  }
+  uint32_t worker = hello.node;
+  int fresh = hello.incarnation != node->server.peers[worker].incarnation;
+  int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
+               (node->is_coordinator && hello.incarnation != node->peers[worker].incarnation);
+  if (fenced) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
+                       "a newer process has this rank");
+    return;
+  }
+  uint32_t old = node->worker_links[worker];
+  if (old != MLFAB__NO_LINK && old != index) {
+    if (node->links[old].self) return;
+    node_hang_up(node, old, "replaced by a newer link");
+    node->stats.reconnects++;
+  }
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_WORKER;
+  link->peer = worker;
+  link->greeted = 1;
+  node->worker_links[worker] = index;
+  node->worker_heard[worker] = node->now_ns;
+  if (node->is_coordinator) node->peers[worker].link = index;
+  int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
+  if (code) {
+    mlfab__node_refuse(node, index, code, (int32_t)worker, "refused");
+    return;
+  }
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
+  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  if (fresh)
+    mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
+}
+
+/* --- frames --- */
+
+static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t server = node->links[index].peer;
+  mlfab__hello_ack ack;
+  mlfab__refuse refuse;
+  mlfab__bye bye;
+  mlfab__member member;
+  char text[MLFAB__TEXT_MAX + 64];
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      return;
+    case MLFAB__HELLO_ACK:
+      if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
+      node->links[index].greeted = 1;
+      node->routes[server].greeted = 1;
+      mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
+      if (server == 0 && ack.was_dead != 2) mlfab__guest_hello(&node->guest);
+      mlfab__boot_check(node);
+      return;
+    case MLFAB__REFUSE:
+      if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
+      snprintf(text, sizeof text, "refused: %s", refuse.text);
+      node_server_dead(node, server, text);
+      node_doom(node, index);
+      return;
+    case MLFAB__BYE:
+      if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
+      /* Closing for good ends the server for us; being given up for an error does not: we call again. */
+      if (bye.code == 0) node_server_dead(node, server, "it has closed");
+      snprintf(node->routes[server].why, sizeof node->routes[server].why, "%.127s", bye.text);
+      node_doom(node, index);
+      return;
+    case MLFAB__MEMBER:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      if (node->is_server) return; /* we see it ourselves */
+      mlfab__node_emit(
+          node, member.kind, (int32_t)member.node, 0, member.incarnation,
+          member.kind == MLFAB_EVENT_DEAD ? MLFAB_ERR_PEER_DEAD : 0,
+          member.kind == MLFAB_EVENT_DEAD ? "dead, says server 0" : "left or came, says server 0");
+      return;
+    default:
+      if (server == 0 && mlfab__guest_frame(&node->guest, frame, node->now_ns)) return;
+      mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
+      return;
+  }
+  node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame that does not parse");
+}
+
+static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t worker = node->links[index].peer;
+  node->worker_heard[worker] = node->now_ns;
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__BYE) {
+    node_worker_gone(node, worker, 1);
+    node_doom(node, index);
+    return;
+  }
+  if (node->is_coordinator && mlfab__host_frame(&node->host, worker, frame)) return;
+  mlfab__server_frame(&node->server, worker, frame, node->now_ns);
+  if (frame->type == MLFAB__DONE && node->is_coordinator) mlfab__host_done(&node->host, worker);
+}
+
+static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  link->heard_ns = node->now_ns;
+  link->suspect = 0;
+  switch (link->kind) {
+    case MLFAB__LINK_SERVER:
+      node->routes[link->peer].heard_ns = node->now_ns;
+      node_server_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_WORKER:
+      node_worker_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_NEW:
+      if (frame->type == MLFAB__HELLO) {
+        node_hello(node, index, frame);
+      } else if (frame->type == MLFAB__JOIN) {
+        mlfab__boot_frame(node, index, frame);
+      } else {
+        mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                           "neither JOIN nor HELLO came first");
+      }
+      break;
+    case MLFAB__LINK_JOIN_IN:
+    case MLFAB__LINK_JOIN_OUT:
+      if (frame->type != MLFAB__HEARTBEAT && frame->type != MLFAB__BYE)
+        mlfab__boot_frame(node, index, frame);
+      break;
+    default:
+      break;
+  }
+}
+
+/* A frame from outside: checked, then handed on. */
+static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
+  mlfab__link *link = &node->links[index];
+  uint32_t head_bytes = event->head_bytes, bulk_bytes = event->bulk_bytes;
+  int code = 0;
+  if (!(link->caps & MLFAB_CAP_CHECKED)) {
+    code = head_bytes < MLFAB_HEADER_BYTES
+               ? MLFAB_ERR_FRAME
+               : mlfab_frame_check(event->head, &head_bytes, &bulk_bytes);
+    if (!code && (head_bytes != event->head_bytes || bulk_bytes != event->bulk_bytes))
+      code = MLFAB_ERR_FRAME;
+    if (!code) code = mlfab_frame_verify(event->head, head_bytes, event->bulk, bulk_bytes);
+  }
+  if (code) {
+    node_port_drop(node, index, code, mlfab_error_text(code));
+    return;
+  }
+  mlfab__header header;
+  mlfab__wire_open(event->head, &header);
+  node->stats.frames_received++;
+  node->stats.bytes_received += (uint64_t)head_bytes + bulk_bytes;
+  node->stats.payload_received += bulk_bytes;
+  node->stats.trace_hash =
+      mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
+                 ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
+  if (header.job != node->job) {
+    node->stats.strangers_refused++;
+    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, "another job");
+    return;
+  }
+  mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
+                           (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
+  node_dispatch(node, index, &frame);
+}
+
+/* --- the inner link --- */
+
+static int node_yield(mlfab_node *node, uint32_t index);
+static void node_taken(mlfab_node *node);
+
+/* Carries what the worker role and the server role of this node have for each other. */
+static void node_run_self(mlfab_node *node) {
+  uint32_t pair[2] = {node->self_server, node->self_worker};
+  if (pair[0] == MLFAB__NO_LINK || node->out != MLFAB__OUT_NONE) return;
+  for (int moved = 1, budget = 256; moved && budget > 0;) {
+    moved = 0;
+    for (int i = 0; i < 2; i++) {
+      while (budget-- > 0 && node_yield(node, pair[i])) {
+        /* The sender's state moves first: what the receiver answers may depend on it. The frame's
+         * meta stays in node->head, which nothing overwrites before the next yield. */
+        mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
+                                 node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
+        uint64_t token = node->frame.token;
+        int role = node->out;
+        node_taken(node);
+        node_dispatch(node, pair[1 - i], &frame);
+        if (token != 0 && role == MLFAB__OUT_WORKER)
+          mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
+        if (token != 0 && role == MLFAB__OUT_SERVER)
+          mlfab__server_sent(&node->server, (uint32_t)node->config.rank, token);
+        moved = 1;
+      }
+    }
+  }
+}
+
+/* After everything that may have changed something. */
+static void node_epilogue(mlfab_node *node) {
+  node_settle(node);
+  node_run_self(node);
+}
+
+/* --- events --- */
+
+static void node_up(mlfab_node *node, const mlfab_io_event *event) {
+  uint32_t index = node_new_link(node);
+  if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
+    node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
+    if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, "out of memory");
+    if (event->token >= MLFAB__TOKEN_SERVER)
+      node->routes[event->token - MLFAB__TOKEN_SERVER].connecting = 0;
+    return;
+  }
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_NEW;
+  link->id = event->link;
+  link->caps = event->caps;
+  link->heard_ns = link->sent_ns = node->now_ns;
+  if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOT_JOINING) {
+    mlfab__boot_up(node, index);
+  } else if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
+             event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
+    uint32_t server = (uint32_t)(event->token - MLFAB__TOKEN_SERVER);
+    mlfab__route *route = &node->routes[server];
+    if (route->link != MLFAB__NO_LINK) node_hang_up(node, route->link, "replaced by a newer link");
+    route->connecting = 0;
+    route->link = index;
+    if (route->greeted) node->stats.reconnects++;
+    link = &node->links[index];
+    link->kind = MLFAB__LINK_SERVER;
+    link->peer = server;
+    mlfab__hello hello = {node->id, node->incarnation, node->config.roles,
+                          node->config.progress == MLFAB_PROGRESS_HAND};
+    uint8_t meta[32];
+    mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+  } else if (event->token != 0) {
+    node_hang_up(node, index, "no longer wanted");
+  }
+}
+
+static void node_down(mlfab_node *node, const mlfab_io_event *event) {
+  uint32_t index;
+  const char *why = event->text ? event->text : mlfab_error_text(event->code);
+  if (event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+      event->code == MLFAB_ERR_LIMIT || event->code == MLFAB_ERR_PROTOCOL_OLDER ||
+      event->code == MLFAB_ERR_PROTOCOL_NEWER) {
+    node->stats.frames_refused++;
+  }
+  if (event->link != 0) {
+    if (!node_link(node, event->link, &index)) return;
+    int joining = node->links[index].kind == MLFAB__LINK_JOIN_OUT;
+    node_link_down(node, index, why);
+    if (joining &&
+        (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
+      mlfab__boot_fail(node, event->code, 0, 1, why);
+    }
+    return;
+  }
+  if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, why);
+  if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
+      event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
+    mlfab__route *route = &node->routes[event->token - MLFAB__TOKEN_SERVER];
+    route->connecting = 0;
+    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+    snprintf(route->why, sizeof route->why, "%s", why);
+  }
+}
+
+MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
+  uint32_t index;
+  if (!node || !event) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  switch (event->kind) {
+    case MLFAB_IO_UP:
+      node_up(node, event);
+      break;
+    case MLFAB_IO_DOWN:
+      node_down(node, event);
+      break;
+    case MLFAB_IO_FRAME:
+      if (node_link(node, event->link, &index) && !node->links[index].closing)
+        node_frame(node, index, event);
+      break;
+    case MLFAB_IO_SENT:
+      if (!node_link(node, event->link, &index)) break;
+      if (node->links[index].kind == MLFAB__LINK_SERVER)
+        mlfab__worker_sent(&node->worker, node->links[index].peer, event->token, node->now_ns);
+      if (node->links[index].kind == MLFAB__LINK_WORKER)
+        mlfab__server_sent(&node->server, node->links[index].peer, event->token);
+      break;
+    case MLFAB_IO_WRITABLE:
+      if (!node_link(node, event->link, &index)) break;
+      node->links[index].blocked = 0;
+      mlfab__node_ready_link(node, index);
+      break;
+    case MLFAB_IO_REFUSED:
+      node->stats.strangers_refused++;
+      mlfab__log(&node->env, MLFAB_LOG_INFO, "a stranger was turned away: %s",
+                 event->text ? event->text : mlfab_error_text(event->code));
+      break;
+    default:
+      break;
+  }
+  node_epilogue(node);
+}
+
+/* --- actions --- */
+
+/* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. */
+static int node_yield(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  mlfab__frame_out *frame = &node->frame;
+  memset(frame, 0, sizeof *frame);
+  frame->meta = node->head + MLFAB_HEADER_BYTES;
+  node->out_link = index;
+  if (link->queue_begin < link->queue_end) {
+    uint32_t head[2];
+    memcpy(head, link->queue + link->queue_begin, 8);
+    frame->meta_bytes = head[0];
+    frame->type = (uint8_t)head[1];
+    memcpy(frame->meta, link->queue + link->queue_begin + 8, head[0]);
+    node->out = MLFAB__OUT_CONTROL;
+    return 1;
+  }
+  if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
+    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count};
+    frame->type = MLFAB__WELCOME;
+    frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
+    frame->bulk = node->welcome;
+    frame->bulk_bytes = node->welcome_bytes;
+    node->out = MLFAB__OUT_WELCOME;
+    return 1;
+  }
+  if (!link->greeted || link->closing) return 0;
+  if (link->kind == MLFAB__LINK_SERVER) {
+    if (link->peer == 0 && mlfab__guest_next(&node->guest, frame)) {
+      node->out = MLFAB__OUT_GUEST;
+      return 1;
+    }
+    if (mlfab__worker_next(&node->worker, link->peer, frame)) {
+      node->out = MLFAB__OUT_WORKER;
+      return 1;
+    }
+  }
+  if (link->kind == MLFAB__LINK_WORKER) {
+    if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
+      node->out = MLFAB__OUT_HOST;
+      return 1;
+    }
+    if (mlfab__server_next(&node->server, link->peer, frame, node->now_ns)) {
+      node->out = MLFAB__OUT_SERVER;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* The yielded frame was taken: the state of whoever yielded it moves on. */
+static void node_taken(mlfab_node *node) {
+  mlfab__link *link = &node->links[node->out_link];
+  const mlfab__frame_out *frame = &node->frame;
+  switch (node->out) {
+    case MLFAB__OUT_CONTROL:
+      link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
+      if (link->queue_begin == link->queue_end) link->queue_begin = link->queue_end = 0;
+      break;
+    case MLFAB__OUT_WELCOME:
+      link->welcome = 0;
+      break;
+    case MLFAB__OUT_WORKER:
+      mlfab__worker_taken(&node->worker, link->peer, frame);
+      break;
+    case MLFAB__OUT_GUEST:
+      mlfab__guest_taken(&node->guest, frame);
+      break;
+    case MLFAB__OUT_SERVER:
+      mlfab__server_taken(&node->server, link->peer, frame, node->now_ns);
+      break;
+    case MLFAB__OUT_HOST:
+      mlfab__host_taken(&node->host, link->peer, frame);
+      break;
+    default:
+      break;
+  }
+  node->out = MLFAB__OUT_NONE;
+}
+
+/* The action that is first in the queue. */
+static void node_next_action(mlfab_node *node, mlfab_action *action) {
+  const mlfab__queued_action *queued = &node->actions[node->actions_begin];
+  memset(action, 0, sizeof *action);
+  action->kind = queued->kind;
+  action->link = queued->link;
+  action->token = queued->token;
+  if (queued->kind == MLFAB_ACTION_CONNECT) {
+    action->address = queued->token == MLFAB__TOKEN_JOIN
+                          ? node->config.coordinator
+                          : node->routes[queued->token - MLFAB__TOKEN_SERVER].addresses;
+  }
+  node->out = MLFAB__OUT_ACTION;
+}
+
+static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *action) {
+  const mlfab__frame_out *frame = &node->frame;
+  mlfab__header header;
+  memset(&header, 0, sizeof header);
+  header.type = frame->type;
+  header.meta_bytes = frame->meta_bytes;
+  header.bulk_bytes = frame->bulk_bytes;
+  header.job = node->job;
+  header.epoch = node->epoch;
+  header.sender = node->id;
+  header.incarnation = node->incarnation;
+  if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
+    header.flags = MLFAB__WIRE_BULK_CRC;
+  mlfab__wire_seal(node->head, &header, frame->bulk);
+  memset(action, 0, sizeof *action);
+  action->kind = MLFAB_ACTION_SEND;
+  action->link = link->id;
+  action->head = node->head;
+  action->head_bytes = MLFAB_HEADER_BYTES + frame->meta_bytes;
+  action->bulk = frame->bulk;
+  action->bulk_bytes = frame->bulk_bytes;
+  action->token = frame->token;
+}
+
+MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p) {
+  if (!node || !action_p) return 0;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->out != MLFAB__OUT_NONE) {
+    *action_p = node->action;
+    return 1;
+  }
+  if (node->actions_count > 0) {
+    node_next_action(node, &node->action);
+    *action_p = node->action;
+    return 1;
+  }
+  while (node->ready_count > 0) {
+    uint32_t index = node->ready[node->ready_begin];
+    mlfab__link *link = &node->links[index];
+    if (link->kind != MLFAB__LINK_FREE && !link->self && !link->blocked &&
+        node_yield(node, index)) {
+      node_seal(node, link, &node->action);
+      *action_p = node->action;
+      return 1;
+    }
+    node->ready_begin = (node->ready_begin + 1) % node->nlinks;
+    node->ready_count--;
+    link->listed = 0;
+    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->blocked)
+      node_hang_up(node, index, "closed");
+    if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
+  }
+  return 0;
+}
+
+/* The first link of the ring goes to its end. */
+static void node_rotate(mlfab_node *node) {
+  uint32_t index = node->ready[node->ready_begin];
+  node->ready_begin = (node->ready_begin + 1) % node->nlinks;
+  node->ready[(node->ready_begin + node->ready_count - 1) % node->nlinks] = index;
+}
+
+static void node_done_action(mlfab_node *node, int status) {
+  mlfab__queued_action queued = node->actions[node->actions_begin];
+  node->actions_begin = (node->actions_begin + 1) % node->actions_room;
+  node->actions_count--;
+  node->out = MLFAB__OUT_NONE;
+  if (status == 0) return;
+  uint32_t index;
+  if (queued.kind == MLFAB_ACTION_CONNECT) {
+    mlfab_io_event event;
+    memset(&event, 0, sizeof event);
+    event.token = queued.token;
+    event.code = status;
+    node_down(node, &event);
+    if (queued.token == MLFAB__TOKEN_JOIN &&
+        (status == MLFAB_ERR_ADDRESS || status == MLFAB_ERR_INSECURE)) {
+      mlfab__boot_fail(node, status, 0, 1, mlfab_error_text(status));
+    }
+  } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
+    /* No memory to copy to: giving up the link gives the buffer back. */
+    node_hang_up(node, index, "out of memory");
+  }
+}
+
+MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
+                               uint64_t now_ns) {
+  if (!node || !action || node->out == MLFAB__OUT_NONE) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->out == MLFAB__OUT_ACTION) {
+    node_done_action(node, status);
+    node_epilogue(node);
+    return;
+  }
+  uint32_t index = node->out_link;
+  mlfab__link *link = &node->links[index];
+  if (status == 0) {
+    node->stats.frames_sent++;
+    node->stats.bytes_sent += (uint64_t)action->head_bytes + action->bulk_bytes;
+    node->stats.payload_sent += action->bulk_bytes;
+    node->stats.trace_hash =
+        mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
+                   ((uint64_t)action->bulk_bytes << 8));
+    link->sent_ns = node->now_ns;
+    node_taken(node);
+    node_rotate(node);
+  } else if (status == MLFAB_ERR_AGAIN) {
+    node->out = MLFAB__OUT_NONE;
+    link->blocked = 1;
+    link->listed = 0;
+    node->ready_begin = (node->ready_begin + 1) % node->nlinks;
+    node->ready_count--;
+  } else {
+    node->out = MLFAB__OUT_NONE;
+    node_hang_up(node, index, mlfab_error_text(status));
+  }
+  node_epilogue(node);
+}
+
+/* --- time --- */
+
+static void node_heartbeat(mlfab_node *node, uint32_t index) {
+  mlfab__heartbeat beat = {node->now_ns};
+  uint8_t meta[16];
+  node->links[index].sent_ns = node->now_ns;
+  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
+}
+
+static void node_scan_link(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  uint64_t beat = node->config.heartbeat_ns;
+  if (link->kind == MLFAB__LINK_FREE || link->self) return;
+  if (node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+    node_heartbeat(node, index);
+  uint64_t silent = node->now_ns - link->heard_ns;
+  if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
+    node_hang_up(node, index, "said nothing");
+  } else if (link->kind == MLFAB__LINK_WORKER && !node->server.peers[link->peer].hand) {
+    if (silent >= 3 * beat && !link->suspect) {
+      link->suspect = 1;
+      mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, 0,
+                       node->server.peers[link->peer].incarnation, 0, "suspect");
+    }
+    if (silent >= 5 * beat) node_hang_up(node, index, "silent");
+  } else if (link->kind == MLFAB__LINK_SERVER && !node->routes[link->peer].hand &&
+             silent >= 5 * beat) {
+    node_hang_up(node, index, "silent");
+  } else if (link->kind == MLFAB__LINK_JOIN_OUT && silent >= 5 * beat) {
+    node_hang_up(node, index, "silent");
+  } else if (link->closing && silent >= 5 * beat) {
+    node_hang_up(node, index, "closed");
+  }
+}
+
+/* Workers without a link, and servers: dead after five intervals; a first link may take longer. */
+static void node_scan_peers(mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  for (uint32_t w = 0; node->is_server && w < node->config.workers; w++) {
+    const mlfab__server_peer *peer = &node->server.peers[w];
+    uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
+    if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING) continue;
+    if (node->now_ns - node->worker_heard[w] >= limit) node_worker_gone(node, w, 0);
+  }
+  for (uint32_t s = 0;
+       node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
+    mlfab__route *route = &node->routes[s];
+    if (route->link != MLFAB__NO_LINK || route->dead) continue;
+    if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
+      node_server_dead(node, s, route->why[0] ? route->why : "silent");
+    } else if (!route->connecting && node->now_ns >= route->retry_ns) {
+      node_call(node, s);
+    } else if (route->connecting && node->now_ns - route->connect_ns >= 4 * beat) {
+      node_call(node, s);
+    }
+  }
+}
+
+static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
+  if (request->kind == MLFAB__REQUEST_BARRIER || request->kind == MLFAB__REQUEST_BROADCAST) {
+    mlfab__guest_withdraw(&node->guest, request, code, node->now_ns);
+  } else {
+    mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
+  }
+}
+
+static void node_scan_requests(mlfab_node *node) {
+  if (node->requests.open == 0) return;
+  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
+    mlfab__request *request = &node->requests.entries[i];
+    if (request->kind == MLFAB__REQUEST_FREE || request->done ||
+        node->now_ns < request->deadline_ns)
+      continue;
+    node_withdraw(node, request, MLFAB_ERR_TIMEOUT);
+  }
+}
+
+MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
+  if (!node) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
+  node_scan_requests(node);
+  if (node->now_ns >= node->scan_ns) {
+    node->scan_ns = node->now_ns + node->config.heartbeat_ns / 4;
+    mlfab__boot_tick(node);
+    for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
+    node_scan_peers(node);
+  }
+  node_epilogue(node);
+}
+
+MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
+  if (!node) return MLFAB__NEVER;
+  uint64_t deadline = mlfab__min(node->scan_ns, mlfab__request_deadline(&node->requests));
+  if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
+  return deadline;
+}
+
+MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (node->phase == MLFAB__BOOT_READY) return 1;
+  if (node->phase != MLFAB__BOOT_FAILED) return 0;
+  if (error_p) *error_p = node->failure;
+  return node->failure.code;
+}
+
+/* --- the calls --- */
+
+/* Keeps the error for mlfab_node_last_error and does what the call has set off. */
+static int node_return(mlfab_node *node, int code, const mlfab_error *error) {
+  if (code) node->requests.last = *error;
+  node_epilogue(node);
+  return code;
+}
+
+static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error *error) {
+  memset(error, 0, sizeof *error);
+  error->rank = MLFAB_NO_RANK;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (worker && !node->is_worker)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this node is not a worker");
+  if (node->phase == MLFAB__BOOT_FAILED) {
+    *error = node->failure;
+    return error->code;
+  }
+  if (node->phase != MLFAB__BOOT_READY)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "the fabric is not complete yet");
+  if (node->leaving)
+    return mlfab__error(error, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0, "the node is leaving");
+  return 0;
+}
+
+MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, uint64_t count) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  memset(&error, 0, sizeof error);
+  int code = node->is_worker ? mlfab__worker_tensor(&node->worker, id, dtype, count, &error)
+                             : mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                                            "this node is not a worker");
+  return node_return(node, code, &error);
+}
+
+#define NODE_CALL(call)                               \
+  mlfab_error error;                                  \
+  if (!node || !request_p) return MLFAB_ERR_ARGUMENT; \
+  int code = node_enter(node, now_ns, 1, &error);     \
+  if (!code) code = call;                             \
+  return node_return(node, code, &error)
+
+MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
+                                     const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
+                                     mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_model(&node->worker, options, bufs, n, node->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_push_options *options, uint64_t now_ns,
+                              mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__worker_push(&node->worker, bufs, n, options, node->now_ns, request_p, &error);
+  return node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_pull_options *options, uint64_t now_ns,
+                              mlfab_request *request_p) {
+  uint64_t timeout =
+      options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns) ? options->timeout_ns : 0;
+  NODE_CALL(mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
+                                 mlfab_request *request_p) {
+  NODE_CALL(mlfab__guest_barrier(&node->guest, timeout_ns, node->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, uint64_t bytes,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
+  NODE_CALL(mlfab__guest_broadcast(&node->guest, root, data, bytes, timeout_ns, node->now_ns,
+                                   request_p, &error));
+}
+
+MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
+                              mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, &error));
+}
+#undef NODE_CALL
+
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node->leaving = 1;
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  snprintf(bye.text, sizeof bye.text, "closing");
+  uint32_t n = mlfab__encode_bye(meta, &bye);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    mlfab__node_post(node, i, MLFAB__BYE, meta, n);
+    link->closing = 1;
+  }
+  node_epilogue(node);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
+                              mlfab_result *result_p) {
+  if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__request *request = mlfab__request_find(&node->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  *done_p = request->done;
+  if (!request->done) return 0;
+  if (result_p) *result_p = request->result;
+  mlfab__request_end(&node->requests, request);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  mlfab__request *request = mlfab__request_find(&node->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (!request->done) node_withdraw(node, request, MLFAB_ERR_CANCELLED);
+  node_epilogue(node);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
+  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
+  return mlfab__worker_status(&node->worker, seq, status_p);
+}
+
+MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p) {
+  if (!node || !error_p) return MLFAB_ERR_ARGUMENT;
+  *error_p = node->requests.last;
+  return 0;
+}
+
+MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size) {
+  if (!node || !stats_p) return MLFAB_ERR_ARGUMENT;
+  mlfab_stats stats = node->stats;
+  stats.allocations = node->env.allocations;
+  stats.memory_bytes = node->env.bytes;
+  memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
+  return 0;
+}

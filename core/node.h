@@ -1,0 +1,181 @@
+/* node.h - a node: its links, its roles, joining. Layer 5.
+ *
+ * A link is a transport's connection with a purpose:
+ *
+ *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER
+ *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
+ *    JOIN_OUT we join; closed when WELCOME is here
+ *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
+ *    WORKER   from a worker to our server role
+ *
+ * A node whose worker talks to its own server does so over a pair of links that no transport sees.
+ * Frames to go stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
+ * which are asked when the link has room. Roles are never called from inside themselves: what they ask
+ * of links (drop, detach) is done when they have returned.
+ *
+ * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead after 5.
+ * A broken link is not yet a death: the worker calls again until then. Hand-driven peers are missed only while
+ * their link is down. */
+#ifndef MLFAB__NODE_H
+#define MLFAB__NODE_H
+
+#include "map.h"
+#include "prng.h"
+#include "member.h"
+#include "server.h"
+#include "worker.h"
+
+#define MLFAB__NO_LINK 0xffffffffu
+
+enum mlfab__link_kind {
+  MLFAB__LINK_FREE,
+  MLFAB__LINK_NEW,
+  MLFAB__LINK_JOIN_IN,
+  MLFAB__LINK_JOIN_OUT,
+  MLFAB__LINK_SERVER,
+  MLFAB__LINK_WORKER
+};
+
+typedef struct mlfab__link {
+  uint8_t kind;
+  uint8_t self;    /* one of the pair inside this node */
+  uint8_t greeted; /* HELLO was answered */
+  uint8_t blocked; /* a send was refused: wait for WRITABLE */
+  uint8_t listed;  /* in the ready list */
+  uint8_t closing; /* close when the control queue is empty */
+  uint8_t doomed;  /* to be given up when the role has returned */
+  uint8_t welcome; /* a WELCOME is to be sent */
+  uint8_t suspect;
+  uint32_t id; /* the driver's number */
+  uint32_t caps;
+  uint32_t peer;  /* rank of a worker, number of a server, node that joins */
+  uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
+  uint32_t queue_begin, queue_end, queue_room;
+  uint64_t heard_ns, sent_ns;
+} mlfab__link;
+
+/* What this node knows of another, by node id. */
+typedef struct mlfab__peer {
+  uint8_t joined, left, dead, hand;
+  uint32_t link; /* index: JOIN_IN or WORKER at server 0 */
+  uint32_t incarnation;
+  uint64_t nonce;
+  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
+} mlfab__peer;
+
+/* Our worker role's way to a server. */
+typedef struct mlfab__route {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t connecting, dead, greeted;
+  uint64_t retry_ns, heard_ns, connect_ns;
+  uint8_t hand;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  char why[128]; /* the last failure */
+} mlfab__route;
+
+enum mlfab__boot_phase {
+  MLFAB__BOOT_JOINING,
+  MLFAB__BOOT_GREETING,
+  MLFAB__BOOT_READY,
+  MLFAB__BOOT_FAILED
+};
+
+typedef struct mlfab__queued_action {
+  uint32_t kind, link;
+  uint64_t token;
+} mlfab__queued_action;
+
+struct mlfab_node {
+  mlfab__env env;
+  mlfab_config config; /* complete: no member is at its default */
+  mlfab_stats stats;
+  mlfab__requests requests;
+  uint64_t job;
+  uint32_t id, nodes, incarnation, epoch;
+  uint32_t server_number; /* or MLFAB__NO_NODE */
+  int is_worker, is_server, is_coordinator;
+  mlfab__worker worker;
+  mlfab__guest guest;
+  mlfab__server server;
+  mlfab__host host;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  /* Joining. */
+  enum mlfab__boot_phase phase;
+  mlfab_error failure;
+  uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
+  uint32_t join_link;
+  int join_connecting;
+  uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
+  char join_why[160], missing[128];
+  uint8_t *welcome;
+  uint32_t welcome_bytes, welcome_count;
+  mlfab__peer *peers;     /* by node id; server 0 only */
+  mlfab__route *routes;   /* by server; worker role only */
+  uint32_t *worker_links; /* by rank; server role only */
+  uint64_t *worker_heard; /* by rank: also while there is no link */
+  /* Links. */
+  mlfab__link *links;
+  uint32_t nlinks;
+  mlfab__map by_id;
+  uint32_t *ready; /* ring of link indexes */
+  uint32_t ready_begin, ready_count;
+  mlfab__queued_action *actions;
+  uint32_t actions_begin, actions_count, actions_room;
+  uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
+  int doomed;                        /* a link is */
+  /* The action that was yielded last. */
+  enum {
+    MLFAB__OUT_NONE,
+    MLFAB__OUT_CONTROL,
+    MLFAB__OUT_WELCOME,
+    MLFAB__OUT_WORKER,
+    MLFAB__OUT_GUEST,
+    MLFAB__OUT_SERVER,
+    MLFAB__OUT_HOST,
+    MLFAB__OUT_ACTION
+  } out;
+  uint32_t out_link;
+  mlfab__frame_out frame;
+  mlfab_action action;
+  uint8_t *head; /* 64 + MLFAB_META_MAX */
+  uint64_t now_ns, scan_ns;
+  int leaving;
+};
+
+/* --- between node.c and boot.c --- */
+
+/* Defaults filled in, contradictions refused. */
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error);
+MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node);
+/* A connect with a joining token failed, a joining link is up, or down. */
+MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link);
+MLFAB__INTERNAL void mlfab__boot_down(mlfab_node *node, const char *why);
+MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node);
+/* A node that joins hung up or broke down before WELCOME. */
+MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link);
+/* Looks whether every server has greeted us: then the node is ready. */
+MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, int is_server,
+                                      const char *text);
+/* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
+MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
+
+#define MLFAB__TOKEN_JOIN 1u
+#define MLFAB__TOKEN_SERVER 2u /* + number of the server */
+
+MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
+                                      const void *meta, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
+MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
+/* Says why, then closes. */
+MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                                        const char *text);
+/* Opens the ways to all servers. */
+MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
+                                      uint32_t incarnation, int code, const char *text);
+
+#endif
