@@ -223,7 +223,7 @@ def parse():
     parser.add_argument("--build", default="build", help="where mlfab-run and examples/ are")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=float, default=5, help="of the first two runs")
-    parser.add_argument("--slow-epochs", type=float, default=3, help="of the other two")
+    parser.add_argument("--slow-epochs", type=float, default=4, help="of the other two")
     parser.add_argument("--factor", type=float, default=4, help="how much slower one worker is")
     parser.add_argument("--limit", type=float, default=120, help="seconds until a run is stopped")
     return parser.parse_args()
