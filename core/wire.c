@@ -49,7 +49,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
   return x;
 }
 
-/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. */
+/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could not
+ * be read is zero. */
 typedef struct wire_reader {
   const uint8_t *at, *end;
   int bad;
@@ -58,6 +59,7 @@ typedef struct wire_reader {
 static inline void wire_read_number(wire_reader *r, void *member, size_t bytes) {
   if (MLFAB__UNLIKELY((size_t)(r->end - r->at) < bytes)) {
     r->bad = 1;
+    memset(member, 0, bytes);
     return;
   }
   wire_number(member, r->at, bytes);
@@ -71,6 +73,7 @@ static void wire_read_text(wire_reader *r, char *text, size_t room) {
   if (r->bad || bytes >= room || (size_t)(r->end - r->at) < bytes ||
       memchr(r->at, 0, bytes) != NULL) {
     r->bad = 1;
+    memset(text, 0, room);
     return;
   }
   memcpy(text, r->at, bytes);
