@@ -20,7 +20,7 @@ from process import RUN, SCALE, expect, helper, main, shared_memory_names, start
 
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
-ROUNDS = max(3, round(200 * SCALE / 100))
+ROUNDS = max(10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
 
 

@@ -125,7 +125,7 @@ def test_a_host_that_does_not_resolve():
 
 
 def test_an_address_that_does_not_parse():
-    for address in ("tcp:127.0.0.1", "tcp:127.0.0.1:99999", "pigeon:coop", "tcp:", "127.0.0.1:1"):
+    for address in ("tcp:127.0.0.1", "tcp:127.0.0.1:99999", "pigeon:coop", "tcp:"):
         told, result = opened(probe(address, TIMEOUT_MS=5000))
         expect(told[0] in ("MLFAB_ERR_ADDRESS", "MLFAB_ERR_CONFIG"), address, result)
 
