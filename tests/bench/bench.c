@@ -253,6 +253,8 @@ static void job_fill(bench_job *job, int quick) {
     if (quick && job->bytes > 64 && job->bytes < 16 * MIB) messages /= 4;
     job->messages = messages ? messages : 1;
     job->window = sizes[i].window;
+    /* A worker may have eight pulls under way. */
+    if (job->what == BENCH_PULL && job->window > 8) job->window = 8;
   }
 }
 
