@@ -412,6 +412,12 @@ static inline void conform_streams_go(conform_end *end) {
   }
 }
 
+static inline void conform_streams_end(conform_end *end, const conform_link *link) {
+  for (int i = 0; i < CONFORM_LINKS; i++)
+    if (end->streams[i] && (!link || end->streams[i]->link == link))
+      conform_stream_end(end->streams[i]);
+}
+
 static inline int conform_stream_done(const conform_stream *stream) {
   return stream->next == stream->count && !conform_in_flight(stream);
 }
@@ -822,6 +828,9 @@ static inline void conform_check_wait(conform_world *world) {
   assert_true(conform_wait_seconds(&world->ends[1], 1000000) < 5);
   table->wake(world->ends[1].self); /* before the wait */
   assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
+  double slept = 0; /* a wake is over once it has ended a wait */
+  for (int i = 0; i < 20; i++) slept += conform_wait_seconds(&world->ends[1], 10000000);
+  assert_true(slept > 0.05);
   for (int i = 0; i < 3; i++) { /* during it */
     assert_int_equal(pthread_create(&thread, NULL, conform_waker, &world->ends[1]), 0);
     uint64_t begin = conform_now(NULL);
@@ -835,6 +844,33 @@ static inline void conform_check_wait(conform_world *world) {
     assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
     conform_pump_end(&world->ends[1]);
   }
+}
+
+static void *conform_sleeper(void *opaque) {
+  conform_end *end = opaque;
+  for (int i = 0; i < 300; i++) {
+    end->world->table->wait(end->self, 100000);
+    if (i % 3 == 0) end->world->table->wake(end->self);
+    if (end->world->table->fd) end->world->table->fd(end->self);
+  }
+  return NULL;
+}
+
+/* Other threads sleep and wake while this one works; what a race detector would see. */
+static inline void conform_check_threads(conform_world *world) {
+  conform_link *a, *b;
+  pthread_t threads[2];
+  uint64_t stream = CONFORM_STREAM(17, CONFORM_SMALL);
+  conform_end_open(world, 0);
+  conform_end_open(world, 1);
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, conform_sleeper, &world->ends[i]), 0);
+  conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
+  conform_stream *there = conform_go_on(&world->ends[0], a, stream, 1000);
+  conform_stream *back = conform_go_on(&world->ends[1], b, stream, 1000);
+  CONFORM_UNTIL(world, conform_stream_done(there) && conform_stream_done(back) && a->next == 1000 &&
+                           b->next == 1000);
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
 }
 
 static inline int conform_readable(int fd, int timeout_ms) {
@@ -891,6 +927,60 @@ static inline void conform_check_many(conform_world *world) {
   for (int i = 1; i <= MANY; i++) {
     CONFORM_UNTIL(world, world->ends[i].links[0].next == count);
     CONFORM_UNTIL(world, hub->links[i - 1].next == count);
+  }
+}
+
+/* A link that is always busy does not keep others from being heard. */
+static inline void conform_check_fair(conform_world *world) {
+  conform_link *a[3], *b[3];
+  uint64_t stream = CONFORM_STREAM(18, CONFORM_CHUNKS), few = CONFORM_STREAM(18, CONFORM_TINY);
+  conform_end *hub = &world->ends[3];
+  for (int i = 0; i < 4; i++) conform_end_open(world, i);
+  for (int i = 0; i < 3; i++)
+    conform_pair(&world->ends[i], hub, 1, i < 2 ? stream : few, &a[i], &b[i]);
+  conform_go_on(&world->ends[0], a[0], stream, 1000000);
+  conform_go_on(&world->ends[1], a[1], stream, 1000000);
+  CONFORM_UNTIL(world, b[0]->next > 20 && b[1]->next > 20);
+  conform_go_on(&world->ends[2], a[2], few, 20);
+  uint64_t before = b[0]->next + b[1]->next;
+  CONFORM_UNTIL(world, b[2]->next == 20);
+  assert_true(b[0]->next + b[1]->next < before + 2000);
+  CONFORM_UNTIL(world, b[0]->next > 40 && b[1]->next > 40);
+}
+
+/* Links made, left and killed at random while all of them are busy. */
+static inline void conform_check_storm(conform_world *world) {
+  uint64_t rounds = conform_count(1000, 20), r = 12345;
+  for (uint64_t round = 0; round < rounds; round++) {
+    for (int i = 0; i < 4; i++)
+      if (!world->ends[i].self) conform_end_open(world, i);
+    for (uint64_t k = 1; k <= 8; k++) {
+      conform_link *at_a, *at_b;
+      r = conform_mix(r);
+      conform_end *a = &world->ends[r % 4], *b = &world->ends[(r % 4 + 1 + r / 4 % 3) % 4];
+      if (!a->self || !b->self) continue;
+      uint64_t stream = CONFORM_STREAM(100 + k, CONFORM_MIXED);
+      conform_pair(a, b, k, stream, &at_a, &at_b);
+      conform_go_on(a, at_a, stream, 2 + r / 16 % 40);
+      conform_go_on(b, at_b, stream, 2 + r / 1024 % 40);
+      for (uint64_t n = r >> 20 & 15; n > 0; n--) conform_pump(world);
+      if (at_a->down || at_b->down) continue;
+      if ((r >> 30 & 3) == 0) {
+        world->table->disconnect(a->self, at_a->id);
+        conform_streams_end(a, at_a); /* all of it is the caller's again */
+      } else if ((r >> 30 & 7) == 1) {
+        conform_kill(world, (int)(b - world->ends));
+        conform_streams_end(b, NULL);
+      }
+    }
+    for (int i = 0; i < 4; i++)
+      for (int k = 0; world->ends[i].self && k < CONFORM_LINKS; k++)
+        CONFORM_UNTIL(world, !world->ends[i].streams[k] || world->ends[i].streams[k]->link->down ||
+                                 conform_stream_done(world->ends[i].streams[k]));
+    for (int i = 0; i < 4; i++) {
+      conform_end_close(&world->ends[i]);
+      conform_streams_end(&world->ends[i], NULL);
+    }
   }
 }
 
@@ -1062,6 +1152,9 @@ static const struct {
     {"frames are borrowed until release", conform_check_release, 0},
     {"wait ends at a wake and at an event", conform_check_wait, CONFORM_WAITS},
     {"the descriptor tells when there is something", conform_check_fd, CONFORM_WAITS},
+    {"other threads may wait and wake", conform_check_threads, CONFORM_WAITS},
+    {"a busy link starves no other", conform_check_fair, 0},
+    {"links made, left and killed at random", conform_check_storm, 0},
     {"fifty links at once", conform_check_many, 0},
     {"steady state allocates nothing", conform_check_allocations, 0},
     {"links come and go", conform_check_reconnect, 0},
@@ -1102,8 +1195,7 @@ static int conform_case_end(void **state) {
   for (int i = 0; i < CONFORM_ENDS; i++) {
     conform_end *end = &c->world->ends[i];
     conform_end_close(end);
-    for (int k = 0; k < CONFORM_LINKS; k++)
-      if (end->streams[k]) conform_stream_end(end->streams[k]);
+    conform_streams_end(end, NULL);
   }
   if (c->world->table && c->transport->finish) c->transport->finish(c->world);
   free(c->world);

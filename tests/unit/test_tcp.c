@@ -410,6 +410,35 @@ static void test_protocol(void **state) {
   end_close(&e);
 }
 
+/* What was accepted before disconnect is written later when the socket is full, from a copy. */
+static void test_linger(void **state) {
+  static uint8_t bulk[MLFAB_BULK_MAX];
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  mlfab__header header = {
+      .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
+  header.flags = MLFAB__WIRE_BULK_CRC;
+  end a, b;
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups);
+  assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
+  UNTIL(&a, &b, b.ups);
+  memset(bulk, 7, sizeof bulk);
+  mlfab__wire_seal(head, &header, bulk);
+  int sent = 1;
+  while (!tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, sizeof bulk, 5)) sent++;
+  tcp()->disconnect(a.self, a.link);
+  memset(bulk, 8, sizeof bulk);
+  UNTIL(&a, &b, b.downs);
+  assert_int_equal(b.frames, sent);
+  assert_int_equal(b.code, MLFAB_ERR_PEER_CLOSED);
+  end_close(&a);
+  end_close(&b);
+}
+
 /* --- memory ----------------------------------------------------------------------------------- */
 
 static void test_idle_links(void **state) {
@@ -470,12 +499,12 @@ static void test_out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_addresses),     cmocka_unit_test(test_listen),
-      cmocka_unit_test(test_names),         cmocka_unit_test(test_insecure),
-      cmocka_unit_test(test_interfaces),    cmocka_unit_test(test_in_use),
-      cmocka_unit_test(test_unix_path),     cmocka_unit_test(test_slow_strangers),
-      cmocka_unit_test(test_protocol),      cmocka_unit_test(test_idle_links),
-      cmocka_unit_test(test_out_of_memory),
+      cmocka_unit_test(test_addresses),  cmocka_unit_test(test_listen),
+      cmocka_unit_test(test_names),      cmocka_unit_test(test_insecure),
+      cmocka_unit_test(test_interfaces), cmocka_unit_test(test_in_use),
+      cmocka_unit_test(test_unix_path),  cmocka_unit_test(test_slow_strangers),
+      cmocka_unit_test(test_protocol),   cmocka_unit_test(test_linger),
+      cmocka_unit_test(test_idle_links), cmocka_unit_test(test_out_of_memory),
   };
   return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
 }
