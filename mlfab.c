@@ -882,9 +882,10 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 #define MLFAB__WIRE_PAIRS(X)                                                                     \
   X(join)                                                                                        \
   X(welcome)                                                                                     \
-  X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) \
-      X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) \
-          X(bcast) X(done)
+  X(refuse)                                                                                      \
+  X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant)  \
+      X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) \
+          X(done)
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
@@ -1935,7 +1936,9 @@ typedef struct mlfab__request {
 typedef struct mlfab__requests {
   mlfab__request entries[MLFAB__REQUESTS];
   uint64_t count;     /* handles given out */
+  uint64_t used;      /* bit i: entry i is in use */
   uint32_t open;      /* entries in use */
+  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
   mlfab_error last;   /* the last error, in full */
   int abandoned_code; /* first failure of a push that nobody waits for */
 } mlfab__requests;
@@ -1950,8 +1953,10 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
-/* The earliest deadline of an open request. */
-MLFAB__INTERNAL uint64_t mlfab__request_deadline(const mlfab__requests *table);
+/* Walks the entries in use: the first at `from` or behind it, or NULL. */
+MLFAB__INTERNAL mlfab__request *mlfab__request_next(mlfab__requests *table, uint32_t from);
+/* Sets `earliest` to the earliest deadline of a request that is not done. */
+MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table);
 
 
 /* ==============================================================================================
@@ -1961,14 +1966,22 @@ MLFAB__INTERNAL uint64_t mlfab__request_deadline(const mlfab__requests *table);
 
 #include <stdio.h>
 
+MLFAB__INTERNAL mlfab__request *mlfab__request_next(mlfab__requests *table, uint32_t from) {
+  for (uint64_t left = from < MLFAB__REQUESTS ? table->used >> from : 0; left != 0;
+       left >>= 1, from++) {
+    if (left & 1) return &table->entries[from];
+  }
+  return NULL;
+}
+
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns) {
   if (table->open == MLFAB__REQUESTS) return NULL;
-  /* The handle's low part is its place; places are tried from the last one on. */
-  uint64_t place = table->count % MLFAB__REQUESTS;
-  while (table->entries[place].kind != MLFAB__REQUEST_FREE) place = (place + 1) % MLFAB__REQUESTS;
+  uint64_t place = 0;
+  while ((table->used >> place) & 1) place++;
   mlfab__request *request = &table->entries[place];
   memset(request, 0, sizeof *request);
+  table->used |= (uint64_t)1 << place;
   table->open++;
   request->id = (++table->count * MLFAB__REQUESTS) + place;
   request->kind = (uint8_t)kind;
@@ -1976,6 +1989,9 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   request->started_ns = now_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
   request->result.rank = MLFAB_NO_RANK;
+  /* What is done does not push it back: a scan that finds nothing due corrects it. */
+  if (table->open == 1) table->earliest = MLFAB__NEVER;
+  table->earliest = mlfab__min(table->earliest, request->deadline_ns);
   return request;
 }
 
@@ -2006,18 +2022,16 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
   request->kind = MLFAB__REQUEST_FREE;
+  table->used &= ~((uint64_t)1 << (request - table->entries));
   table->open--;
 }
 
-MLFAB__INTERNAL uint64_t mlfab__request_deadline(const mlfab__requests *table) {
-  uint64_t deadline = MLFAB__NEVER;
-  if (table->open == 0) return deadline;
-  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
-    const mlfab__request *request = &table->entries[i];
-    if (request->kind == MLFAB__REQUEST_FREE || request->done) continue;
-    deadline = mlfab__min(deadline, request->deadline_ns);
+MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
+  table->earliest = MLFAB__NEVER;
+  for (mlfab__request *r = mlfab__request_next(table, 0); r;
+       r = mlfab__request_next(table, (uint32_t)(r - table->entries) + 1)) {
+    if (!r->done) table->earliest = mlfab__min(table->earliest, r->deadline_ns);
   }
-  return deadline;
 }
 
 /* ==============================================================================================
@@ -3891,8 +3905,9 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   uint32_t slot = (uint32_t)(update - worker->updates);
   uint32_t told = 0;
   push_record(worker, update, code);
-  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
-    mlfab__request *request = &worker->requests->entries[i];
+  mlfab__request *request = mlfab__request_next(worker->requests, 0);
+  for (; request; request = mlfab__request_next(worker->requests,
+                                                (uint32_t)(request->id % MLFAB__REQUESTS) + 1)) {
     if (request->kind != MLFAB__REQUEST_PUSH || request->slot != slot || request->done) continue;
     request->result.applied = applied;
     request->result.refused = refused;
@@ -8334,7 +8349,7 @@ static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
 }
 
 static void node_scan_requests(mlfab_node *node) {
-  if (node->requests.open == 0) return;
+  if (node->requests.open == 0 || node->now_ns < node->requests.earliest) return;
   for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
     mlfab__request *request = &node->requests.entries[i];
     if (request->kind == MLFAB__REQUEST_FREE || request->done ||
@@ -8342,6 +8357,7 @@ static void node_scan_requests(mlfab_node *node) {
       continue;
     node_withdraw(node, request, MLFAB_ERR_TIMEOUT);
   }
+  mlfab__request_schedule(&node->requests);
 }
 
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
@@ -8360,7 +8376,8 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
-  uint64_t deadline = mlfab__min(node->scan_ns, mlfab__request_deadline(&node->requests));
+  uint64_t deadline = node->scan_ns;
+  if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
   return deadline;
 }
@@ -8915,8 +8932,8 @@ static void boot_timeout(mlfab_node *node) {
     snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
     while ((uint32_t)rank + 1 < node->config.servers && node->routes[rank].greeted) rank++;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)", waited,
-             (int)rank, node->routes[rank].addresses, node->routes[rank].why);
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
+             waited, (int)rank, node->routes[rank].addresses, node->routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
@@ -9144,7 +9161,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 #include <sys/epoll.h>
 #endif
 
-enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24 };
+enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -9173,7 +9190,9 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated; /* time stands still while we run */
+  int simulated;       /* time stands still while we run */
+  uint32_t idle_looks; /* pumps in a row that found nothing */
+  uint64_t now_ns;     /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -9263,12 +9282,13 @@ static int drive_actions(mlfab *ctx, uint64_t now) {
   return moved;
 }
 
-/* Hands at most a batch of one transport's events to the node. */
-static int drive_events(mlfab *ctx, uint32_t t, uint64_t now) {
+/* Hands at most a batch of one transport's events to the node. The clock is read with the first. */
+static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   drive_transport *transport = &ctx->transports[t];
   mlfab_io_event event;
   int moved = 0;
   while (moved < DRIVE_BATCH && transport->table->poll(transport->self, &event)) {
+    if (*now_p == 0) *now_p = drive_now(ctx);
     mlfab_io_event mapped = event;
     if (event.link) mapped.link = event.link | (t << DRIVE_LINK_BITS);
     if (event.kind == MLFAB_IO_UP) {
@@ -9276,24 +9296,31 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t now) {
       transport->links++;
     }
     if (event.kind == MLFAB_IO_DOWN && event.link) transport->links--;
-    mlfab_node_event(ctx->node, &mapped, now);
+    mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
     moved++;
   }
   return moved;
 }
 
-/* Moves what can be moved now. With the lock. */
+/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
+ * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
-  uint64_t now = drive_now(ctx);
+  uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, now) > 0;
-  if (now >= mlfab_node_deadline(ctx->node)) {
-    mlfab_node_tick(ctx->node, now);
-    /* A commit in steps has more to do at once. */
-    moved |= mlfab_node_deadline(ctx->node) <= now;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
+  if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
+    now = drive_now(ctx);
+  if (now != 0) {
+    ctx->now_ns = now;
+    if (now >= mlfab_node_deadline(ctx->node)) {
+      mlfab_node_tick(ctx->node, now);
+      /* A commit in steps has more to do at once. */
+      moved |= mlfab_node_deadline(ctx->node) <= now;
+    }
   }
-  moved |= drive_actions(ctx, now);
+  moved |= drive_actions(ctx, ctx->now_ns);
+  if (moved) ctx->idle_looks = 0;
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
 }
@@ -9379,7 +9406,7 @@ static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *wha
       idle_since = 0;
       continue;
     }
-    uint64_t now = drive_now(ctx);
+    uint64_t now = ctx->simulated ? drive_now(ctx) : ctx->now_ns;
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
@@ -9706,8 +9733,10 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
   drive_wait wait = {id};
   mlfab_result result;
   int done = 0;
-  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
-  drive_until(ctx, deadline, drive_test_request, &wait);
+  uint64_t now = drive_now(ctx);
+  drive_actions(ctx, now);
+  drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER, drive_test_request,
+              &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
   if (!done) return MLFAB_ERR_TIMEOUT;
@@ -11620,6 +11649,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
   static const mlfab_transport table = {.size = sizeof table,
                                         .abi = MLFAB_TRANSPORT_ABI,
                                         .name = "tcp",
+                                        .caps = MLFAB_CAP_CHECKED,
                                         .open = tcp_open,
                                         .close = tcp_close,
                                         .reach = tcp_reach,
@@ -12861,7 +12891,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
   static const mlfab_transport table = {sizeof table,
                                         MLFAB_TRANSPORT_ABI,
                                         "shm",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL,
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED,
                                         0,
                                         shm_start,
                                         shm_stop,

@@ -680,7 +680,8 @@ enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
   MLFAB_CAP_GHOST = 2,    /* carries ghosts */
   MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
-  MLFAB_CAP_CHECKED = 8   /* hands out only frames that passed mlfab_frame_check and _verify */
+  MLFAB_CAP_CHECKED = 8   /* hands out only frames that passed mlfab_frame_check and, unless it is
+                             reliable, mlfab_frame_verify */
 };
 
 typedef struct mlfab_transport_options {

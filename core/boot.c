@@ -391,8 +391,8 @@ static void boot_timeout(mlfab_node *node) {
     snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
     while ((uint32_t)rank + 1 < node->config.servers && node->routes[rank].greeted) rank++;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)", waited,
-             (int)rank, node->routes[rank].addresses, node->routes[rank].why);
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
+             waited, (int)rank, node->routes[rank].addresses, node->routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);

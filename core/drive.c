@@ -21,7 +21,7 @@
 #include <sys/epoll.h>
 #endif
 
-enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24 };
+enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -50,7 +50,9 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated; /* time stands still while we run */
+  int simulated;       /* time stands still while we run */
+  uint32_t idle_looks; /* pumps in a row that found nothing */
+  uint64_t now_ns;     /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -140,12 +142,13 @@ static int drive_actions(mlfab *ctx, uint64_t now) {
   return moved;
 }
 
-/* Hands at most a batch of one transport's events to the node. */
-static int drive_events(mlfab *ctx, uint32_t t, uint64_t now) {
+/* Hands at most a batch of one transport's events to the node. The clock is read with the first. */
+static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   drive_transport *transport = &ctx->transports[t];
   mlfab_io_event event;
   int moved = 0;
   while (moved < DRIVE_BATCH && transport->table->poll(transport->self, &event)) {
+    if (*now_p == 0) *now_p = drive_now(ctx);
     mlfab_io_event mapped = event;
     if (event.link) mapped.link = event.link | (t << DRIVE_LINK_BITS);
     if (event.kind == MLFAB_IO_UP) {
@@ -153,24 +156,31 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t now) {
       transport->links++;
     }
     if (event.kind == MLFAB_IO_DOWN && event.link) transport->links--;
-    mlfab_node_event(ctx->node, &mapped, now);
+    mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
     moved++;
   }
   return moved;
 }
 
-/* Moves what can be moved now. With the lock. */
+/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
+ * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
-  uint64_t now = drive_now(ctx);
+  uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, now) > 0;
-  if (now >= mlfab_node_deadline(ctx->node)) {
-    mlfab_node_tick(ctx->node, now);
-    /* A commit in steps has more to do at once. */
-    moved |= mlfab_node_deadline(ctx->node) <= now;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
+  if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
+    now = drive_now(ctx);
+  if (now != 0) {
+    ctx->now_ns = now;
+    if (now >= mlfab_node_deadline(ctx->node)) {
+      mlfab_node_tick(ctx->node, now);
+      /* A commit in steps has more to do at once. */
+      moved |= mlfab_node_deadline(ctx->node) <= now;
+    }
   }
-  moved |= drive_actions(ctx, now);
+  moved |= drive_actions(ctx, ctx->now_ns);
+  if (moved) ctx->idle_looks = 0;
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
 }
@@ -256,7 +266,7 @@ static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *wha
       idle_since = 0;
       continue;
     }
-    uint64_t now = drive_now(ctx);
+    uint64_t now = ctx->simulated ? drive_now(ctx) : ctx->now_ns;
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
@@ -583,8 +593,10 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
   drive_wait wait = {id};
   mlfab_result result;
   int done = 0;
-  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
-  drive_until(ctx, deadline, drive_test_request, &wait);
+  uint64_t now = drive_now(ctx);
+  drive_actions(ctx, now);
+  drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER, drive_test_request,
+              &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
   if (!done) return MLFAB_ERR_TIMEOUT;

@@ -1046,7 +1046,7 @@ static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
 }
 
 static void node_scan_requests(mlfab_node *node) {
-  if (node->requests.open == 0) return;
+  if (node->requests.open == 0 || node->now_ns < node->requests.earliest) return;
   for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
     mlfab__request *request = &node->requests.entries[i];
     if (request->kind == MLFAB__REQUEST_FREE || request->done ||
@@ -1054,6 +1054,7 @@ static void node_scan_requests(mlfab_node *node) {
       continue;
     node_withdraw(node, request, MLFAB_ERR_TIMEOUT);
   }
+  mlfab__request_schedule(&node->requests);
 }
 
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
@@ -1072,7 +1073,8 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
-  uint64_t deadline = mlfab__min(node->scan_ns, mlfab__request_deadline(&node->requests));
+  uint64_t deadline = node->scan_ns;
+  if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
   return deadline;
 }

@@ -97,8 +97,9 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   uint32_t slot = (uint32_t)(update - worker->updates);
   uint32_t told = 0;
   push_record(worker, update, code);
-  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
-    mlfab__request *request = &worker->requests->entries[i];
+  mlfab__request *request = mlfab__request_next(worker->requests, 0);
+  for (; request; request = mlfab__request_next(worker->requests,
+                                                (uint32_t)(request->id % MLFAB__REQUESTS) + 1)) {
     if (request->kind != MLFAB__REQUEST_PUSH || request->slot != slot || request->done) continue;
     request->result.applied = applied;
     request->result.refused = refused;

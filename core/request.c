@@ -3,14 +3,22 @@
 
 #include <stdio.h>
 
+MLFAB__INTERNAL mlfab__request *mlfab__request_next(mlfab__requests *table, uint32_t from) {
+  for (uint64_t left = from < MLFAB__REQUESTS ? table->used >> from : 0; left != 0;
+       left >>= 1, from++) {
+    if (left & 1) return &table->entries[from];
+  }
+  return NULL;
+}
+
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns) {
   if (table->open == MLFAB__REQUESTS) return NULL;
-  /* The handle's low part is its place; places are tried from the last one on. */
-  uint64_t place = table->count % MLFAB__REQUESTS;
-  while (table->entries[place].kind != MLFAB__REQUEST_FREE) place = (place + 1) % MLFAB__REQUESTS;
+  uint64_t place = 0;
+  while ((table->used >> place) & 1) place++;
   mlfab__request *request = &table->entries[place];
   memset(request, 0, sizeof *request);
+  table->used |= (uint64_t)1 << place;
   table->open++;
   request->id = (++table->count * MLFAB__REQUESTS) + place;
   request->kind = (uint8_t)kind;
@@ -18,6 +26,9 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   request->started_ns = now_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
   request->result.rank = MLFAB_NO_RANK;
+  /* What is done does not push it back: a scan that finds nothing due corrects it. */
+  if (table->open == 1) table->earliest = MLFAB__NEVER;
+  table->earliest = mlfab__min(table->earliest, request->deadline_ns);
   return request;
 }
 
@@ -48,16 +59,14 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
   request->kind = MLFAB__REQUEST_FREE;
+  table->used &= ~((uint64_t)1 << (request - table->entries));
   table->open--;
 }
 
-MLFAB__INTERNAL uint64_t mlfab__request_deadline(const mlfab__requests *table) {
-  uint64_t deadline = MLFAB__NEVER;
-  if (table->open == 0) return deadline;
-  for (uint32_t i = 0; i < MLFAB__REQUESTS; i++) {
-    const mlfab__request *request = &table->entries[i];
-    if (request->kind == MLFAB__REQUEST_FREE || request->done) continue;
-    deadline = mlfab__min(deadline, request->deadline_ns);
+MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
+  table->earliest = MLFAB__NEVER;
+  for (mlfab__request *r = mlfab__request_next(table, 0); r;
+       r = mlfab__request_next(table, (uint32_t)(r - table->entries) + 1)) {
+    if (!r->done) table->earliest = mlfab__min(table->earliest, r->deadline_ns);
   }
-  return deadline;
 }

@@ -31,7 +31,9 @@ typedef struct mlfab__request {
 typedef struct mlfab__requests {
   mlfab__request entries[MLFAB__REQUESTS];
   uint64_t count;     /* handles given out */
+  uint64_t used;      /* bit i: entry i is in use */
   uint32_t open;      /* entries in use */
+  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
   mlfab_error last;   /* the last error, in full */
   int abandoned_code; /* first failure of a push that nobody waits for */
 } mlfab__requests;
@@ -46,7 +48,9 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
-/* The earliest deadline of an open request. */
-MLFAB__INTERNAL uint64_t mlfab__request_deadline(const mlfab__requests *table);
+/* Walks the entries in use: the first at `from` or behind it, or NULL. */
+MLFAB__INTERNAL mlfab__request *mlfab__request_next(mlfab__requests *table, uint32_t from);
+/* Sets `earliest` to the earliest deadline of a request that is not done. */
+MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table);
 
 #endif

@@ -1209,7 +1209,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
   static const mlfab_transport table = {sizeof table,
                                         MLFAB_TRANSPORT_ABI,
                                         "shm",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL,
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED,
                                         0,
                                         shm_start,
                                         shm_stop,

@@ -1528,6 +1528,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
   static const mlfab_transport table = {.size = sizeof table,
                                         .abi = MLFAB_TRANSPORT_ABI,
                                         .name = "tcp",
+                                        .caps = MLFAB_CAP_CHECKED,
                                         .open = tcp_open,
                                         .close = tcp_close,
                                         .reach = tcp_reach,
