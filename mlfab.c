@@ -14164,7 +14164,7 @@ static void sim_fault_tick(mlfab_sim *sim) {
       sim_put(sim, &host->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
     }
   }
-  if (!sim->fault_stands) {
+  if (sim->faults && !sim->fault_stands) {
     sim->fault_stands = 1;
     sim_put(sim, &sim->fault,
             sim->now + 1 + mlfab__prng_below(&sim->prng, 2 * SIM_SECOND / SIM_FAULT_TICKS));
@@ -14456,6 +14456,28 @@ MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uin
   return 0;
 }
 
+MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options) {
+  mlfab_sim_options o = {0};
+  if (!sim) return MLFAB_ERR_ARGUMENT;
+  if (options) memcpy(&o, options, mlfab__min(options->size, sizeof o));
+  o.hosts = sim->options.hosts;
+  o.latency_jitter = sim->options.latency_jitter;
+  int status = sim_options_check(&o);
+  if (status) return status;
+  sim_options_defaults(&o);
+  sim->options.loss = o.loss;
+  sim->options.duplicate = o.duplicate;
+  sim->options.reorder = o.reorder;
+  sim->options.partition = o.partition;
+  sim->options.crash = o.crash;
+  sim->options.pause = o.pause;
+  sim->options.slow = o.slow;
+  sim->options.partition_ns = o.partition_ns;
+  sim->options.pause_ns = o.pause_ns;
+  sim->faults = o.partition > 0 || o.crash > 0 || o.pause > 0 || o.slow > 0;
+  return 0;
+}
+
 MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut) {
   if (!mlfab_sim_host(sim, a) || !mlfab_sim_host(sim, b) || a == b) return MLFAB_ERR_ARGUMENT;
   if (!cut && !sim->cuts) return 0;
@@ -14534,6 +14556,9 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
 }
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
   return (void)sim, (void)host, (void)in, (void)out, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options) {
+  return (void)sim, (void)options, MLFAB_ERR_UNSUPPORTED;
 }
 MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut) {
   return (void)sim, (void)a, (void)b, (void)cut, MLFAB_ERR_UNSUPPORTED;

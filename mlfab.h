@@ -802,6 +802,9 @@ MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns);
 MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user), void *user);
 /* A host's in and out capacity from now on, bytes a second; 0: nothing passes. */
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out);
+/* The fault menu from now on: loss to slow, partition_ns and pause_ns of options; nothing else of them
+ * is looked at. NULL: no faults any more; what stands ends at its time. */
+MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options);
 MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut);
 MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns);
 /* Everything of this host is gone at once: links break, its context is abandoned and *ctx NULL. */
