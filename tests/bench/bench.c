@@ -299,7 +299,7 @@ static void messages(settings *s, int transport) {
   outcome o;
   c.job = (bench_job){.what = BENCH_STREAM, .transport = transport, .bytes = 4096, .workers = 1};
   job_fill(&c.job, s->quick);
-  c.job.messages *= 8;
+  c.job.messages *= 16;
   if (!wanted(s, c.what, &c.job)) return;
   cell_run(s, &c, &o);
   report(s, &c, &o, c.what, PER_SECOND, "1/s", "add", o.add * 1e9 / 4096);

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -61,29 +62,44 @@ static uint64_t allocations(mlfab *fabric) {
   return stats.allocations;
 }
 
-/* The server's own thread drives it; this one only tells its allocations when asked. A hand-driven
- * server spins while a trial is on, and dozes between trials so that others can be measured. */
-static void ours_server(bench_team *team) {
-  mlfab *fabric = fabric_open(team, 0, 1);
-  int told = 0;
-  for (uint32_t answered = 0; !atomic_load(&team->quit);) {
-    uint32_t asked = atomic_load(&team->asked);
-    if (asked != answered) {
-      team->allocations[WORKERS_MAX] = allocations(fabric);
-      atomic_store(&team->answered, answered = asked);
-      bench_futex_wake(&team->answered);
-    } else if (!team->job.spin) {
-      if (!told++) bench_ready(team);
-      bench_futex_wait(&team->asked, asked, 0);
-    } else {
-      if (!told++) bench_ready(team);
-      int status = mlfab_progress(fabric, 0);
-      if (status < 0 && status != MLFAB_ERR_AGAIN) fail_with_last(team, fabric, "server");
-      if (status == 0 && !atomic_load_explicit(&team->active, memory_order_relaxed)) usleep(1000);
+/* Tells the allocations of a server whenever the benchmark asks. */
+typedef struct teller {
+  bench_team *team;
+  mlfab *fabric;
+} teller;
+
+static void *tell_allocations(void *argument) {
+  teller *t = argument;
+  for (uint32_t told = 0; !atomic_load(&t->team->quit);) {
+    uint32_t asked = atomic_load(&t->team->asked);
+    if (asked == told) {
+      bench_futex_wait(&t->team->asked, asked, 0);
+      continue;
     }
+    t->team->allocations[WORKERS_MAX] = allocations(t->fabric);
+    atomic_store(&t->team->answered, told = asked);
+    bench_futex_wake(&t->team->answered);
   }
-  mlfab_serve(fabric, 2000000000u);
-  mlfab_close(&fabric);
+  return NULL;
+}
+
+/* A hand-driven server spins while a trial is on, and dozes between trials so that others can be
+ * measured. Otherwise it is the server of mlfab-run, which sleeps in mlfab_serve. */
+static void ours_server(bench_team *team) {
+  teller t = {team, fabric_open(team, 0, 1)};
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, tell_allocations, &t)) bench_fail(team, "server", "no thread");
+  bench_ready(team);
+  while (team->job.spin && !atomic_load(&team->quit)) {
+    int active = (int)atomic_load(&team->active);
+    int status = active ? mlfab_serve(t.fabric, 1000000) : mlfab_progress(t.fabric, 0);
+    if (status < 0 && status != MLFAB_ERR_TIMEOUT) fail_with_last(team, t.fabric, "server");
+    if (!active) usleep(100);
+  }
+  int status = mlfab_serve(t.fabric, 0);
+  if (status && !atomic_load(&team->quit)) fail_with_last(team, t.fabric, "server");
+  pthread_join(thread, NULL);
+  mlfab_close(&t.fabric);
 }
 
 /* One push or pull is begun; no room means that there is something to do first. */
