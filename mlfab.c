@@ -5512,6 +5512,9 @@ static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 
+static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
+                           uint64_t *delay_p, uint64_t *version_p);
+
 /* --- bytes into blocks --- */
 
 /* The cursor's piece: as much as lies in one block, one tensor and one segment. */
@@ -5603,6 +5606,8 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   if (mode == INTAKE_INIT || server->config->on_update || !(weight >= -1.0 && weight <= 1.0))
     return 0;
   mlfab__piece piece;
+  uint64_t delay = 0;
+  if (mode == INTAKE_STAGE) intake_versions(server, update, 0, &delay, NULL);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
     if (!mlfab__reduce_finite(piece.dtype, data + at, piece.count) && !MLFAB__PLANTED(3)) {
@@ -5628,9 +5633,7 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
     uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
     uint8_t *w = store->blocks[block].data + piece.at;
     if (mode == INTAKE_STAGE) {
-      mlfab__rule_step step = {update->push.scale, store->slices[piece.slice].commit + 1, 0};
-      uint64_t base = update->versions[0], now = store->slices[piece.slice].version;
-      step.delay = now > base ? now - base : 0;
+      mlfab__rule_step step = {update->push.scale, store->slices[piece.slice].commit + 1, delay};
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__rule_apply(&server->rule, &step, piece.dtype, w, w, data + at, s0, s1, piece.count);
