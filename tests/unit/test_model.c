@@ -1,0 +1,369 @@
+/* test_model.c - whole fabrics against a literal model of what push and pull mean.
+ *
+ * The literal model is plain loops over typed arrays: one weight after the other, the rules as they
+ * are written in the papers, rounds as sums in the order of ranks. Only the layout (which slice and
+ * server an element is in) is asked of core/slice.c, whose own test is test_slice.c. Random models,
+ * worlds and pushes with random and tiny block, chunk and eager sizes take every path through the
+ * server: in place, staged, granted, many blocks. */
+#include "world.h"
+
+#include "core/env.h"
+#include "core/prng.h"
+#include "core/reduce.h"
+#include "core/slice.h"
+
+#include <math.h>
+
+enum { TENSORS = 20, WORKERS = 4 };
+
+typedef struct tensor {
+  uint32_t id;
+  int dtype;
+  uint64_t count, bytes;
+  const mlfab__tensor *place;
+  uint8_t *w, *s0, *s1, *sum; /* the literal model */
+} tensor;
+
+/* A push as the test makes it: buffers in any order, their bytes. */
+typedef struct update {
+  uint32_t n;
+  int all; /* one MLFAB_ALL */
+  uint32_t which[TENSORS];
+  uint8_t *data[TENSORS];
+  mlfab_buf bufs[TENSORS];
+  double scale;
+} update;
+
+typedef struct scene {
+  mlfab__prng prng;
+  world w;
+  mlfab__env env;
+  mlfab__layout layout;
+  mlfab_model_options options;
+  uint32_t ntensors;
+  int has_i64, uniform, exact;
+  tensor t[TENSORS];
+  uint64_t *version, *commit, *touched; /* by slice */
+  uint64_t *pulled[WORKERS];            /* versions that a worker has, by slice */
+} scene;
+
+static uint64_t below(scene *s, uint64_t bound) { return mlfab__prng_below(&s->prng, bound); }
+
+static double get(int dtype, const void *a, uint64_t i) {
+  if (dtype == MLFAB_F32) return (double)((const float *)a)[i];
+  if (dtype == MLFAB_F64) return ((const double *)a)[i];
+  return (double)((const int64_t *)a)[i];
+}
+
+static void draw(scene *s, int dtype, uint8_t *a, uint64_t count) {
+  for (uint64_t i = 0; i < count; i++) {
+    double x = mlfab__prng_unit(&s->prng) * 2.0 - 1.0;
+    if (dtype == MLFAB_F32) ((float *)(void *)a)[i] = (float)x;
+    if (dtype == MLFAB_F64) ((double *)(void *)a)[i] = x;
+    if (dtype == MLFAB_I64) ((int64_t *)(void *)a)[i] = (int64_t)mlfab__prng_next(&s->prng);
+  }
+}
+
+/* --- the literal rules, one element --- */
+
+typedef struct step {
+  double scale, t, delay;
+} step;
+
+#define LITERAL(T, name)                                                                    \
+  static void name(const mlfab_model_options *o, const step *p, T *w, T u, T *s0, T *s1) {  \
+    double scale = p->scale, gamma = o->gamma > 0 ? o->gamma : 0.9;                         \
+    double b1 = 0.9, b2 = 0.999, epsilon = 1e-8, decay = 0.01;                              \
+    switch (o->rule) {                                                                      \
+      case MLFAB_RULE_ADADELAY:                                                             \
+        scale *= 1.0 / sqrt(p->t + p->delay);                                               \
+        *w = *w + (T)scale * u;                                                             \
+        break;                                                                              \
+      case MLFAB_RULE_PLAIN:                                                                \
+        *w = *w + (T)scale * u;                                                             \
+        break;                                                                              \
+      case MLFAB_RULE_MOMENTUM:                                                             \
+        *s0 = (T)gamma * *s0 + (T)scale * u;                                                \
+        *w = *w + *s0;                                                                      \
+        break;                                                                              \
+      default: {                                                                            \
+        double m = b1 * (double)*s0 + (1 - b1) * (double)u;                                 \
+        double v = b2 * (double)*s1 + (1 - b2) * (double)u * (double)u, x = (double)*w;     \
+        *s0 = (T)m, *s1 = (T)v;                                                             \
+        if (o->rule == MLFAB_RULE_ADAMW) x += scale * decay * x;                            \
+        x += scale * (m / (1 - pow(b1, p->t))) / (sqrt(v / (1 - pow(b2, p->t))) + epsilon); \
+        *w = (T)x;                                                                          \
+      }                                                                                     \
+    }                                                                                       \
+  }
+LITERAL(float, literal_f32)
+LITERAL(double, literal_f64)
+
+static void literal(const scene *s, const step *p, const tensor *t, uint64_t i, const uint8_t *u) {
+  if (t->dtype == MLFAB_F32) {
+    literal_f32(&s->options, p, (float *)(void *)t->w + i, ((const float *)(const void *)u)[i],
+                (float *)(void *)t->s0 + i, (float *)(void *)t->s1 + i);
+  } else if (t->dtype == MLFAB_F64) {
+    literal_f64(&s->options, p, (double *)(void *)t->w + i, ((const double *)(const void *)u)[i],
+                (double *)(void *)t->s0 + i, (double *)(void *)t->s1 + i);
+  } else {
+    ((uint64_t *)(void *)t->w)[i] +=
+        (uint64_t)(int64_t)p->scale * ((const uint64_t *)(const void *)u)[i];
+  }
+}
+
+static uint32_t slice_of(const scene *s, const tensor *t, uint64_t i) {
+  return mlfab__layout_slice_at(&s->layout, t->place->offset + i * mlfab__dtype_bytes(t->dtype));
+}
+
+static uint32_t server_of(const scene *s, uint32_t slice) { return s->layout.slices[slice].server; }
+
+/* Marks the slices that an update touches, each as often as it is called. */
+static void touch(scene *s, const update *u) {
+  for (uint32_t k = 0; k < u->n; k++) {
+    const tensor *t = &s->t[u->which[k]];
+    uint32_t last = slice_of(s, t, t->count - 1);
+    for (uint32_t i = slice_of(s, t, 0); i <= last; i++) s->touched[i] = 1;
+  }
+}
+
+/* Asynchronous: applies an update at once. `base`: the versions it was computed from, by slice.
+ * What the call's result must say comes back in *expected. */
+static void literal_push(scene *s, const update *u, const uint64_t *base, mlfab_result *expected) {
+  uint64_t delay[WORKERS] = {0};
+  int applied[WORKERS] = {0};
+  memset(expected, 0, sizeof *expected);
+  memset(s->touched, 0, s->layout.nslices * sizeof *s->touched);
+  touch(s, u);
+  for (uint32_t i = 0; i < s->layout.nslices; i++) {
+    uint32_t server = server_of(s, i);
+    if (!s->touched[i]) continue;
+    uint64_t late = s->version[i] > base[i] ? s->version[i] - base[i] : 0;
+    delay[server] = late > delay[server] ? late : delay[server];
+    applied[server] = 1;
+  }
+  for (uint32_t k = 0; k < u->n; k++) {
+    const tensor *t = &s->t[u->which[k]];
+    for (uint64_t i = 0; i < t->count; i++) {
+      uint32_t slice = slice_of(s, t, i);
+      step p = {u->scale, (double)s->commit[slice] + 1.0, (double)delay[server_of(s, slice)]};
+      literal(s, &p, t, i, u->data[k]);
+    }
+  }
+  for (uint32_t i = 0; i < s->layout.nslices; i++) {
+    if (!s->touched[i]) continue;
+    s->version[i]++;
+    s->commit[i]++;
+    if (s->version[i] > expected->version) expected->version = s->version[i];
+  }
+  for (uint32_t i = 0; i < s->w.servers; i++) {
+    expected->applied += (uint32_t)applied[i];
+    if (delay[i] > expected->delay) expected->delay = delay[i];
+  }
+}
+
+/* --- the fabric --- */
+
+static void scene_tensors(scene *s, int dtype) {
+  mlfab__tensor_info infos[TENSORS];
+  for (uint32_t i = 0; i < s->ntensors; i++) {
+    tensor *t = &s->t[i];
+    t->id = 7 + 3 * ((i * 7) % TENSORS);
+    t->dtype = dtype ? dtype : (int)(1 + below(s, s->has_i64 ? 3 : 2));
+    t->count = 1 + below(s, below(s, 3) ? 5000 : 20);
+    t->bytes = t->count * mlfab__dtype_bytes(t->dtype);
+    t->w = (uint8_t *)calloc(4, t->bytes);
+    t->s0 = t->w + t->bytes;
+    t->s1 = t->s0 + t->bytes;
+    t->sum = t->s1 + t->bytes;
+    infos[i].id = t->id;
+    infos[i].dtype = (uint32_t)t->dtype;
+    infos[i].count = t->count;
+  }
+  assert_int_equal(mlfab__layout_build(&s->env, infos, s->ntensors, s->options.slices, s->w.servers,
+                                       (uint64_t)1 << 30, &s->layout, NULL),
+                   0);
+  for (uint32_t i = 0; i < s->ntensors; i++)
+    s->t[i].place = mlfab__layout_find(&s->layout, s->t[i].id);
+  s->uniform = s->layout.uniform_dtype != 0;
+}
+
+/* Starts the same model everywhere; worker 0's first weights win over the others'. */
+static void scene_start(scene *s) {
+  mlfab_buf bufs[TENSORS];
+  uint8_t *other[TENSORS];
+  for (uint32_t k = 0; k < s->w.workers; k++) {
+    for (uint32_t i = 0; i < s->ntensors; i++) {
+      tensor *t = &s->t[i];
+      if (k == 0) draw(s, t->dtype, t->w, t->count);
+      other[i] = k == 0 ? t->w : (uint8_t *)calloc(1, t->bytes);
+      bufs[i] = (mlfab_buf){t->id, 0, other[i], t->count};
+      OK(s->w.node[k], mlfab_tensor_add(s->w.node[k], t->id, t->dtype, t->count));
+    }
+    OK(s->w.node[k], mlfab_model_start(s->w.node[k], &s->options, bufs, s->ntensors));
+    for (uint32_t i = 0; i < s->ntensors && k > 0; i++) {
+      assert_memory_equal(other[i], s->t[i].w, s->t[i].bytes);
+      free(other[i]);
+    }
+  }
+}
+
+/* A world with random dimensions. kinds: 1 with int64, 2 of one element type. */
+static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, int kinds) {
+  memset(s, 0, sizeof *s);
+  mlfab__prng_seed(&s->prng, seed);
+  uint32_t workers = 1 + (uint32_t)below(s, WORKERS), dedicated = (uint32_t)below(s, 2);
+  uint32_t servers = 1 + (uint32_t)below(s, 3);
+  if (!dedicated && servers > workers) servers = workers;
+  world_init(&s->w, workers, servers, dedicated);
+  static const uint32_t sizes[] = {64, 128, 320, 1024, 4096, 65536, 0};
+  s->w.config.block_bytes = sizes[below(s, 7)];
+  s->w.config.chunk_bytes = sizes[below(s, 7)];
+  s->w.config.eager_bytes = sizes[below(s, 7)];
+  s->w.config.merge_max = (uint32_t)below(s, 3);
+  mlfab__env_init(&s->env, NULL);
+  s->options.size = sizeof s->options;
+  s->options.rule = rule;
+  s->options.sync = sync;
+  s->options.slices = below(s, 2) ? 0 : (uint32_t)(1 + below(s, 40));
+  if (rule == MLFAB_RULE_MOMENTUM && below(s, 2)) s->options.gamma = 0.5;
+  s->has_i64 = kinds & 1;
+  s->ntensors = (uint32_t)(1 + below(s, TENSORS));
+  scene_tensors(s, kinds & 2 ? (int)(1 + below(s, s->has_i64 ? 3 : 2)) : 0);
+  s->version = (uint64_t *)calloc(s->layout.nslices, sizeof *s->version);
+  s->commit = (uint64_t *)calloc(s->layout.nslices, sizeof *s->commit);
+  s->touched = (uint64_t *)calloc(s->layout.nslices, sizeof *s->touched);
+  for (uint32_t k = 0; k < workers; k++)
+    s->pulled[k] = (uint64_t *)calloc(s->layout.nslices, sizeof *s->pulled[k]);
+  world_open(&s->w, seed);
+}
+
+static void scene_close(scene *s) {
+  for (uint32_t i = 0; i < s->ntensors; i++) free(s->t[i].w);
+  for (uint32_t k = 0; k < s->w.workers; k++) free(s->pulled[k]);
+  free(s->version);
+  free(s->commit);
+  free(s->touched);
+  world_close(&s->w);
+  mlfab__layout_free(&s->env, &s->layout);
+  assert_int_equal(s->env.bytes, 0);
+}
+
+/* A random update: some tensors in random order, or all of them as one array. */
+static void update_make(scene *s, update *u, int whole) {
+  memset(u, 0, sizeof *u);
+  u->scale = s->has_i64 ? (double)((int64_t)below(s, 7) - 3) : 0.5 - mlfab__prng_unit(&s->prng);
+  if (s->has_i64 && u->scale > -0.5 && u->scale < 0.5) u->scale = 4;
+  if (below(s, 8) == 0) u->scale = s->has_i64 ? -9 : 2.5;
+  u->all = s->uniform && below(s, 3) == 0;
+  uint32_t order[TENSORS];
+  for (uint32_t i = 0; i < s->ntensors; i++) {
+    uint32_t j = (uint32_t)below(s, i + 1);
+    order[i] = order[j];
+    order[j] = i;
+  }
+  u->n = whole || u->all ? s->ntensors : 1 + (uint32_t)below(s, s->ntensors);
+  uint8_t *flat = u->all ? (uint8_t *)malloc(s->layout.bytes) : NULL;
+  for (uint32_t k = 0; k < u->n; k++) {
+    u->which[k] = u->all ? k : order[k];
+    const tensor *t = &s->t[u->which[k]];
+    u->data[k] = flat ? flat + t->place->offset : (uint8_t *)malloc(t->bytes);
+    draw(s, t->dtype, u->data[k], t->count);
+    u->bufs[k] = (mlfab_buf){t->id, 0, u->data[k], t->count};
+  }
+  if (u->all) {
+    u->bufs[0] = (mlfab_buf){MLFAB_ALL, 0, flat,
+                             s->layout.bytes / mlfab__dtype_bytes((int)s->layout.uniform_dtype)};
+  }
+}
+
+static uint32_t update_nbufs(const update *u) { return u->all ? 1 : u->n; }
+
+static void update_free(update *u) {
+  for (uint32_t k = 0; k < (u->all ? 1 : u->n); k++) free(u->bufs[k].data);
+}
+
+static mlfab_push_options pushing(const update *u) {
+  mlfab_push_options o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.scale = u->scale;
+  return o;
+}
+
+static void same(const scene *s, const tensor *t, const uint8_t *got, const char *what) {
+  if ((s->exact || t->dtype == MLFAB_I64) && !memcmp(got, t->w, t->bytes)) return;
+  for (uint64_t i = 0; i < t->count; i++) {
+    double a = get(t->dtype, got, i), b = get(t->dtype, t->w, i);
+    int near = !(fabs(a - b) > 1e-5 * (1.0 + fabs(b)));
+    if (near && !s->exact && t->dtype != MLFAB_I64) continue;
+    if (a - b == 0.0) continue; /* zeros of two signs, and beyond 2^53 what memcmp has told */
+    fail_msg("%s: tensor %u (%u tensors, %u workers, %u servers%s) element %u: %.17g, not %.17g",
+             what, (unsigned)t->id, (unsigned)s->ntensors, (unsigned)s->w.workers,
+             (unsigned)s->w.servers, s->w.dedicated ? " dedicated" : "", (unsigned)i, a, b);
+  }
+  if (t->dtype == MLFAB_I64) fail_msg("%s: int64 tensor %u differs", what, (unsigned)t->id);
+}
+
+/* Worker k pulls everything, in a random way, and it must be the literal model. */
+static void pull_and_compare(scene *s, uint32_t k, const char *what) {
+  uint64_t newest = 0;
+  update u;
+  mlfab_result result;
+  update_make(s, &u, 1);
+  OK(s->w.node[k], mlfab_pull(s->w.node[k], u.bufs, update_nbufs(&u), NULL, &result));
+  for (uint32_t i = 0; i < u.n; i++) same(s, &s->t[u.which[i]], u.data[i], what);
+  for (uint32_t i = 0; i < s->layout.nslices; i++) {
+    s->pulled[k][i] = s->version[i];
+    if (s->version[i] > newest) newest = s->version[i];
+  }
+  assert_int_equal(result.version, newest);
+  update_free(&u);
+}
+
+/* --- asynchronous --- */
+
+static void async_one(uint64_t seed, uint32_t rule, int kinds) {
+  scene s;
+  char what[64];
+  snprintf(what, sizeof what, "async seed %u rule %u", (unsigned)seed, (unsigned)rule);
+  scene_open(&s, seed, rule, MLFAB_SYNC_ASYNC, kinds);
+  scene_start(&s);
+  s.exact = rule < MLFAB_RULE_ADAM;
+  for (int turn = 0; turn < 12; turn++) {
+    update u;
+    mlfab_result got, want;
+    uint32_t k = (uint32_t)below(&s, s.w.workers);
+    if (below(&s, 3) == 0) pull_and_compare(&s, k, what);
+    update_make(&s, &u, below(&s, 2) == 0);
+    mlfab_push_options o = pushing(&u);
+    uint64_t *base = s.pulled[k];
+    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+    literal_push(&s, &u, base, &want);
+    if (got.delay != want.delay || got.version != want.version || got.applied != want.applied ||
+        got.refused != 0) {
+      fail_msg("%s: delay %u version %u applied %u, not %u %u %u", what, (unsigned)got.delay,
+               (unsigned)got.version, got.applied, (unsigned)want.delay, (unsigned)want.version,
+               want.applied);
+    }
+    update_free(&u);
+  }
+  for (uint32_t k = 0; k < s.w.workers; k++) pull_and_compare(&s, k, what);
+  scene_close(&s);
+}
+
+static void test_async_rules(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    async_one(seed, MLFAB_RULE_PLAIN, (int)(seed & 3));
+    for (uint32_t rule = MLFAB_RULE_MOMENTUM; rule <= MLFAB_RULE_ADAMW; rule++)
+      async_one(1000 * rule + seed, rule, (int)(seed & 2));
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_async_rules),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,120 @@
+/* world.h - a simulated fabric in one process, for tests that need several nodes.
+ *
+ * Workers live on hosts 0.., dedicated servers behind them. Time is virtual, so that deadlines and
+ * deaths cost nothing; blocking calls run the simulator until they are answered. */
+#ifndef WORLD_H
+#define WORLD_H
+
+#include "mlfab.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { WORLD_NODES = 8 };
+#define WORLD_MS 1000000u
+#define WORLD_S 1000000000u
+
+typedef struct world {
+  mlfab_sim *sim;
+  uint32_t workers, servers, dedicated, nodes;
+  mlfab *node[WORLD_NODES];  /* workers, then dedicated servers */
+  mlfab_config config;       /* what all nodes share */
+  mlfab_event_info seen[64]; /* events of all nodes, as they came */
+  char said[64][96];
+  uint32_t nseen;
+} world;
+
+static inline void world_event(void *user, const mlfab_event_info *info) {
+  world *w = (world *)user;
+  if (w->nseen == 64) return;
+  snprintf(w->said[w->nseen], sizeof w->said[0], "%s", info->text ? info->text : "");
+  w->seen[w->nseen] = *info;
+  w->seen[w->nseen].text = w->said[w->nseen];
+  w->nseen++;
+}
+
+/* Was there an event of this kind about this rank? */
+static inline int world_saw(const world *w, uint32_t kind, int32_t rank, uint32_t is_server) {
+  for (uint32_t i = 0; i < w->nseen; i++) {
+    if (w->seen[i].kind == kind && w->seen[i].rank == rank && w->seen[i].is_server == is_server)
+      return 1;
+  }
+  return 0;
+}
+
+/* What node i of this world is configured as. */
+static inline mlfab_config world_config(world *w, uint32_t i) {
+  mlfab_config c = w->config;
+  c.workers = w->workers;
+  c.servers = w->servers;
+  c.dedicated = w->dedicated;
+  c.rank = (int32_t)(i < w->workers ? i : i - w->workers);
+  if (w->dedicated) c.roles = i < w->workers ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
+  snprintf(c.coordinator, sizeof c.coordinator, "sim:%u", w->dedicated ? w->workers : 0);
+  if (!c.on_event) {
+    c.on_event = world_event;
+    c.user = w;
+  }
+  return c;
+}
+
+static inline void world_init(world *w, uint32_t workers, uint32_t servers, uint32_t dedicated) {
+  memset(w, 0, sizeof *w);
+  w->workers = workers;
+  w->servers = servers;
+  w->dedicated = dedicated;
+  w->nodes = workers + (dedicated ? servers : 0);
+  assert_true(w->nodes <= WORLD_NODES);
+  mlfab_config_init(&w->config);
+}
+
+static inline void world_network(world *w, uint64_t seed) {
+  mlfab_sim_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.hosts = w->nodes;
+  options.seed = seed;
+  assert_int_equal(mlfab_sim_create(&options, &w->sim), 0);
+}
+
+static inline void world_open(world *w, uint64_t seed) {
+  mlfab_error error;
+  world_network(w, seed);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i);
+    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
+    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+  }
+  for (uint32_t i = 0; i < w->nodes;) {
+    int ready = mlfab_is_ready(w->node[i], &error);
+    if (ready < 0) fail_msg("node %u: %s", (unsigned)i, error.text);
+    if (ready == 0 && !mlfab_sim_step(w->sim)) fail_msg("nothing happens any more");
+    i += ready == 1;
+  }
+}
+
+/* Abandons all at once: tests of closing close by themselves before. */
+static inline void world_close(world *w) {
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    if (w->node[i]) mlfab_abandon(&w->node[i]);
+  }
+  mlfab_sim_destroy(&w->sim);
+}
+
+/* The call must have succeeded; else says what the node says. */
+static inline void world_expect(mlfab *node, int code, int wanted, const char *what) {
+  mlfab_error error;
+  if (code == wanted) return;
+  memset(&error, 0, sizeof error);
+  if (node) mlfab_last_error(node, &error);
+  fail_msg("%s: %s instead of %s (%s)", what, mlfab_error_name(code), mlfab_error_name(wanted),
+           error.text);
+}
+#define EXPECT(node, call, wanted) world_expect(node, call, wanted, #call)
+#define OK(node, call) world_expect(node, call, 0, #call)
+
+#endif
