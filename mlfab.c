@@ -7919,7 +7919,8 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  if (header.job != node->job) {
+  /* A refusal may come from another job: that is what it says. */
+  if (header.job != node->job && header.type != MLFAB__REFUSE) {
     node->stats.strangers_refused++;
     mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, "another job");
     return;
@@ -8243,7 +8244,10 @@ static void node_done_action(mlfab_node *node, int status) {
     node_down(node, &event);
     if (queued.token == MLFAB__TOKEN_JOIN &&
         (status == MLFAB_ERR_ADDRESS || status == MLFAB_ERR_INSECURE)) {
-      mlfab__boot_fail(node, status, 0, 1, mlfab_error_text(status));
+      char text[MLFAB__TEXT_MAX + 128];
+      snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s",
+               node->config.coordinator, mlfab_error_text(status));
+      mlfab__boot_fail(node, status, 0, 1, text);
     }
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */
@@ -9750,13 +9754,19 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
 #define DRIVE_CHECK(ctx) \
   if (!(ctx)) return MLFAB_ERR_ARGUMENT
 
-/* A call that starts a request: carried out, and what it sets off sent, under the lock. */
-#define DRIVE_START(call)             \
-  drive_enter(ctx);                   \
-  uint64_t now = drive_now(ctx);      \
-  int code = (call);                  \
-  if (!code) drive_actions(ctx, now); \
-  drive_leave(ctx);                   \
+/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would not
+ * notice. */
+static void drive_send(mlfab *ctx, uint64_t now) {
+  if (drive_actions(ctx, now) && ctx->sleeping) drive_pump(ctx);
+}
+
+/* A call that starts a request, under the lock. */
+#define DRIVE_START(call)          \
+  drive_enter(ctx);                \
+  uint64_t now = drive_now(ctx);   \
+  int code = (call);               \
+  if (!code) drive_send(ctx, now); \
+  drive_leave(ctx);                \
   return code
 
 /* The same, and waits for it. */
@@ -11275,6 +11285,15 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   return base + TCP_ROUND64(link->head_bytes) + in_bulk;
 }
 
+/* To a peer of another protocol: a bare header of ours, so that it too can say which side is older. */
+static void tcp_answer_protocol(const tcp_link *link) {
+  uint8_t head[MLFAB_HEADER_BYTES];
+  mlfab__header header = {0};
+  header.type = MLFAB__HEARTBEAT;
+  mlfab__wire_seal(head, &header, NULL);
+  (void)!send(link->fd, head, sizeof head, TCP_SEND_FLAGS);
+}
+
 /* Goes on with the stage's bytes: 1 when a frame is whole and good, 0 when more are needed, or what
  * is wrong with it. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
@@ -11284,6 +11303,8 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     if (staged < sizeof header) return 0;
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
     int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
+    int foreign = status == MLFAB_ERR_PROTOCOL_OLDER || status == MLFAB_ERR_PROTOCOL_NEWER;
+    if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(link);
     if (status) return status;
     link->frame = tcp_buffer_get(self, TCP_ROUND64(link->head_bytes) + link->bulk_bytes);
     if (!link->frame) return MLFAB_ERR_MEMORY;

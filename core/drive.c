@@ -607,13 +607,19 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
 #define DRIVE_CHECK(ctx) \
   if (!(ctx)) return MLFAB_ERR_ARGUMENT
 
-/* A call that starts a request: carried out, and what it sets off sent, under the lock. */
-#define DRIVE_START(call)             \
-  drive_enter(ctx);                   \
-  uint64_t now = drive_now(ctx);      \
-  int code = (call);                  \
-  if (!code) drive_actions(ctx, now); \
-  drive_leave(ctx);                   \
+/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would not
+ * notice. */
+static void drive_send(mlfab *ctx, uint64_t now) {
+  if (drive_actions(ctx, now) && ctx->sleeping) drive_pump(ctx);
+}
+
+/* A call that starts a request, under the lock. */
+#define DRIVE_START(call)          \
+  drive_enter(ctx);                \
+  uint64_t now = drive_now(ctx);   \
+  int code = (call);               \
+  if (!code) drive_send(ctx, now); \
+  drive_leave(ctx);                \
   return code
 
 /* The same, and waits for it. */

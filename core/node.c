@@ -613,7 +613,8 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  if (header.job != node->job) {
+  /* A refusal may come from another job: that is what it says. */
+  if (header.job != node->job && header.type != MLFAB__REFUSE) {
     node->stats.strangers_refused++;
     mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, "another job");
     return;
@@ -937,7 +938,10 @@ static void node_done_action(mlfab_node *node, int status) {
     node_down(node, &event);
     if (queued.token == MLFAB__TOKEN_JOIN &&
         (status == MLFAB_ERR_ADDRESS || status == MLFAB_ERR_INSECURE)) {
-      mlfab__boot_fail(node, status, 0, 1, mlfab_error_text(status));
+      char text[MLFAB__TEXT_MAX + 128];
+      snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s",
+               node->config.coordinator, mlfab_error_text(status));
+      mlfab__boot_fail(node, status, 0, 1, text);
     }
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */

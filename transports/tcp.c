@@ -1151,6 +1151,15 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   return base + TCP_ROUND64(link->head_bytes) + in_bulk;
 }
 
+/* To a peer of another protocol: a bare header of ours, so that it too can say which side is older. */
+static void tcp_answer_protocol(const tcp_link *link) {
+  uint8_t head[MLFAB_HEADER_BYTES];
+  mlfab__header header = {0};
+  header.type = MLFAB__HEARTBEAT;
+  mlfab__wire_seal(head, &header, NULL);
+  (void)!send(link->fd, head, sizeof head, TCP_SEND_FLAGS);
+}
+
 /* Goes on with the stage's bytes: 1 when a frame is whole and good, 0 when more are needed, or what
  * is wrong with it. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
@@ -1160,6 +1169,8 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     if (staged < sizeof header) return 0;
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
     int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
+    int foreign = status == MLFAB_ERR_PROTOCOL_OLDER || status == MLFAB_ERR_PROTOCOL_NEWER;
+    if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(link);
     if (status) return status;
     link->frame = tcp_buffer_get(self, TCP_ROUND64(link->head_bytes) + link->bulk_bytes);
     if (!link->frame) return MLFAB_ERR_MEMORY;
