@@ -27,6 +27,7 @@
  * NCCL_SOCKET_IFNAME. */
 #include "../core/base.h"
 #include "../core/env.h"
+#include "../core/wire.h"
 
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
