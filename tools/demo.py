@@ -222,8 +222,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--build", default="build", help="where mlfab-run and examples/ are")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=float, default=5, help="of the first two runs")
-    parser.add_argument("--slow-epochs", type=float, default=4, help="of the other two")
+    parser.add_argument("--epochs", type=float, help="of the first two runs")
+    parser.add_argument("--slow-epochs", type=float, help="of the other two")
     parser.add_argument("--factor", type=float, default=4, help="how much slower one worker is")
     parser.add_argument("--limit", type=float, default=120, help="seconds until a run is stopped")
     return parser.parse_args()
@@ -244,6 +244,9 @@ def main():
         screen.line("No MNIST in MLFAB_DATA or ~/.cache/mlfab (a folder mnist/ with the idx files): "
                     f"training an\n8,192-dimensional generated hyperplane instead, {args.workers} "
                     "workers and 1 server.")
+    # An epoch of the hyperplane is shorter than one of MNIST.
+    args.epochs = args.epochs or (5 if found else 20)
+    args.slow_epochs = args.slow_epochs or (4 if found else 12)
     runs = plan(args)
     bad = 0
     for number, run in enumerate(runs):
