@@ -31,7 +31,8 @@ static int push_and_pull(mlfab *fabric) {
   int status = mlfab_rank(fabric, &rank, &workers, NULL);
   if (status || (status = define(fabric, weights))) return status;
 
-  /* Worker r adds r + 1 to the matrix, and half of that to the bias, ten times. */
+  /* Worker r adds r + 1 to the matrix, and half of that to the bias, ten times. An update's delay is
+   * the number of updates that were applied since this worker's last pull. */
   for (int i = 0; i < MATRIX; i++) matrix_update[i] = (float)(rank + 1);
   for (int i = 0; i < BIAS; i++) bias_update[i] = 0.5f * (float)(rank + 1);
   for (int step = 0; step < 10; step++) {
