@@ -49,6 +49,8 @@ MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server) {
 }
 
 static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) server->waiting--;
+  pull->waiting = 0;
   answer_unpin(server, pull);
   pull->request = 0;
 }
@@ -74,6 +76,7 @@ static int answer_may(const mlfab__server *server, const mlfab__server_pull *pul
 
 /* The pull condition holds: begins to answer. */
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  if (pull->waiting) server->waiting--;
   pull->waiting = 0;
   if (server->refused_round != 0 && pull->progress == server->refused_round) {
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
@@ -86,7 +89,7 @@ static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_p
 }
 
 MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
+  for (uint32_t w = 0; server->waiting > 0 && w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0 && pull->waiting && answer_may(server, pull))
@@ -156,6 +159,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
   pull->in_segment = 0;
   pull->slice = MLFAB__NO_BLOCK;
   pull->waiting = 1;
+  server->waiting++;
   if (answer_may(server, pull)) {
     answer_start(server, worker, pull);
   } else {

@@ -554,9 +554,8 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   uint64_t now = drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
-      /* The shard that lives here is needed until the others have left. */
-      mlfab__server_gone(&node->server, (uint32_t)node->config.rank, 1, now);
-      if (node->is_coordinator) mlfab__host_gone(&node->host, (uint32_t)node->config.rank);
+      /* The shard that lives here is needed until the others have left too. */
+      mlfab__node_stop_working(node, now);
       drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
     }
     now = drive_now(ctx);

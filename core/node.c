@@ -1030,7 +1030,7 @@ static void node_scan_peers(mlfab_node *node) {
   for (uint32_t s = 0;
        node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
     mlfab__route *route = &node->routes[s];
-    if (route->link != MLFAB__NO_LINK || route->dead) continue;
+    if (route->link != MLFAB__NO_LINK || route->dead || node->leaving) continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
       node_server_dead(node, s, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
@@ -1177,10 +1177,8 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
 }
 #undef NODE_CALL
 
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
+/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
+static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   memset(&bye, 0, sizeof bye);
@@ -1189,10 +1187,25 @@ MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];
     if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
   }
   node_epilogue(node);
+}
+
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node->leaving = 1;
+  if (node->self_worker != MLFAB__NO_LINK) node_worker_gone(node, (uint32_t)node->config.rank, 1);
+  node_goodbye(node, MLFAB__LINK_SERVER);
+}
+
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node->leaving = 1;
+  node_goodbye(node, MLFAB__LINK_FREE);
   return 0;
 }
 

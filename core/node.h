@@ -173,6 +173,8 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* The worker role says goodbye, the server role stays until mlfab_node_leave. */
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 /* Opens the ways to all servers. */
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,

@@ -203,6 +203,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (known != MLFAB__UNDECIDED) {
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : MLFAB_ERR_REFUSED, now_ns);
     } else if (update->withdrawn) {
+      /* The server has forgotten it: it counts for no round there. */
+      if (push_whole_round(update)) stream->round--;
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) stream->small--;

@@ -105,6 +105,7 @@ typedef struct mlfab__server {
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
   double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint32_t waiting;                     /* pulls that wait for the pull condition */
   uint64_t refused_round;               /* the last that a callback refused, plus one */
   /* A commit that takes several ticks. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
