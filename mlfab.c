@@ -4011,6 +4011,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (known != MLFAB__UNDECIDED) {
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : MLFAB_ERR_REFUSED, now_ns);
     } else if (update->withdrawn) {
+      /* The server has forgotten it: it counts for no round there. */
+      if (push_whole_round(update)) stream->round--;
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) stream->small--;
@@ -4929,6 +4931,7 @@ typedef struct mlfab__server {
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
   double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint32_t waiting;                     /* pulls that wait for the pull condition */
   uint64_t refused_round;               /* the last that a callback refused, plus one */
   /* A commit that takes several ticks. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
@@ -5699,10 +5702,11 @@ static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uin
 /* The worker's part in the open round is complete, whatever came of it. */
 static void intake_arrived(mlfab__server *server, const mlfab__incoming *update, int applied) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  if (applied && update->push.bytes > 0) {
+  if (applied) {
+    /* Also with nothing for this server: a mean must not depend on who holds what. */
     if (!peer->contributed) server->contributors++;
     peer->contributed = 1;
-    server->round_members += update->push.members;
+    if (update->push.bytes > 0) server->round_members += update->push.members;
   }
   if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
@@ -5870,7 +5874,17 @@ static void intake_round_info(const mlfab__server *server, mlfab_update_info *in
   }
 }
 
-/* One block of the round's sum. */
+/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
+ * result depends on the size of blocks. */
+static int intake_summed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
+  }
+  return 0;
+}
+
+/* One block of the round's sum, which may be zeros. */
 static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, uint32_t slice,
                               uint32_t p) {
   mlfab__store *store = &server->store;
@@ -5878,6 +5892,8 @@ static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, ui
   info->version = s->version;
   info->commit = s->commit;
   int code = intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
+    code = intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
   uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
   uint64_t left = mlfab__store_block_bytes(store, slice, p);
   /* Where the rule cannot take the division into its scale, the sum itself is divided. */
@@ -5905,7 +5921,7 @@ static void intake_close_round(mlfab__server *server) {
     server->refused_round = server->v_train + 1;
   } else if (server->contributors > 0) {
     for (uint32_t i = 0; i < store->nslices; i++) {
-      if (store->sum[store->slices[i].first] == MLFAB__NO_BLOCK) continue;
+      if (!intake_summed(server, i)) continue;
       store->slices[i].version += server->round_members;
       store->slices[i].commit++;
     }
@@ -5928,12 +5944,15 @@ static int intake_apply_round(mlfab__server *server, uint64_t budget) {
   mlfab__store *store = &server->store;
   mlfab_update_info info;
   intake_round_info(server, &info);
+  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
   while (server->apply_slice < store->nslices && !server->apply_code) {
     const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
     while (server->apply_position < slice->first + slice->count && !server->apply_code) {
       if (budget == 0) return 0;
       uint32_t p = server->apply_position++;
-      if (store->sum[p] == MLFAB__NO_BLOCK) continue;
+      /* The plain rule makes nothing of zeros. */
+      if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !intake_summed(server, server->apply_slice)))
+        continue;
       server->apply_code = intake_apply_block(server, &info, server->apply_slice, p);
       budget -= mlfab__min(budget, store->block_bytes);
     }
@@ -6353,6 +6372,8 @@ MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server) {
 }
 
 static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) server->waiting--;
+  pull->waiting = 0;
   answer_unpin(server, pull);
   pull->request = 0;
 }
@@ -6378,6 +6399,7 @@ static int answer_may(const mlfab__server *server, const mlfab__server_pull *pul
 
 /* The pull condition holds: begins to answer. */
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  if (pull->waiting) server->waiting--;
   pull->waiting = 0;
   if (server->refused_round != 0 && pull->progress == server->refused_round) {
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
@@ -6390,7 +6412,7 @@ static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_p
 }
 
 MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
+  for (uint32_t w = 0; server->waiting > 0 && w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0 && pull->waiting && answer_may(server, pull))
@@ -6460,6 +6482,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
   pull->in_segment = 0;
   pull->slice = MLFAB__NO_BLOCK;
   pull->waiting = 1;
+  server->waiting++;
   if (answer_may(server, pull)) {
     answer_start(server, worker, pull);
   } else {
@@ -7296,6 +7319,8 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* The worker role says goodbye, the server role stays until mlfab_node_leave. */
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 /* Opens the ways to all servers. */
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
@@ -8336,7 +8361,7 @@ static void node_scan_peers(mlfab_node *node) {
   for (uint32_t s = 0;
        node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
     mlfab__route *route = &node->routes[s];
-    if (route->link != MLFAB__NO_LINK || route->dead) continue;
+    if (route->link != MLFAB__NO_LINK || route->dead || node->leaving) continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
       node_server_dead(node, s, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
@@ -8483,10 +8508,8 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
 }
 #undef NODE_CALL
 
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
+/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
+static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   memset(&bye, 0, sizeof bye);
@@ -8495,10 +8518,25 @@ MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];
     if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
   }
   node_epilogue(node);
+}
+
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node->leaving = 1;
+  if (node->self_worker != MLFAB__NO_LINK) node_worker_gone(node, (uint32_t)node->config.rank, 1);
+  node_goodbye(node, MLFAB__LINK_SERVER);
+}
+
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node->leaving = 1;
+  node_goodbye(node, MLFAB__LINK_FREE);
   return 0;
 }
 
@@ -9701,9 +9739,8 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   uint64_t now = drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
-      /* The shard that lives here is needed until the others have left. */
-      mlfab__server_gone(&node->server, (uint32_t)node->config.rank, 1, now);
-      if (node->is_coordinator) mlfab__host_gone(&node->host, (uint32_t)node->config.rank);
+      /* The shard that lives here is needed until the others have left too. */
+      mlfab__node_stop_working(node, now);
       drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
     }
     now = drive_now(ctx);
@@ -13120,6 +13157,7 @@ typedef struct sim_host {
   mlfab *ctx;
   mlfab **ctx_p; /* the caller's pointer, for a crash */
   int busy;      /* its context is on the stack: being driven, or in a wait */
+  int waits;     /* how often in a wait: nobody holds it there, so that it can be driven */
   int is_slow, crash_waits;
   uint64_t paused_until_ns;
   int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
@@ -14014,6 +14052,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   mlfab_sim *sim = host->sim;
   uint64_t until = mlfab__add_sat(sim->now, timeout_ns);
   host->busy++;
+  host->waits++;
   sim->depth++;
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
@@ -14022,6 +14061,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   }
   endpoint->woken = 0;
   sim->depth--;
+  host->waits--;
   if (!--host->busy) {
     sim_touch(host, 1);
   }
@@ -14077,12 +14117,16 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   }
 }
 
+/* Can it be driven? One that waits can: another wait may lie above it on the stack, for long. */
+static int sim_idle(const sim_host *host) { return host->ctx && host->busy == host->waits; }
+
 static void sim_drive(sim_host *host) {
   int rounds = 0;
-  if (!host->ctx || host->busy || sim_paused(host)) return;
+  if (!sim_idle(host) || sim_paused(host)) return;
   host->busy++;
   while (rounds++ < SIM_ROUNDS && host->ctx && mlfab_progress(host->ctx, 0) > 0) continue;
   host->busy--;
+  if (host->waits && host->endpoint) host->endpoint->woken = 1; /* it looks whether it is over */
   /* A context that always has more to do must not keep time from passing. */
   if (host->ctx) sim_read_deadline(host, host->sim->now + SIM_LOCAL_NS);
 }
@@ -14096,7 +14140,7 @@ static void sim_settle(mlfab_sim *sim) {
     if (ready) {
       sim_drive(host);
     } else {
-      if (host->ctx && !host->busy) sim_read_deadline(host, sim->now);
+      if (sim_idle(host)) sim_read_deadline(host, sim->now);
     }
     if (host->ready) continue; /* it was given something to do meanwhile */
     sim->listed_head = host->next_listed;

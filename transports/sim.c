@@ -176,6 +176,7 @@ typedef struct sim_host {
   mlfab *ctx;
   mlfab **ctx_p; /* the caller's pointer, for a crash */
   int busy;      /* its context is on the stack: being driven, or in a wait */
+  int waits;     /* how often in a wait: nobody holds it there, so that it can be driven */
   int is_slow, crash_waits;
   uint64_t paused_until_ns;
   int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
@@ -1070,6 +1071,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   mlfab_sim *sim = host->sim;
   uint64_t until = mlfab__add_sat(sim->now, timeout_ns);
   host->busy++;
+  host->waits++;
   sim->depth++;
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
@@ -1078,6 +1080,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   }
   endpoint->woken = 0;
   sim->depth--;
+  host->waits--;
   if (!--host->busy) {
     sim_touch(host, 1);
   }
@@ -1133,12 +1136,16 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   }
 }
 
+/* Can it be driven? One that waits can: another wait may lie above it on the stack, for long. */
+static int sim_idle(const sim_host *host) { return host->ctx && host->busy == host->waits; }
+
 static void sim_drive(sim_host *host) {
   int rounds = 0;
-  if (!host->ctx || host->busy || sim_paused(host)) return;
+  if (!sim_idle(host) || sim_paused(host)) return;
   host->busy++;
   while (rounds++ < SIM_ROUNDS && host->ctx && mlfab_progress(host->ctx, 0) > 0) continue;
   host->busy--;
+  if (host->waits && host->endpoint) host->endpoint->woken = 1; /* it looks whether it is over */
   /* A context that always has more to do must not keep time from passing. */
   if (host->ctx) sim_read_deadline(host, host->sim->now + SIM_LOCAL_NS);
 }
@@ -1152,7 +1159,7 @@ static void sim_settle(mlfab_sim *sim) {
     if (ready) {
       sim_drive(host);
     } else {
-      if (host->ctx && !host->busy) sim_read_deadline(host, sim->now);
+      if (sim_idle(host)) sim_read_deadline(host, sim->now);
     }
     if (host->ready) continue; /* it was given something to do meanwhile */
     sim->listed_head = host->next_listed;
