@@ -302,10 +302,11 @@ static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uin
 /* The worker's part in the open round is complete, whatever came of it. */
 static void intake_arrived(mlfab__server *server, const mlfab__incoming *update, int applied) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  if (applied && update->push.bytes > 0) {
+  if (applied) {
+    /* Also with nothing for this server: a mean must not depend on who holds what. */
     if (!peer->contributed) server->contributors++;
     peer->contributed = 1;
-    server->round_members += update->push.members;
+    if (update->push.bytes > 0) server->round_members += update->push.members;
   }
   if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
@@ -473,7 +474,17 @@ static void intake_round_info(const mlfab__server *server, mlfab_update_info *in
   }
 }
 
-/* One block of the round's sum. */
+/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
+ * result depends on the size of blocks. */
+static int intake_summed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
+  }
+  return 0;
+}
+
+/* One block of the round's sum, which may be zeros. */
 static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, uint32_t slice,
                               uint32_t p) {
   mlfab__store *store = &server->store;
@@ -481,6 +492,8 @@ static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, ui
   info->version = s->version;
   info->commit = s->commit;
   int code = intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
+    code = intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
   uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
   uint64_t left = mlfab__store_block_bytes(store, slice, p);
   /* Where the rule cannot take the division into its scale, the sum itself is divided. */
@@ -508,7 +521,7 @@ static void intake_close_round(mlfab__server *server) {
     server->refused_round = server->v_train + 1;
   } else if (server->contributors > 0) {
     for (uint32_t i = 0; i < store->nslices; i++) {
-      if (store->sum[store->slices[i].first] == MLFAB__NO_BLOCK) continue;
+      if (!intake_summed(server, i)) continue;
       store->slices[i].version += server->round_members;
       store->slices[i].commit++;
     }
@@ -531,12 +544,16 @@ static int intake_apply_round(mlfab__server *server, uint64_t budget) {
   mlfab__store *store = &server->store;
   mlfab_update_info info;
   intake_round_info(server, &info);
+  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
   while (server->apply_slice < store->nslices && !server->apply_code) {
     const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
     while (server->apply_position < slice->first + slice->count && !server->apply_code) {
       if (budget == 0) return 0;
       uint32_t p = server->apply_position++;
-      if (store->sum[p] == MLFAB__NO_BLOCK) continue;
+      /* The plain rule makes nothing of zeros. */
+      if (store->sum[p] == MLFAB__NO_BLOCK &&
+          (plain || !intake_summed(server, server->apply_slice)))
+        continue;
       server->apply_code = intake_apply_block(server, &info, server->apply_slice, p);
       budget -= mlfab__min(budget, store->block_bytes);
     }
