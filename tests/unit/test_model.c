@@ -317,7 +317,8 @@ static void pull_and_compare(scene *s, uint32_t k, const char *what) {
     s->pulled[k][i] = s->version[i];
     if (s->version[i] > newest) newest = s->version[i];
   }
-  assert_int_equal(result.version, newest);
+  if (result.version != newest)
+    fail_msg("%s: pulled version %u, not %u", what, (unsigned)result.version, (unsigned)newest);
   update_free(&u);
 }
 
@@ -361,9 +362,138 @@ static void test_async_rules(void **state) {
   }
 }
 
+/* --- rounds --- */
+
+/* One worker's part of a round: one update, or two that belong together (MLFAB_PUSH_MORE). */
+typedef struct part {
+  uint32_t n;
+  update u[2];
+  mlfab_request request[2];
+} part;
+
+/* Does the update hold anything of this server's slices? */
+static int update_reaches(const scene *s, const update *u, uint32_t server) {
+  for (uint32_t k = 0; k < u->n; k++) {
+    const tensor *t = &s->t[u->which[k]];
+    uint32_t last = slice_of(s, t, t->count - 1);
+    for (uint32_t i = slice_of(s, t, 0); i <= last; i++) {
+      if (server_of(s, i) == server) return 1;
+    }
+  }
+  return 0;
+}
+
+/* sum += weight * u, in the tensor's own type. */
+static void literal_sum(const tensor *t, const uint8_t *u, double weight) {
+  for (uint64_t i = 0; i < t->count; i++) {
+    if (t->dtype == MLFAB_F32) {
+      ((float *)(void *)t->sum)[i] += (float)weight * ((const float *)(const void *)u)[i];
+    } else if (t->dtype == MLFAB_F64) {
+      ((double *)(void *)t->sum)[i] += weight * ((const double *)(const void *)u)[i];
+    } else {
+      ((uint64_t *)(void *)t->sum)[i] +=
+          (uint64_t)(int64_t)weight * ((const uint64_t *)(const void *)u)[i];
+    }
+  }
+}
+
+/* Bulk-synchronous: all parts of a round, in the order of ranks, are one commit. A slice that
+ * anybody touched steps as a whole. `linear`: scales are folded into the sum; else all are alike. */
+static void literal_round(scene *s, const part *parts, int linear) {
+  uint64_t members[WORKERS] = {0};
+  double contributors = s->w.workers, scale = linear ? 1.0 : parts[0].u[0].scale;
+  memset(s->touched, 0, s->layout.nslices * sizeof *s->touched);
+  for (uint32_t i = 0; i < s->ntensors; i++) memset(s->t[i].sum, 0, s->t[i].bytes);
+  for (uint32_t k = 0; k < s->w.workers; k++) {
+    for (uint32_t j = 0; j < parts[k].n; j++) {
+      const update *u = &parts[k].u[j];
+      touch(s, u);
+      for (uint32_t i = 0; i < s->w.servers; i++) members[i] += (uint64_t)update_reaches(s, u, i);
+      for (uint32_t i = 0; i < u->n; i++)
+        literal_sum(&s->t[u->which[i]], u->data[i], linear ? u->scale : 1.0);
+    }
+  }
+  for (uint32_t k = 0; k < s->ntensors; k++) {
+    const tensor *t = &s->t[k];
+    if (s->options.mean && !linear) {
+      for (uint64_t i = 0; i < t->count; i++) {
+        if (t->dtype == MLFAB_F32) ((float *)(void *)t->sum)[i] *= (float)(1.0 / contributors);
+        if (t->dtype == MLFAB_F64) ((double *)(void *)t->sum)[i] *= 1.0 / contributors;
+      }
+    }
+    for (uint64_t i = 0; i < t->count; i++) {
+      uint32_t slice = slice_of(s, t, i);
+      step p = {scale, (double)s->commit[slice] + 1.0, 0};
+      if (s->options.mean && linear) p.scale = 1.0 / contributors;
+      if (s->touched[slice]) literal(s, &p, t, i, t->sum);
+    }
+  }
+  for (uint32_t i = 0; i < s->layout.nslices; i++) {
+    if (!s->touched[i]) continue;
+    s->version[i] += members[server_of(s, i)];
+    s->commit[i]++;
+  }
+}
+
+static void part_push(scene *s, uint32_t k, part *p, double scale) {
+  p->n = 1 + (uint32_t)(below(s, 4) == 0);
+  for (uint32_t j = 0; j < p->n; j++) {
+    update_make(s, &p->u[j], below(s, 2) == 0);
+    if (scale < 0 || scale > 0) p->u[j].scale = scale;
+    mlfab_push_options o = pushing(&p->u[j]);
+    o.flags = j + 1 < p->n ? MLFAB_PUSH_MORE : 0;
+    OK(s->w.node[k],
+       mlfab_push_start(s->w.node[k], p->u[j].bufs, update_nbufs(&p->u[j]), &o, &p->request[j]));
+  }
+}
+
+static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, int mean) {
+  scene s;
+  char what[64];
+  int linear = rule < MLFAB_RULE_ADAM;
+  snprintf(what, sizeof what, "bsp seed %u rule %u%s%s", (unsigned)seed, (unsigned)rule,
+           deterministic ? " deterministic" : "", mean ? " mean" : "");
+  scene_open(&s, seed, rule, MLFAB_SYNC_BSP, kinds);
+  s.options.deterministic = deterministic ? 1 : 0;
+  s.options.mean = mean ? 1 : 0;
+  scene_start(&s);
+  s.exact = linear && (deterministic || s.w.workers == 1);
+  for (int turn = 0; turn < 6; turn++) {
+    part parts[WORKERS];
+    double scale = linear ? 0.0 : -0.25;
+    for (uint32_t i = 0; i < s.w.workers; i++) {
+      uint32_t k = deterministic ? s.w.workers - 1 - i : i; /* the last rank comes first */
+      part_push(&s, k, &parts[k], scale);
+    }
+    for (uint32_t k = 0; k < s.w.workers; k++) {
+      for (uint32_t j = 0; j < parts[k].n; j++) {
+        mlfab_result result;
+        OK(s.w.node[k], mlfab_wait(s.w.node[k], parts[k].request[j], 0, &result));
+        assert_int_equal(result.delay, 0);
+      }
+    }
+    literal_round(&s, parts, linear);
+    for (uint32_t k = 0; k < s.w.workers; k++) {
+      pull_and_compare(&s, k, what);
+      for (uint32_t j = 0; j < parts[k].n; j++) update_free(&parts[k].u[j]);
+    }
+  }
+  scene_close(&s);
+}
+
+static void test_rounds(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 24; seed++) {
+    bsp_one(50000 + seed, MLFAB_RULE_PLAIN, (int)(seed & 3), (int)(seed & 4), 0);
+    for (uint32_t rule = MLFAB_RULE_PLAIN; rule <= MLFAB_RULE_ADAMW; rule++)
+      bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)(seed & 4), (int)(seed & 8));
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_async_rules),
+      cmocka_unit_test(test_rounds),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
