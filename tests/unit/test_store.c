@@ -1,0 +1,273 @@
+/* test_store.c - core/store.c: pieces against a byte-wise oracle, references against a count of places,
+ * growth, memory that runs out, and the table of options that do not go together. */
+#include "core/prng.h"
+#include "core/reduce.h"
+#include "core/store.h"
+#include "core/sync.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static mlfab__env env;
+
+static void random_layout(mlfab__prng *prng, uint32_t servers, mlfab__layout *layout) {
+  mlfab__tensor_info infos[12];
+  uint32_t n = 1 + (uint32_t)mlfab__prng_below(prng, 12);
+  for (uint32_t i = 0; i < n; i++) {
+    infos[i].id = i;
+    infos[i].dtype = 1 + (uint32_t)mlfab__prng_below(prng, 3);
+    infos[i].count = 1 + mlfab__prng_below(prng, mlfab__prng_below(prng, 3) ? 40 : 6000);
+  }
+  uint32_t want = (uint32_t)mlfab__prng_below(prng, 12);
+  assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 1u << 30, layout, NULL), 0);
+}
+
+/* The position and place in its block of one byte of the shard, found by counting. */
+static void locate(const mlfab__store *s, uint64_t offset, uint32_t *slice, uint32_t *position,
+                   uint32_t *at) {
+  uint32_t p = 0;
+  for (uint32_t i = 0; i < s->nslices; i++) {
+    const mlfab__slice *from = &s->layout->slices[s->first_slice + i];
+    if (offset - from->offset < from->bytes && offset >= from->offset) {
+      *slice = i;
+      *position = p + (uint32_t)((offset - from->offset) / s->block_bytes);
+      *at = (uint32_t)((offset - from->offset) % s->block_bytes);
+      return;
+    }
+    p += (uint32_t)((from->bytes + s->block_bytes - 1) / s->block_bytes);
+  }
+  fail_msg("a byte that is in no slice");
+}
+
+/* Walking by pieces meets every byte once, in its place, and no piece could be longer. */
+static void walk(const mlfab__store *s, uint64_t limit) {
+  for (uint64_t offset = s->begin; offset < s->end;) {
+    mlfab__piece piece;
+    uint32_t slice, position, at;
+    mlfab__store_piece(s, offset, limit, &piece);
+    assert_true(piece.bytes > 0 && piece.bytes <= limit);
+    uint32_t width = mlfab__dtype_bytes(piece.dtype);
+    assert_int_equal(piece.count * width, piece.bytes);
+    assert_int_equal(piece.tensor->dtype, piece.dtype);
+    assert_int_equal(piece.tensor->offset + piece.first * width, offset);
+    for (uint32_t i = 0; i < piece.bytes; i += width) {
+      locate(s, offset + i, &slice, &position, &at);
+      assert_int_equal(piece.slice, slice);
+      assert_int_equal(piece.position, position);
+      assert_int_equal(piece.at + i, at);
+      assert_true(offset + i < piece.tensor->offset + piece.tensor->bytes);
+    }
+    assert_true(piece.at + piece.bytes <= mlfab__store_block_bytes(s, piece.slice, piece.position));
+    offset += piece.bytes;
+    if (piece.bytes == limit || offset == s->end) continue;
+    locate(s, offset, &slice, &position, &at);
+    assert_true(position != piece.position || offset == piece.tensor->offset + piece.tensor->bytes);
+  }
+}
+
+static void test_pieces(void **state) {
+  static const uint32_t blocks[] = {64, 128, 448, 4096, 1u << 20};
+  (void)state;
+  for (uint64_t seed = 1; seed <= 150; seed++) {
+    mlfab__prng prng;
+    mlfab__layout layout;
+    mlfab__prng_seed(&prng, seed);
+    uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 4);
+    random_layout(&prng, servers, &layout);
+    for (uint32_t server = 0; server < servers; server++) {
+      mlfab__store s;
+      assert_int_equal(mlfab__store_init(&env, &s, &layout, server, blocks[seed % 5],
+                                         (int)(seed & 1), (uint32_t)(seed % 3), 0),
+                       0);
+      walk(&s, 1u << 30);
+      walk(&s, 8 * (1 + mlfab__prng_below(&prng, 40)));
+      for (uint32_t p = 0; p < s.positions; p++) {
+        const uint8_t *data = s.blocks[s.w[p]].data;
+        for (uint32_t i = 0; i < s.block_bytes; i++) assert_int_equal(data[i], 0);
+      }
+      mlfab__store_free(&env, &s);
+    }
+    mlfab__layout_free(&env, &layout);
+    assert_int_equal(env.bytes, 0);
+  }
+}
+
+/* refs is the number of places that name the block; the free list holds exactly those without. */
+static void check_refs(const mlfab__store *s, const uint32_t *pins, uint32_t npins) {
+  uint32_t *count = (uint32_t *)calloc(s->nblocks, sizeof *count), free_blocks = 0;
+  assert_non_null(count);
+  for (uint32_t p = 0; p < s->positions; p++) {
+    assert_int_not_equal(s->w[p], MLFAB__NO_BLOCK);
+    count[s->w[p]]++;
+    if (s->next[p] != MLFAB__NO_BLOCK) count[s->next[p]]++;
+    if (s->sum[p] != MLFAB__NO_BLOCK) count[s->sum[p]]++;
+  }
+  for (uint32_t i = 0; i < npins; i++) count[pins[i]]++;
+  for (uint32_t i = 0; i < s->nblocks; i++) assert_int_equal(s->blocks[i].refs, count[i]);
+  for (uint32_t b = s->free_head; b != MLFAB__NO_BLOCK; b = s->blocks[b].next_free) {
+    assert_int_equal(count[b], 0);
+    free_blocks++;
+  }
+  for (uint32_t i = 0; i < s->nblocks; i++) free_blocks -= count[i] == 0;
+  assert_int_equal(free_blocks, 0);
+  free(count);
+}
+
+enum { PINS = 64 };
+
+/* Random takes, swaps, pins and growth. */
+static void shuffle(mlfab__prng *prng, mlfab__store *s) {
+  uint32_t pins[PINS], npins = 0;
+  for (int turn = 0; turn < 400; turn++) {
+    uint32_t p = (uint32_t)mlfab__prng_below(prng, s->positions);
+    uint32_t *place = mlfab__prng_below(prng, 2) ? &s->next[p] : &s->sum[p];
+    switch (mlfab__prng_below(prng, 5)) {
+      case 0: /* something new in a place */
+        if (s->free_head == MLFAB__NO_BLOCK) assert_int_equal(mlfab__store_grow(&env, s), 0);
+        mlfab__store_put(s, place, mlfab__store_take(s));
+        break;
+      case 1: /* commit */
+        if (*place == MLFAB__NO_BLOCK) break;
+        mlfab__store_put(s, &s->w[p], *place);
+        *place = MLFAB__NO_BLOCK;
+        break;
+      case 2:
+        mlfab__store_put(s, place, MLFAB__NO_BLOCK);
+        break;
+      case 3:
+        if (npins == PINS) break;
+        pins[npins++] = s->w[p];
+        mlfab__store_ref(s, s->w[p]);
+        break;
+      default:
+        if (npins > 0) mlfab__store_unref(s, pins[--npins]);
+    }
+    check_refs(s, pins, npins);
+  }
+  while (s->free_head != MLFAB__NO_BLOCK) pins[0] = mlfab__store_take(s);
+  assert_int_equal(mlfab__store_take(s), MLFAB__NO_BLOCK);
+}
+
+static void test_references(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    mlfab__prng prng;
+    mlfab__layout layout;
+    mlfab__store s;
+    mlfab__prng_seed(&prng, seed);
+    random_layout(&prng, 1, &layout);
+    assert_int_equal(
+        mlfab__store_init(&env, &s, &layout, 0, 256, 1, (uint32_t)(seed % 3), seed % 4 == 0), 0);
+    check_refs(&s, NULL, 0);
+    shuffle(&prng, &s);
+    mlfab__store_free(&env, &s);
+    mlfab__layout_free(&env, &layout);
+    assert_int_equal(env.bytes, 0);
+  }
+}
+
+static void *scarce(void *user, size_t bytes) {
+  int *left = (int *)user;
+  return (*left)-- > 0 ? malloc(bytes) : NULL;
+}
+static void release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(memory);
+}
+
+/* The k-th allocation fails, for every k: MEMORY, and nothing is left. */
+static void test_memory(void **state) {
+  int left = 0, code = MLFAB_ERR_MEMORY;
+  mlfab__prng prng;
+  mlfab__layout layout;
+  mlfab_env hooks = {0};
+  (void)state;
+  mlfab__prng_seed(&prng, 3);
+  random_layout(&prng, 1, &layout);
+  hooks.size = sizeof hooks;
+  hooks.user = &left;
+  hooks.allocate = scarce;
+  hooks.release = release;
+  for (int k = 0; code; k++) {
+    mlfab__env poor;
+    mlfab__store s;
+    assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
+    left = k;
+    code = mlfab__store_init(&poor, &s, &layout, 0, 4096, 1, 2, 0);
+    if (!code) {
+      uint32_t blocks = s.nblocks, spare = s.free_count;
+      for (left = 0; left < 2; left++) {
+        int had = left;
+        assert_int_equal(mlfab__store_grow(&poor, &s), MLFAB_ERR_MEMORY);
+        left = had;
+      }
+      assert_int_equal(s.nblocks, blocks);
+      left = 2;
+      assert_int_equal(mlfab__store_grow(&poor, &s), 0);
+      assert_int_equal(s.free_count, spare + 1);
+      mlfab__store_free(&poor, &s);
+    }
+    assert_int_equal(poor.bytes, 0);
+  }
+  assert_int_equal(code, 0);
+  mlfab__layout_free(&env, &layout);
+}
+
+static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t deterministic,
+                 uint32_t dtype, mlfab_error *error) {
+  mlfab_model_options o = {0};
+  mlfab__tensor_info info[] = {{1, MLFAB_F32, 4}, {2, dtype, 4}};
+  mlfab__layout layout;
+  mlfab__rule made;
+  o.size = sizeof o;
+  o.rule = rule;
+  o.sync = sync;
+  o.mean = mean;
+  o.deterministic = deterministic;
+  assert_int_equal(mlfab__layout_build(&env, info, 2, 0, 1, 1u << 30, &layout, NULL), 0);
+  int code = mlfab__store_check(&o, &layout, &made, error);
+  mlfab__layout_free(&env, &layout);
+  return code;
+}
+
+/* Every pair of choices, and what is said of those that do not go together. */
+static void test_options(void **state) {
+  mlfab_error error;
+  (void)state;
+  for (uint32_t i = 0; i < 6 * 3 * 2 * 2 * 3; i++) {
+    uint32_t rule = i % 6, sync = i / 6 % 3, mean = i / 18 % 2, det = i / 36 % 2,
+             dtype = 1 + i / 72;
+    int bad = rule > MLFAB_RULE_ADAMW || sync > MLFAB_SYNC_BSP ||
+              ((mean || det) && sync != MLFAB_SYNC_BSP) ||
+              (dtype == MLFAB_I64 && (mean || rule != MLFAB_RULE_PLAIN));
+    assert_int_equal(check(rule, sync, mean, det, dtype, &error), bad ? MLFAB_ERR_UNSUPPORTED : 0);
+    if (bad) assert_true(strlen(error.text) > 10);
+  }
+}
+
+/* The predicates of both consistency models, over all small states. */
+static void test_sync(void **state) {
+  (void)state;
+  for (uint32_t i = 0; i < 625; i++) {
+    mlfab__sync_state s = {i % 5, i / 5 % 5, i / 25 % 5, i / 125};
+    assert_true(mlfab__sync_may_pull(MLFAB_SYNC_ASYNC, &s));
+    assert_true(mlfab__sync_may_push(MLFAB_SYNC_ASYNC, &s));
+    assert_false(mlfab__sync_round_complete(MLFAB_SYNC_ASYNC, &s));
+    assert_int_equal(mlfab__sync_may_pull(MLFAB_SYNC_BSP, &s), s.progress <= s.v_train);
+    assert_int_equal(mlfab__sync_may_push(MLFAB_SYNC_BSP, &s), s.progress <= s.v_train);
+    assert_int_equal(mlfab__sync_round_complete(MLFAB_SYNC_BSP, &s), s.arrived >= s.members);
+  }
+  assert_false(mlfab__sync_known(2));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_pieces), cmocka_unit_test(test_references),
+      cmocka_unit_test(test_memory), cmocka_unit_test(test_options),
+      cmocka_unit_test(test_sync),
+  };
+  mlfab__env_init(&env, NULL);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
