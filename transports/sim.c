@@ -214,6 +214,7 @@ struct mlfab_sim {
   sim_source fault;
   int faults, fault_stands; /* any by the second; its next draw is in the heap */
   int depth;                /* waits on the stack */
+  sim_host *waiting;        /* whose wait is the last of them */
   uint32_t crash_waits;
   void *pool[SIM_SHELVES];
 };
@@ -1070,15 +1071,18 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   sim_host *host = endpoint->host;
   mlfab_sim *sim = host->sim;
   uint64_t until = mlfab__add_sat(sim->now, timeout_ns);
+  sim_host *below = sim->waiting;
   host->busy++;
   host->waits++;
   sim->depth++;
+  sim->waiting = host;
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
     if (until != MLFAB__NEVER) sim->now = mlfab__max(sim->now, until);
     break;
   }
   endpoint->woken = 0;
+  sim->waiting = below;
   sim->depth--;
   host->waits--;
   if (!--host->busy) {
@@ -1136,8 +1140,11 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   }
 }
 
-/* Can it be driven? One that waits can: another wait may lie above it on the stack, for long. */
-static int sim_idle(const sim_host *host) { return host->ctx && host->busy == host->waits; }
+/* Can it be driven? Of those that wait only the last has the stack to itself and drives itself; the
+ * others may stay below it for long. */
+static int sim_idle(const sim_host *host) {
+  return host->ctx && host->busy == host->waits && host->sim->waiting != host;
+}
 
 static void sim_drive(sim_host *host) {
   int rounds = 0;
