@@ -2263,7 +2263,7 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
 }
 
 static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
-  uint64_t most = (layout->bytes + SLICE_MIN_BYTES - 1) / SLICE_MIN_BYTES;
+  uint64_t most = mlfab__max(1, layout->bytes / SLICE_MIN_BYTES);
   uint64_t n = want ? want : 16 * (uint64_t)layout->servers;
   n = mlfab__max(1, mlfab__min(mlfab__min(n, most), MLFAB__SLICES_MAX));
   layout->nslices = (uint32_t)n;
@@ -3860,7 +3860,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
       *server_p = s;
     }
   }
-  return code;
+  /* Withdrawn means applied nowhere: who believes it pushes the same again. */
+  return code == MLFAB_ERR_WITHDRAWN && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -4009,7 +4010,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : MLFAB_ERR_REFUSED, now_ns);
+      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
+      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn) {
       /* The server has forgotten it: it counts for no round there. */
       if (push_whole_round(update)) stream->round--;
@@ -4272,6 +4274,11 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   if (status == MLFAB_ERR_IN_DOUBT) {
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu is still in doubt", (unsigned long long)seq);
+  }
+  if (status != 0 && status != MLFAB_ERR_WITHDRAWN) {
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "push: update %llu cannot be repeated: %s", (unsigned long long)seq,
+                        mlfab_error_text(status));
   }
   *applied_p = status == 0;
   return 0;
@@ -9207,7 +9214,13 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 #include <sys/epoll.h>
 #endif
 
-enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
+enum {
+  DRIVE_TRANSPORTS = 2,
+  DRIVE_BATCH = 64,
+  DRIVE_LINK_BITS = 24,
+  DRIVE_CLOCK_EVERY = 16,
+  DRIVE_LOOK_EVERY = 64
+};
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -9236,9 +9249,10 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated;       /* time stands still while we run */
-  uint32_t idle_looks; /* pumps in a row that found nothing */
-  uint64_t now_ns;     /* the clock, when it was last read */
+  int simulated;        /* time stands still while we run */
+  uint32_t idle_looks;  /* pumps in a row that found nothing */
+  uint32_t quiet_looks; /* at a transport without links, that were left out */
+  uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -9349,12 +9363,23 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
+ * now and then, and after every sleep. */
+static int drive_quiet(mlfab *ctx, uint32_t t) {
+  if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
+  if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
+  return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
+}
+
 /* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
  * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (drive_quiet(ctx, t)) continue;
+    moved |= drive_events(ctx, t, &now) > 0;
+  }
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
     now = drive_now(ctx);
   if (now != 0) {
@@ -9422,6 +9447,7 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   }
   pthread_mutex_lock(&ctx->lock);
   ctx->sleeping = 0;
+  ctx->quiet_looks = UINT32_MAX;
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 

@@ -131,6 +131,7 @@ MLFAB_API const char *mlfab_version(void);
   X(FENCED, -53, "a newer incarnation of this rank has joined")                               \
   X(CALLBACK, -54, "a user callback refused")                                                 \
   X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                         \
+  X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")           \
   /* fatal */                                                                                 \
   X(MEMORY, -70, "out of memory")                                                             \
   X(IO, -71, "an operating system call failed")                                               \
@@ -469,7 +470,8 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request);
 
 /* What became of update `seq` of this node: *status_p is 0 (applied everywhere), IN_DOUBT (still
- * under way), WITHDRAWN (applied nowhere), or what it was refused for. Remembers the last 256. */
+ * under way), WITHDRAWN (applied nowhere), PARTIAL (withdrawn too late at some of several servers), or
+ * what it was refused for. Remembers the last 256. */
 MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p);
 
 /* Waits until every push of this node is finished; returns the first failure of a push that nobody

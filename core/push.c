@@ -52,7 +52,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
       *server_p = s;
     }
   }
-  return code;
+  /* Withdrawn means applied nowhere: who believes it pushes the same again. */
+  return code == MLFAB_ERR_WITHDRAWN && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -201,7 +202,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : MLFAB_ERR_REFUSED, now_ns);
+      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
+      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn) {
       /* The server has forgotten it: it counts for no round there. */
       if (push_whole_round(update)) stream->round--;
@@ -464,6 +466,11 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   if (status == MLFAB_ERR_IN_DOUBT) {
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu is still in doubt", (unsigned long long)seq);
+  }
+  if (status != 0 && status != MLFAB_ERR_WITHDRAWN) {
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "push: update %llu cannot be repeated: %s", (unsigned long long)seq,
+                        mlfab_error_text(status));
   }
   *applied_p = status == 0;
   return 0;
