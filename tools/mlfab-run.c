@@ -73,7 +73,6 @@ static struct {
   int prefix, verbose;
   double timeout_s;
   const char *transport; /* NULL: left to the environment and the library */
-  const char *save;
   char *server_program;
   char **command;
   char coordinator[128];
@@ -138,8 +137,8 @@ static int server_failed(const char *doing, const mlfab_error *error) {
   return 1;
 }
 
-/* Serves until every worker has left. `save`: then writes the model there. */
-static int server_main(const char *save, int verbose) {
+/* Serves until every worker has left. */
+static int server_main(int verbose) {
   mlfab_env env;
   memset(&env, 0, sizeof env);
   env.size = sizeof env;
@@ -159,9 +158,6 @@ static int server_main(const char *save, int verbose) {
   if (mlfab_serve(fabric, 0)) {
     mlfab_last_error(fabric, &error);
     status = server_failed("cannot serve", &error);
-  } else if (*save && mlfab_save(fabric, save)) {
-    mlfab_last_error(fabric, &error);
-    status = server_failed("cannot save the model", &error);
   }
   mlfab_stats stats;
   if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0)
@@ -292,13 +288,12 @@ static void become(const rank *r, pid_t parent) {
     return;
   }
   char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, verbose[] = "verbose", quiet[] = "quiet";
-  char *save = options.save && r->number == 0 ? strdup(options.save) : strdup("");
-  char *server[] = {name, argument, options.verbose ? verbose : quiet, save, NULL};
+  char *server[] = {name, argument, options.verbose ? verbose : quiet, NULL};
 #ifdef __linux__
   /* Started anew rather than forked only, so that it looks like what it is in a list of processes. */
   execv("/proc/self/exe", server);
 #endif
-  exit(server_main(server[3], options.verbose));
+  exit(server_main(options.verbose));
 }
 
 static int open_stream(stream *s, int to, int *write_end_p) {
@@ -579,7 +574,6 @@ static const char usage_text[] =
     "  --no-prefix            the ranks write to the output themselves, without [worker 2] in "
     "front\n"
     "  --timeout S            ends the run after S seconds\n"
-    "  --save FILE            the built-in server writes the final model there (safetensors)\n"
     "  --verbose              tells what starts and ends\n"
     "  --help                 this text\n"
     "\n"
@@ -629,13 +623,12 @@ static void set_transport(const char *name) {
 }
 
 static void parse(int argc, char **argv) {
-  enum { SERVER = 256, TCP, SHM, ON_FAILURE, NO_PREFIX, TIMEOUT, SAVE, VERBOSE, HELP };
+  enum { SERVER = 256, TCP, SHM, ON_FAILURE, NO_PREFIX, TIMEOUT, VERBOSE, HELP };
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
                                         {"tcp", no_argument, NULL, TCP},
                                         {"shm", no_argument, NULL, SHM},
                                         {"no-prefix", no_argument, NULL, NO_PREFIX},
                                         {"on-failure", required_argument, NULL, ON_FAILURE},
-                                        {"save", required_argument, NULL, SAVE},
                                         {"timeout", required_argument, NULL, TIMEOUT},
                                         {"verbose", no_argument, NULL, VERBOSE},
                                         {"help", no_argument, NULL, HELP},
@@ -672,9 +665,6 @@ static void parse(int argc, char **argv) {
       case TIMEOUT:
         options.timeout_s = parse_seconds(optarg);
         break;
-      case SAVE:
-        options.save = optarg;
-        break;
       case VERBOSE:
         options.verbose = 1;
         break;
@@ -693,8 +683,6 @@ static void parse(int argc, char **argv) {
   options.command = argv + optind;
   options.dedicated = options.servers > 0;
   if (!options.dedicated && options.server_program) usage("--server does not go with -s 0");
-  if (options.save && (!options.dedicated || options.server_program))
-    usage("--save needs the built-in server");
 }
 
 /* A TCP port that was free a moment ago, or 0. */
@@ -759,8 +747,8 @@ static int catch_signals(void) {
 }
 
 int main(int argc, char **argv) {
-  if (argc == 4 && strcmp(argv[1], SERVER_ARGUMENT) == 0)
-    return server_main(argv[3], strcmp(argv[2], "verbose") == 0);
+  if (argc == 3 && strcmp(argv[1], SERVER_ARGUMENT) == 0)
+    return server_main(strcmp(argv[2], "verbose") == 0);
   parse(argc, argv);
   if (choose_meeting_point() < 0) return 1;
   rank_count = options.servers + options.workers;
