@@ -68,7 +68,7 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
 }
 
 static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
-  uint64_t most = (layout->bytes + SLICE_MIN_BYTES - 1) / SLICE_MIN_BYTES;
+  uint64_t most = mlfab__max(1, layout->bytes / SLICE_MIN_BYTES);
   uint64_t n = want ? want : 16 * (uint64_t)layout->servers;
   n = mlfab__max(1, mlfab__min(mlfab__min(n, most), MLFAB__SLICES_MAX));
   layout->nslices = (uint32_t)n;
