@@ -1,0 +1,207 @@
+/* test_slice.c - core/slice.c: the flat model has no gaps and no overlaps, and its look-ups agree with
+ * linear scans, for thousands of random models. */
+#include "core/prng.h"
+#include "core/reduce.h"
+#include "core/slice.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { TENSORS = 40 };
+
+static mlfab__env env;
+
+static const mlfab__tensor *scan_tensor(const mlfab__layout *l, uint64_t offset) {
+  for (uint32_t i = 0; i < l->ntensors; i++) {
+    const mlfab__tensor *t = &l->tensors[i];
+    if (offset >= t->offset && offset - t->offset < t->bytes) return t;
+  }
+  return NULL;
+}
+
+static uint32_t scan_slice(const mlfab__layout *l, uint64_t offset) {
+  for (uint32_t i = 0; i < l->nslices; i++) {
+    if (offset >= l->slices[i].offset && offset - l->slices[i].offset < l->slices[i].bytes)
+      return i;
+  }
+  return l->nslices;
+}
+
+/* 8-byte types first, each group in the order of definition, nothing between them. */
+static void check_tensors(const mlfab__layout *l, const mlfab__tensor_info *infos, uint32_t n) {
+  uint64_t at = 0;
+  assert_int_equal(l->ntensors, n);
+  for (uint32_t width = 8; width >= 4; width -= 4) {
+    for (uint32_t i = 0; i < n; i++) {
+      const mlfab__tensor *t = &l->tensors[i];
+      if (mlfab__dtype_bytes((int)infos[i].dtype) != width) continue;
+      assert_int_equal(t->id, infos[i].id);
+      assert_int_equal(t->dtype, infos[i].dtype);
+      assert_int_equal(t->count, infos[i].count);
+      assert_int_equal(t->bytes, t->count * width);
+      assert_int_equal(t->offset, at);
+      assert_int_equal(t->offset % width, 0);
+      assert_ptr_equal(mlfab__layout_find(l, t->id), t);
+      at += t->bytes;
+    }
+  }
+  assert_int_equal(l->bytes, at);
+}
+
+/* Slices follow each other, begin on cache lines, are about equal; servers' shards are neighbours. */
+static void check_slices(const mlfab__layout *l, uint32_t want, uint32_t servers) {
+  uint64_t at = 0, least = UINT64_MAX, most = 0;
+  uint32_t server = 0;
+  assert_in_range(l->nslices, 1, want ? want : 16 * servers);
+  for (uint32_t i = 0; i < l->nslices; i++) {
+    const mlfab__slice *s = &l->slices[i];
+    assert_int_equal(s->offset, at);
+    assert_int_equal(s->offset % 64, 0);
+    assert_true(s->bytes > 0);
+    assert_true(s->server == server || s->server > server);
+    assert_true(s->server < servers);
+    server = s->server;
+    at += s->bytes;
+    if (i + 1 == l->nslices) break; /* the last may be shorter */
+    least = s->bytes < least ? s->bytes : least;
+    most = s->bytes > most ? s->bytes : most;
+  }
+  assert_int_equal(at, l->bytes);
+  if (least != UINT64_MAX) assert_true(most - least <= 64);
+  if (l->nslices > 1) assert_true(least >= 4096);
+}
+
+static void check_shards(const mlfab__layout *l, uint32_t servers) {
+  uint64_t at = 0;
+  uint32_t least = UINT32_MAX, most = 0;
+  for (uint32_t s = 0; s < servers; s++) {
+    uint64_t begin, end;
+    uint32_t slices = 0;
+    for (uint32_t i = 0; i < l->nslices; i++) slices += l->slices[i].server == s;
+    mlfab__layout_shard(l, s, &begin, &end);
+    least = slices < least ? slices : least;
+    most = slices > most ? slices : most;
+    if (slices == 0) {
+      assert_int_equal(begin, end);
+      continue;
+    }
+    assert_int_equal(begin, at);
+    assert_true(end > begin);
+    at = end;
+  }
+  assert_int_equal(at, l->bytes);
+  assert_true(most - least <= 1);
+}
+
+/* What the stretch must fulfil, element by element. */
+static int scan_valid(const mlfab__layout *l, uint32_t server, const mlfab__segment *s) {
+  uint64_t end = s->offset + s->bytes;
+  if (s->bytes > l->bytes || s->offset > l->bytes - s->bytes) return 0;
+  for (uint32_t i = 0; i < l->nslices; i++) {
+    const mlfab__slice *slice = &l->slices[i];
+    int meets = s->offset < slice->offset + slice->bytes && end > slice->offset;
+    if (s->bytes == 0)
+      meets = s->offset >= slice->offset && s->offset < slice->offset + slice->bytes;
+    if (meets && slice->server != server) return 0;
+  }
+  for (int i = 0; i < 2; i++) {
+    uint64_t at = i ? end : s->offset;
+    const mlfab__tensor *t = scan_tensor(l, at);
+    if (at == l->bytes && i == 0) return 0;
+    if (t && (at - t->offset) % mlfab__dtype_bytes((int)t->dtype)) return 0;
+  }
+  return 1;
+}
+
+static void check_lookups(const mlfab__layout *l, mlfab__prng *prng) {
+  for (int i = 0; i < 200; i++) {
+    uint64_t at = mlfab__prng_below(prng, l->bytes);
+    if (i < 2) at = i ? l->bytes - 1 : 0;
+    assert_ptr_equal(mlfab__layout_tensor_at(l, at), scan_tensor(l, at));
+    assert_int_equal(mlfab__layout_slice_at(l, at), scan_slice(l, at));
+    mlfab__segment s = {
+        at, 1 + mlfab__prng_below(prng, mlfab__prng_below(prng, 2) ? 64 : l->bytes + 64)};
+    if (i % 2) s.offset -= s.offset % 4, s.bytes += (8 - s.bytes % 8) % 8;
+    if (i % 50 == 3) s.bytes = UINT64_MAX - s.offset + 1 + s.offset / 2; /* wraps round */
+    uint32_t server = (uint32_t)mlfab__prng_below(prng, l->servers);
+    assert_int_equal(mlfab__layout_valid(l, server, &s), scan_valid(l, server, &s));
+  }
+  for (uint32_t i = 0; i < l->ntensors; i++) {
+    const mlfab__tensor *t = &l->tensors[i];
+    assert_ptr_equal(mlfab__layout_tensor_at(l, t->offset), t);
+    assert_ptr_equal(mlfab__layout_tensor_at(l, t->offset + t->bytes - 1), t);
+    assert_null(mlfab__layout_find(l, t->id + 1)); /* ids are even */
+  }
+}
+
+static void test_random_models(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 1500; seed++) {
+    mlfab__prng prng;
+    mlfab__tensor_info infos[TENSORS];
+    mlfab__layout layout;
+    mlfab__prng_seed(&prng, seed);
+    uint32_t n = 1 + (uint32_t)mlfab__prng_below(&prng, TENSORS);
+    uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 8), uniform = 0;
+    uint32_t want = mlfab__prng_below(&prng, 2) ? 0 : 1 + (uint32_t)mlfab__prng_below(&prng, 200);
+    uint32_t base = (uint32_t)mlfab__prng_next(&prng) % 1000000 * 2,
+             mixed = (uint32_t)mlfab__prng_below(&prng, 2);
+    for (uint32_t i = 0; i < n; i++) {
+      infos[i].id = base + 2 * ((i * 17) % 41);
+      infos[i].dtype = 1 + (uint32_t)mlfab__prng_below(&prng, mixed ? 3 : 1);
+      infos[i].count = 1 + mlfab__prng_below(&prng, mlfab__prng_below(&prng, 4) ? 30 : 20000);
+      uniform = i == 0 || uniform == infos[i].dtype ? infos[i].dtype : 0;
+      if (uniform == 0 && i > 0) mixed = 2;
+    }
+    for (uint32_t i = 0; i < n; i++) uniform = infos[i].dtype == infos[0].dtype ? uniform : 0;
+    assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 1u << 30, &layout, NULL),
+                     0);
+    assert_int_equal(layout.uniform_dtype, uniform);
+    check_tensors(&layout, infos, n);
+    check_slices(&layout, want, servers);
+    check_shards(&layout, servers);
+    check_lookups(&layout, &prng);
+    mlfab__layout_free(&env, &layout);
+    assert_int_equal(env.bytes, 0);
+  }
+}
+
+static int build(const mlfab__tensor_info *infos, uint32_t n, uint32_t servers, uint64_t max,
+                 mlfab_error *error) {
+  mlfab__layout layout;
+  int code = mlfab__layout_build(&env, infos, n, 0, servers, max, &layout, error);
+  if (!code) mlfab__layout_free(&env, &layout);
+  assert_int_equal(env.bytes, 0);
+  return code;
+}
+
+static void test_refusals(void **state) {
+  mlfab_error error;
+  mlfab__tensor_info twice[] = {{5, MLFAB_F32, 2}, {9, MLFAB_F64, 2}, {5, MLFAB_I64, 2}};
+  mlfab__tensor_info all[] = {{MLFAB_ALL, MLFAB_F32, 2}}, none[] = {{1, MLFAB_F32, 0}};
+  mlfab__tensor_info type[] = {{1, MLFAB_F32, 1}, {2, 4, 1}};
+  mlfab__tensor_info large[] = {{1, MLFAB_F32, 256}, {2, MLFAB_F32, 1}};
+  mlfab__tensor_info wraps[] = {{1, MLFAB_F64, 8}, {2, MLFAB_F64, UINT64_MAX / 8}};
+  (void)state;
+  assert_int_equal(build(twice, 3, 1, 1 << 20, &error), MLFAB_ERR_TENSOR);
+  assert_non_null(strstr(error.text, "5"));
+  assert_int_equal(build(all, 1, 1, 1 << 20, &error), MLFAB_ERR_TENSOR);
+  assert_int_equal(build(none, 1, 1, 1 << 20, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(build(type, 2, 1, 1 << 20, &error), MLFAB_ERR_DTYPE);
+  assert_int_equal(build(large, 1, 1, 1024, &error), 0);
+  assert_int_equal(build(large, 2, 1, 1024, &error), MLFAB_ERR_LIMIT);
+  assert_non_null(strstr(error.text, "tensor 2"));
+  assert_int_equal(build(wraps, 2, 1, UINT64_MAX, &error), MLFAB_ERR_LIMIT);
+  assert_int_equal(build(large, 0, 1, 1024, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(build(large, 1, 0, 1024, &error), MLFAB_ERR_ARGUMENT);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_random_models),
+      cmocka_unit_test(test_refusals),
+  };
+  mlfab__env_init(&env, NULL);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
