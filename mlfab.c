@@ -3083,7 +3083,8 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  int32_t code; /* once decided */
+  uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
+  int32_t code;  /* once decided */
   uint32_t eager, lent;
   uint64_t bytes, granted, sent;
   uint32_t source; /* cursor */
@@ -3823,6 +3824,19 @@ static int push_whole_round(const mlfab__outgoing *update) {
   return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
 }
 
+static int push_rounds(const mlfab__worker *worker) {
+  return worker->define.sync == MLFAB_SYNC_BSP;
+}
+
+/* A withdrawn update that some server counts as a round's must count at the others too, or their
+ * rounds would drift apart: it goes on as an empty one. */
+static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  part->empty = 1;
+  part->bytes = 0;
+  worker->port.ready(worker->port.self, server);
+}
+
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before) {
   uint64_t ahead = 0;
@@ -3941,7 +3955,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     if (update->mergeable) stream->small--;
   }
   part->state = MLFAB__PART_DECIDED;
-  part->code = code;
+  part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (push_whole_round(update)) stream->round++;
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
@@ -4012,9 +4026,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (known != MLFAB__UNDECIDED) {
       int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
-    } else if (update->withdrawn) {
-      /* The server has forgotten it: it counts for no round there. */
-      if (push_whole_round(update)) stream->round--;
+    } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) stream->small--;
@@ -4023,6 +4035,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       part->eager = 0;
       part->granted = part->sent = part->in_source = 0;
       part->source = 0;
+      if (update->withdrawn) push_empty(worker, update, server);
     }
   }
   worker->port.ready(worker->port.self, server);
@@ -4083,7 +4096,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 }
 
 static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
-  int rounds = worker->define.sync == MLFAB_SYNC_BSP;
+  int rounds = push_rounds(worker);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
@@ -4441,9 +4454,10 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__part *part = &update->parts[server];
   uint64_t bytes;
+  uint32_t nsources = part->empty ? 0 : update->nsources;
   mlfab__push push;
   memset(&push, 0, sizeof push);
-  push.segments = mlfab__worker_clip(worker, server, update->sources, update->nsources, &bytes);
+  push.segments = mlfab__worker_clip(worker, server, update->sources, nsources, &bytes);
   push.versions = push_versions(worker, update, push.segments);
   push.seq = update->seq;
   push.members = update->members;
@@ -4460,7 +4474,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
-  frame->bulk = data;
+  frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;
   return frame->meta_bytes > 0;
@@ -4557,8 +4571,10 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
                       mlfab__encode_withdraw(meta, &withdraw));
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
-    /* Never announced there: decided here and now, and not counted as a round's update. */
-    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+    if (update->parts[s].state == MLFAB__PART_QUEUED && announced && push_rounds(worker)) {
+      push_empty(worker, update, s);
+    } else if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      /* Never announced there: decided here and now, and not counted as a round's update. */
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
@@ -9214,13 +9230,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 #include <sys/epoll.h>
 #endif
 
-enum {
-  DRIVE_TRANSPORTS = 2,
-  DRIVE_BATCH = 64,
-  DRIVE_LINK_BITS = 24,
-  DRIVE_CLOCK_EVERY = 16,
-  DRIVE_LOOK_EVERY = 64
-};
+enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -9249,10 +9259,9 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated;        /* time stands still while we run */
-  uint32_t idle_looks;  /* pumps in a row that found nothing */
-  uint32_t quiet_looks; /* at a transport without links, that were left out */
-  uint64_t now_ns;      /* the clock, when it was last read */
+  int simulated;       /* time stands still while we run */
+  uint32_t idle_looks; /* pumps in a row that found nothing */
+  uint64_t now_ns;     /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -9363,23 +9372,12 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
-/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
- * now and then, and after every sleep. */
-static int drive_quiet(mlfab *ctx, uint32_t t) {
-  if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
-  if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
-  return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
-}
-
 /* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
  * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    if (drive_quiet(ctx, t)) continue;
-    moved |= drive_events(ctx, t, &now) > 0;
-  }
+  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
     now = drive_now(ctx);
   if (now != 0) {
@@ -9447,7 +9445,6 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   }
   pthread_mutex_lock(&ctx->lock);
   ctx->sleeping = 0;
-  ctx->quiet_looks = UINT32_MAX;
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 

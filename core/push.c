@@ -15,6 +15,19 @@ static int push_whole_round(const mlfab__outgoing *update) {
   return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
 }
 
+static int push_rounds(const mlfab__worker *worker) {
+  return worker->define.sync == MLFAB_SYNC_BSP;
+}
+
+/* A withdrawn update that some server counts as a round's must count at the others too, or their
+ * rounds would drift apart: it goes on as an empty one. */
+static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  part->empty = 1;
+  part->bytes = 0;
+  worker->port.ready(worker->port.self, server);
+}
+
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before) {
   uint64_t ahead = 0;
@@ -133,7 +146,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     if (update->mergeable) stream->small--;
   }
   part->state = MLFAB__PART_DECIDED;
-  part->code = code;
+  part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (push_whole_round(update)) stream->round++;
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
@@ -204,9 +217,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (known != MLFAB__UNDECIDED) {
       int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
-    } else if (update->withdrawn) {
-      /* The server has forgotten it: it counts for no round there. */
-      if (push_whole_round(update)) stream->round--;
+    } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) stream->small--;
@@ -215,6 +226,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       part->eager = 0;
       part->granted = part->sent = part->in_source = 0;
       part->source = 0;
+      if (update->withdrawn) push_empty(worker, update, server);
     }
   }
   worker->port.ready(worker->port.self, server);
@@ -275,7 +287,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 }
 
 static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
-  int rounds = worker->define.sync == MLFAB_SYNC_BSP;
+  int rounds = push_rounds(worker);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
@@ -633,9 +645,10 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__part *part = &update->parts[server];
   uint64_t bytes;
+  uint32_t nsources = part->empty ? 0 : update->nsources;
   mlfab__push push;
   memset(&push, 0, sizeof push);
-  push.segments = mlfab__worker_clip(worker, server, update->sources, update->nsources, &bytes);
+  push.segments = mlfab__worker_clip(worker, server, update->sources, nsources, &bytes);
   push.versions = push_versions(worker, update, push.segments);
   push.seq = update->seq;
   push.members = update->members;
@@ -652,7 +665,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
-  frame->bulk = data;
+  frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;
   return frame->meta_bytes > 0;
@@ -749,8 +762,10 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
                       mlfab__encode_withdraw(meta, &withdraw));
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
-    /* Never announced there: decided here and now, and not counted as a round's update. */
-    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+    if (update->parts[s].state == MLFAB__PART_QUEUED && announced && push_rounds(worker)) {
+      push_empty(worker, update, s);
+    } else if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      /* Never announced there: decided here and now, and not counted as a round's update. */
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);

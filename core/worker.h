@@ -43,7 +43,8 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  int32_t code; /* once decided */
+  uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
+  int32_t code;  /* once decided */
   uint32_t eager, lent;
   uint64_t bytes, granted, sent;
   uint32_t source; /* cursor */
