@@ -94,47 +94,47 @@ MLFAB_API const char *mlfab_version(void);
  * changed), retryable (try again as it is), peer (another rank caused it; `rank` says which), fatal
  * (this context or this machine).
  */
-#define MLFAB_ERRORS(X)                                                                       \
-  /* usage */                                                                                 \
-  X(ARGUMENT, -1, "an argument is NULL or out of range")                                      \
-  X(STATE, -2, "the call does not fit the state of the context")                              \
-  X(CONFIG, -3, "the configuration is contradictory or incomplete")                           \
-  X(TENSOR, -4, "unknown tensor")                                                             \
-  X(SHAPE, -5, "the element count is not the tensor's")                                       \
-  X(DTYPE, -6, "the element type does not fit")                                               \
-  X(REQUEST, -7, "unknown or already finished request")                                       \
-  X(CLOSED, -8, "the context is closed")                                                      \
-  X(UNSUPPORTED, -9, "this combination is not supported")                                     \
-  X(INSECURE, -10, "an address other than loopback needs allow_insecure")                     \
-  X(LIMIT, -11, "a size or count is beyond its limit")                                        \
-  X(ADDRESS, -12, "the address does not parse or does not resolve")                           \
-  /* retryable */                                                                             \
-  X(AGAIN, -20, "no room or nothing to do now; try again")                                    \
-  X(TIMEOUT, -21, "the deadline passed")                                                      \
-  X(CANCELLED, -22, "withdrawn by the caller")                                                \
-  X(IN_DOUBT, -23, "withdrawn under way: the server has not said whether it was applied")     \
-  X(ADDRESS_IN_USE, -24, "the address is taken")                                              \
-  /* peer */                                                                                  \
-  X(PEER_DEAD, -40, "a peer is dead")                                                         \
-  X(PEER_CLOSED, -41, "a peer closed the connection")                                         \
-  X(REFUSED, -42, "a peer refused")                                                           \
-  X(RANK_TAKEN, -43, "another process has this rank")                                         \
-  X(RANK_RANGE, -44, "the rank is not in the world")                                          \
-  X(WORLD, -45, "the worlds disagree")                                                        \
-  X(JOB, -46, "the peer belongs to another job")                                              \
-  X(PROTOCOL_OLDER, -47, "the peer's protocol is older than this one's")                      \
-  X(PROTOCOL_NEWER, -48, "the peer's protocol is newer than this one's")                      \
-  X(FRAME, -49, "a frame does not parse")                                                     \
-  X(CRC, -50, "a checksum is wrong")                                                          \
-  X(NOT_FINITE, -51, "an update holds NaN or infinity")                                       \
-  X(MODEL, -52, "the model differs from worker 0's")                                          \
-  X(FENCED, -53, "a newer incarnation of this rank has joined")                               \
-  X(CALLBACK, -54, "a user callback refused")                                                 \
-  X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                         \
-  X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")           \
-  /* fatal */                                                                                 \
-  X(MEMORY, -70, "out of memory")                                                             \
-  X(IO, -71, "an operating system call failed")                                               \
+#define MLFAB_ERRORS(X)                                                                   \
+  /* usage */                                                                             \
+  X(ARGUMENT, -1, "an argument is NULL or out of range")                                  \
+  X(STATE, -2, "the call does not fit the state of the context")                          \
+  X(CONFIG, -3, "the configuration is contradictory or incomplete")                       \
+  X(TENSOR, -4, "unknown tensor")                                                         \
+  X(SHAPE, -5, "the element count is not the tensor's")                                   \
+  X(DTYPE, -6, "the element type does not fit")                                           \
+  X(REQUEST, -7, "unknown or already finished request")                                   \
+  X(CLOSED, -8, "the context is closed")                                                  \
+  X(UNSUPPORTED, -9, "this combination is not supported")                                 \
+  X(INSECURE, -10, "an address other than loopback needs allow_insecure")                 \
+  X(LIMIT, -11, "a size or count is beyond its limit")                                    \
+  X(ADDRESS, -12, "the address does not parse or does not resolve")                       \
+  /* retryable */                                                                         \
+  X(AGAIN, -20, "no room or nothing to do now; try again")                                \
+  X(TIMEOUT, -21, "the deadline passed")                                                  \
+  X(CANCELLED, -22, "withdrawn by the caller")                                            \
+  X(IN_DOUBT, -23, "withdrawn under way: the server has not said whether it was applied") \
+  X(ADDRESS_IN_USE, -24, "the address is taken")                                          \
+  /* peer */                                                                              \
+  X(PEER_DEAD, -40, "a peer is dead")                                                     \
+  X(PEER_CLOSED, -41, "a peer closed the connection")                                     \
+  X(REFUSED, -42, "a peer refused")                                                       \
+  X(RANK_TAKEN, -43, "another process has this rank")                                     \
+  X(RANK_RANGE, -44, "the rank is not in the world")                                      \
+  X(WORLD, -45, "the worlds disagree")                                                    \
+  X(JOB, -46, "the peer belongs to another job")                                          \
+  X(PROTOCOL_OLDER, -47, "the peer's protocol is older than this one's")                  \
+  X(PROTOCOL_NEWER, -48, "the peer's protocol is newer than this one's")                  \
+  X(FRAME, -49, "a frame does not parse")                                                 \
+  X(CRC, -50, "a checksum is wrong")                                                      \
+  X(NOT_FINITE, -51, "an update holds NaN or infinity")                                   \
+  X(MODEL, -52, "the model differs from worker 0's")                                      \
+  X(FENCED, -53, "a newer incarnation of this rank has joined")                           \
+  X(CALLBACK, -54, "a user callback refused")                                             \
+  X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                     \
+  X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")       \
+  /* fatal */                                                                             \
+  X(MEMORY, -70, "out of memory")                                                         \
+  X(IO, -71, "an operating system call failed")                                           \
   X(INTERNAL, -72, "an invariant of the library is broken")
 
 enum mlfab_error_code {
@@ -149,9 +149,9 @@ enum mlfab_error_code {
 
 /* What went wrong, in full: filled by whoever decided that it is an error. */
 typedef struct mlfab_error {
-  int32_t code;       /* MLFAB_ERR_* */
-  int32_t rank;       /* the rank to blame, or MLFAB_NO_RANK; a server's number when `is_server` */
-  int32_t is_server;  /* 1: `rank` is the number of a server */
+  int32_t code;      /* MLFAB_ERR_* */
+  int32_t rank;      /* the rank to blame, or MLFAB_NO_RANK; a server's number when `is_server` */
+  int32_t is_server; /* 1: `rank` is the number of a server */
   int32_t reserved;
   uint64_t waited_ns; /* how long had been waited, 0 if nothing was */
   char text[296];     /* one line: what, who, awaiting what, for how long */
@@ -164,8 +164,8 @@ MLFAB_API const char *mlfab_error_text(int code);
 /* ------------------------------------------------------------------------------------------------
  * 4. Types and units
  */
-typedef struct mlfab mlfab;         /* a context: one node of one fabric */
-typedef uint64_t mlfab_request;     /* a handle, never reused within a context; 0 is none */
+typedef struct mlfab mlfab;     /* a context: one node of one fabric */
+typedef uint64_t mlfab_request; /* a handle, never reused within a context; 0 is none */
 
 enum mlfab_dtype {
   MLFAB_F32 = 1, /* 4 bytes */
@@ -192,7 +192,12 @@ typedef struct mlfab_buf {
  * A table of hooks, copied when the context opens. NULL members mean the built-in: malloc, the
  * monotonic clock, silence. Hooks may be called from the progress thread.
  */
-enum mlfab_log_level { MLFAB_LOG_ERROR = 1, MLFAB_LOG_WARN = 2, MLFAB_LOG_INFO = 3, MLFAB_LOG_DEBUG = 4 };
+enum mlfab_log_level {
+  MLFAB_LOG_ERROR = 1,
+  MLFAB_LOG_WARN = 2,
+  MLFAB_LOG_INFO = 3,
+  MLFAB_LOG_DEBUG = 4
+};
 
 typedef struct mlfab_env {
   uint32_t size;
@@ -238,8 +243,7 @@ struct mlfab_event_info;
  * the whole update: the model stays bit-identical and the members get MLFAB_ERR_CALLBACK. Must not
  * call back into the context. Runs on whatever thread drives the context. */
 typedef int (*mlfab_update_fn)(void *user, const struct mlfab_update_info *info, uint32_t tensor,
-                               int dtype, uint64_t first, uint64_t count, void *w,
-                               const void *sum);
+                               int dtype, uint64_t first, uint64_t count, void *w, const void *sum);
 
 /* Server side, MLfabric Table 1 registerRequestCallback. Called when a pull arrives; non-zero
  * refuses it (the worker gets MLFAB_ERR_CALLBACK). */
@@ -261,30 +265,31 @@ typedef struct mlfab_config {
   char listen[256];      /* where this node listens, like coordinator; "": chosen */
   char ifname[128];      /* interfaces for TCP, NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   uint32_t allow_insecure; /* 1: TCP on other addresses than loopback */
-  uint32_t transports;   /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts */
-  uint32_t progress;     /* MLFAB_PROGRESS_* */
+  uint32_t transports;     /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts */
+  uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C over payloads on TCP (headers keep theirs) */
-  uint64_t timeout_ns;   /* default deadline of every blocking call; 0: 300 s */
-  uint64_t heartbeat_ns; /* 0: 500 ms. Suspect after 3, dead after 5 */
-  uint64_t spin_ns;      /* a waiter polls this long before it sleeps; 0: 20 us, ~0: for ever */
-  uint64_t seed;         /* 0: 1 */
-  uint32_t chunk_bytes;  /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
-  uint32_t eager_bytes;  /* a worker may have this much under way at a server without a grant;
+  uint64_t timeout_ns;     /* default deadline of every blocking call; 0: 300 s */
+  uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3, dead after 5; a worker
+                            whose connection broke and does not come back, after 2 */
+  uint64_t spin_ns;        /* a waiter polls this long before it sleeps; 0: 20 us, ~0: for ever */
+  uint64_t seed;           /* 0: 1 */
+  uint32_t chunk_bytes;    /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
+  uint32_t eager_bytes;    /* a worker may have this much under way at a server without a grant;
                             0: 256 KiB. Costs as much memory a worker at the server */
-  uint32_t block_bytes;  /* 0: 1 MiB */
-  uint32_t merge_max;    /* small pushes that wait are added together, up to this many; 0: 128;
+  uint32_t block_bytes;    /* 0: 1 MiB */
+  uint32_t merge_max;      /* small pushes that wait are added together, up to this many; 0: 128;
                             1: never */
   uint64_t model_max_bytes;     /* a larger model is refused; 0: 64 GiB */
   uint64_t broadcast_max_bytes; /* a larger broadcast is refused; 0: 256 MiB */
-  const mlfab_env *env;  /* copied; NULL: built-in */
+  const mlfab_env *env;         /* copied; NULL: built-in */
   /* Callbacks; each may be NULL. */
   mlfab_update_fn on_update; /* set: replaces the model's update rule at this server */
   mlfab_pull_fn on_pull;
   mlfab_event_fn on_event;
-  void *user;            /* passed to the three */
+  void *user; /* passed to the three */
   /* The caller's own transport instead of the built-in ones; borrowed until close. */
   const struct mlfab_transport *transport;
-  void *transport_user;  /* passed to its open */
+  void *transport_user; /* passed to its open */
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -340,9 +345,10 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
 enum mlfab_rule_kind {
   MLFAB_RULE_PLAIN = 0,    /* w <- w + scale * u */
   MLFAB_RULE_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h          (MLfabric eq. 2) */
-  MLFAB_RULE_ADADELAY = 2, /* w <- w + c / sqrt(t + delay) * scale * u        (MLfabric 3.1, 10.4) */
-  MLFAB_RULE_ADAM = 3,     /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
-  MLFAB_RULE_ADAMW = 4     /* the same, and w <- w + scale * weight_decay * w before it */
+  MLFAB_RULE_ADADELAY =
+      2,               /* w <- w + c / sqrt(t + delay) * scale * u        (MLfabric 3.1, 10.4) */
+  MLFAB_RULE_ADAM = 3, /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
+  MLFAB_RULE_ADAMW = 4 /* the same, and w <- w + scale * weight_decay * w before it */
 };
 
 enum mlfab_sync_kind {
@@ -360,11 +366,11 @@ typedef struct mlfab_model_options {
   uint32_t slices;        /* 0: 16 times the servers; at most 4096 */
   uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
   uint32_t reserved;
-  double gamma;           /* momentum; 0: 0.9 */
-  double adadelay_c;      /* 0: 1 */
-  double beta1, beta2;    /* 0: 0.9, 0.999 */
-  double epsilon;         /* 0: 1e-8 */
-  double weight_decay;    /* ADAMW; 0: 0.01 */
+  double gamma;        /* momentum; 0: 0.9 */
+  double adadelay_c;   /* 0: 1 */
+  double beta1, beta2; /* 0: 0.9, 0.999 */
+  double epsilon;      /* 0: 1e-8 */
+  double weight_decay; /* ADAMW; 0: 0.01 */
 } mlfab_model_options;
 
 /* Adds a tensor of `count` elements under `id` (any number but MLFAB_ALL). Local; before
@@ -398,12 +404,12 @@ typedef struct mlfab_push_options {
   uint32_t size;
   /* w <- w + scale * u: a gradient takes minus the learning rate. 0: 1. Integers only with I64. */
   double scale;
-  uint32_t flags;      /* MLFAB_PUSH_* */
+  uint32_t flags; /* MLFAB_PUSH_* */
   uint32_t reserved;
-  double clip_norm;    /* > 0: scale is reduced so that the update's global norm is at most this */
-  uint64_t version;    /* the model version the update was computed from, plus one; 0: last pulled */
+  double clip_norm; /* > 0: scale is reduced so that the update's global norm is at most this */
+  uint64_t version; /* the model version the update was computed from, plus one; 0: last pulled */
   uint64_t timeout_ns; /* 0: the config's */
-  uint64_t retry_seq;  /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
+  uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
 } mlfab_push_options;
 
 typedef struct mlfab_pull_options {
@@ -414,13 +420,13 @@ typedef struct mlfab_pull_options {
 
 /* What became of a request. */
 typedef struct mlfab_result {
-  int32_t status;       /* 0 or MLFAB_ERR_*; the same as the call's return value */
-  int32_t rank;         /* to blame, or MLFAB_NO_RANK */
-  uint64_t seq;         /* push: the update's identity (with rank and incarnation) */
-  uint64_t version;     /* largest slice version after the commit, or of what was pulled */
-  uint64_t delay;       /* push: the largest delay over its slices (0 for BSP rounds) */
-  uint32_t applied;     /* push: servers that applied it ... */
-  uint32_t refused;     /* ... and that did not */
+  int32_t status;   /* 0 or MLFAB_ERR_*; the same as the call's return value */
+  int32_t rank;     /* to blame, or MLFAB_NO_RANK */
+  uint64_t seq;     /* push: the update's identity (with rank and incarnation) */
+  uint64_t version; /* largest slice version after the commit, or of what was pulled */
+  uint64_t delay;   /* push: the largest delay over its slices (0 for BSP rounds) */
+  uint32_t applied; /* push: servers that applied it ... */
+  uint32_t refused; /* ... and that did not */
   uint64_t waited_ns;
 } mlfab_result;
 
@@ -441,6 +447,7 @@ MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 
 /* Pulls whole tensors, one version per slice, into the caller's buffers. BSP: waits for the round of
  * this worker's last push. Errors as mlfab_push; a pull that fails may have written some buffers.
+ * At most 8 pulls may be under way at once: one more gets AGAIN.
  * Cost: one small frame up, tensor bytes down, per server. */
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p);
@@ -517,19 +524,19 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
  */
 typedef struct mlfab_stats {
   uint64_t frames_sent, frames_received;
-  uint64_t bytes_sent, bytes_received;           /* headers included */
-  uint64_t payload_sent, payload_received;       /* tensor bytes */
-  uint64_t frames_refused;                       /* malformed, wrong checksum, wrong protocol */
-  uint64_t strangers_refused;                    /* connections that were not of this job */
+  uint64_t bytes_sent, bytes_received;     /* headers included */
+  uint64_t payload_sent, payload_received; /* tensor bytes */
+  uint64_t frames_refused;                 /* malformed, wrong checksum, wrong protocol */
+  uint64_t strangers_refused;              /* connections that were not of this job */
   uint64_t reconnects, peers_died, transfers_revoked;
   uint64_t pushes_started, pushes_applied, pushes_refused, pushes_merged; /* worker */
-  uint64_t pulls_finished;                       /* worker */
-  uint64_t updates_applied, updates_refused, updates_repeated;           /* server */
-  uint64_t commits, pulls_answered, pulls_delayed, pulls_restarted;      /* server */
-  uint64_t delay_sum, delay_max;                 /* server: over applied updates */
-  uint64_t allocations;                          /* calls of env.allocate since open */
-  uint64_t memory_bytes;                         /* allocated now */
-  uint64_t trace_hash;                           /* of every event and action so far */
+  uint64_t pulls_finished;                                                /* worker */
+  uint64_t updates_applied, updates_refused, updates_repeated;            /* server */
+  uint64_t commits, pulls_answered, pulls_delayed, pulls_restarted;       /* server */
+  uint64_t delay_sum, delay_max; /* server: over applied updates */
+  uint64_t allocations;          /* calls of env.allocate since open */
+  uint64_t memory_bytes;         /* allocated now */
+  uint64_t trace_hash;           /* of every event and action so far */
 } mlfab_stats;
 
 /* A consistent copy of the counters. `size` is sizeof *stats_p. */
@@ -537,14 +544,14 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size);
 
 typedef struct mlfab_update_info {
   uint32_t worker, incarnation;
-  uint64_t seq;        /* first of the update's members */
-  uint32_t members;    /* updates in the commit: 1, merged small ones, or a round's contributors */
+  uint64_t seq;     /* first of the update's members */
+  uint32_t members; /* updates in the commit: 1, merged small ones, or a round's contributors */
   uint32_t server;
-  uint64_t delay;      /* largest over the slices touched */
-  uint64_t version;    /* of the first slice touched, before the commit */
+  uint64_t delay;   /* largest over the slices touched */
+  uint64_t version; /* of the first slice touched, before the commit */
   uint64_t commit;
-  uint64_t progress;   /* the worker's iteration, or the round */
-  double scale, norm;  /* norm: of the sum as pushed, 0 when not known */
+  uint64_t progress;  /* the worker's iteration, or the round */
+  double scale, norm; /* norm: of the sum as pushed, 0 when not known */
 } mlfab_update_info;
 
 typedef struct mlfab_pull_info {
@@ -553,16 +560,20 @@ typedef struct mlfab_pull_info {
 } mlfab_pull_info;
 
 enum mlfab_event_kind {
-  MLFAB_EVENT_JOINED = 1, MLFAB_EVENT_SUSPECT = 2, MLFAB_EVENT_DEAD = 3, MLFAB_EVENT_LEFT = 4,
-  MLFAB_EVENT_REJOINED = 5, MLFAB_EVENT_REFUSED_UPDATE = 6
+  MLFAB_EVENT_JOINED = 1,
+  MLFAB_EVENT_SUSPECT = 2,
+  MLFAB_EVENT_DEAD = 3,
+  MLFAB_EVENT_LEFT = 4,
+  MLFAB_EVENT_REJOINED = 5,
+  MLFAB_EVENT_REFUSED_UPDATE = 6
 };
 typedef struct mlfab_event_info {
   uint32_t kind;
-  int32_t rank;      /* of a worker, or the number of a server */
+  int32_t rank; /* of a worker, or the number of a server */
   uint32_t is_server;
   uint32_t incarnation;
-  int32_t code;      /* MLFAB_ERR_* where there is one */
-  const char *text;  /* valid during the call */
+  int32_t code;     /* MLFAB_ERR_* where there is one */
+  const char *text; /* valid during the call */
 } mlfab_event_info;
 
 /* ------------------------------------------------------------------------------------------------
@@ -576,45 +587,45 @@ typedef struct mlfab_event_info {
 typedef struct mlfab_node mlfab_node;
 
 enum mlfab_io_kind {
-  MLFAB_IO_UP = 1,       /* a connection stands: `link`, and `token` of connect (0: they called us) */
-  MLFAB_IO_DOWN = 2,     /* it broke (or, link 0: the connect of `token` failed): `code`, `text`.
+  MLFAB_IO_UP = 1,    /* a connection stands: `link`, and `token` of connect (0: they called us) */
+  MLFAB_IO_DOWN = 2,  /* it broke (or, link 0: the connect of `token` failed): `code`, `text`.
                             Everything borrowed by its sends is given back by this event */
-  MLFAB_IO_FRAME = 3,    /* a frame came: head, bulk; borrowed until release */
-  MLFAB_IO_SENT = 4,     /* the bulk of the send with `token` is no longer needed */
+  MLFAB_IO_FRAME = 3, /* a frame came: head, bulk; borrowed until release */
+  MLFAB_IO_SENT = 4,  /* the bulk of the send with `token` is no longer needed */
   MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
   MLFAB_IO_REFUSED = 6   /* a connection was dropped before it was a link (stranger, bad frame) */
 };
 
 /* What a transport reports. */
 typedef struct mlfab_io_event {
-  uint32_t kind;          /* MLFAB_IO_* */
-  uint32_t link;          /* the transport's number for the connection, 1..2^24-1 */
+  uint32_t kind; /* MLFAB_IO_* */
+  uint32_t link; /* the transport's number for the connection, 1..2^24-1 */
   uint64_t token;
-  const void *head;       /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
-  const void *bulk;       /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
+  const void *head; /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
+  const void *bulk; /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
   uint32_t head_bytes, bulk_bytes;
-  int32_t code;           /* MLFAB_ERR_* */
-  uint32_t caps;          /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  const char *text;       /* why; may be NULL; valid until release */
-  void *opaque;           /* the transport's own, for release */
+  int32_t code;     /* MLFAB_ERR_* */
+  uint32_t caps;    /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
+  const char *text; /* why; may be NULL; valid until release */
+  void *opaque;     /* the transport's own, for release */
 } mlfab_io_event;
 
 enum mlfab_action_kind {
-  MLFAB_ACTION_SEND = 1,      /* link, head, bulk, token */
-  MLFAB_ACTION_CONNECT = 2,   /* address, token */
+  MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
+  MLFAB_ACTION_CONNECT = 2,    /* address, token */
   MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
-  MLFAB_ACTION_DETACH = 4     /* link, token: stop borrowing the bulk of that send */
+  MLFAB_ACTION_DETACH = 4      /* link, token: stop borrowing the bulk of that send */
 };
 
 /* What a node wants done. Pointers are valid until mlfab_node_done. */
 typedef struct mlfab_action {
   uint32_t kind;
   uint32_t link;
-  uint64_t token;          /* send: 0 when there is no bulk or it need not be reported */
-  const void *head;        /* to be copied by whoever takes the action */
-  const void *bulk;        /* borrowed until SENT, DOWN, or a detach */
+  uint64_t token;   /* send: 0 when there is no bulk or it need not be reported */
+  const void *head; /* to be copied by whoever takes the action */
+  const void *bulk; /* borrowed until SENT, DOWN, or a detach */
   uint32_t head_bytes, bulk_bytes;
-  const char *address;     /* connect: a list separated by blanks, best first: take the first that a
+  const char *address; /* connect: a list separated by blanks, best first: take the first that a
                               transport of this node reaches */
 } mlfab_action;
 
@@ -675,8 +686,8 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
  */
 #define MLFAB_TRANSPORT_ABI 1
 #define MLFAB_HEADER_BYTES 64
-#define MLFAB_META_MAX 65536     /* largest meta of a frame, bytes */
-#define MLFAB_BULK_MAX 1048576   /* largest bulk of a frame, bytes */
+#define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
+#define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
 
 enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
@@ -689,19 +700,19 @@ enum mlfab_transport_caps {
 typedef struct mlfab_transport_options {
   uint32_t size;
   uint32_t allow_insecure;
-  const char *listen;     /* address to listen at, or "" for one of the transport's choice */
-  const char *ifname;     /* as in mlfab_config */
+  const char *listen; /* address to listen at, or "" for one of the transport's choice */
+  const char *ifname; /* as in mlfab_config */
   const char *job;
-  const mlfab_env *env;   /* complete: no member is NULL but store */
-  void *user;             /* mlfab_config.transport_user */
-  mlfab_error *error;     /* filled on failure; never NULL */
+  const mlfab_env *env; /* complete: no member is NULL but store */
+  void *user;           /* mlfab_config.transport_user */
+  mlfab_error *error;   /* filled on failure; never NULL */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {
   uint32_t size;
-  uint32_t abi;           /* MLFAB_TRANSPORT_ABI */
-  const char *name;       /* "tcp"; also what its addresses begin with, before ':' */
-  uint32_t caps;          /* MLFAB_CAP_* */
+  uint32_t abi;     /* MLFAB_TRANSPORT_ABI */
+  const char *name; /* "tcp"; also what its addresses begin with, before ':' */
+  uint32_t caps;    /* MLFAB_CAP_* */
   uint32_t reserved;
   /* Begins to listen; writes the address that others connect to into address (256 bytes). */
   int (*open)(const mlfab_transport_options *options, void **self_p, char *address);
@@ -766,23 +777,23 @@ typedef struct mlfab_sim mlfab_sim;
 
 typedef struct mlfab_sim_options {
   uint32_t size;
-  uint32_t hosts;             /* at least 1 */
-  uint64_t seed;              /* 0: 1 */
-  uint64_t latency_ns;        /* one way; 0: 50 us */
-  double latency_jitter;      /* 0..1, a uniform part of latency_ns added per frame; order is kept
+  uint32_t hosts;            /* at least 1 */
+  uint64_t seed;             /* 0: 1 */
+  uint64_t latency_ns;       /* one way; 0: 50 us */
+  double latency_jitter;     /* 0..1, a uniform part of latency_ns added per frame; order is kept
                                  within a link */
-  uint64_t rate_bytes_per_s;  /* each host's in and out capacity; 0: 1.25e9 */
-  uint64_t buffer_bytes;      /* of a link: a send beyond it is refused with AGAIN; 0: 4 MiB */
+  uint64_t rate_bytes_per_s; /* each host's in and out capacity; 0: 1.25e9 */
+  uint64_t buffer_bytes;     /* of a link: a send beyond it is refused with AGAIN; 0: 4 MiB */
   /* Fault menu: each is a probability a frame, or a second and host; 0: never. */
-  double loss;                /* a frame: its connection breaks, it and all behind it are lost */
-  double duplicate;           /* a frame: connection breaks after delivery, its acknowledgements are lost */
-  double reorder;             /* a frame: held back up to 20 latencies, other links overtake it */
-  double partition;           /* a second: two hosts cannot talk for up to partition_ns */
-  double crash;               /* a second and host allowed to crash: see mlfab_sim_on_crash */
-  double pause;               /* a second and host: it does nothing for up to pause_ns */
-  double slow;                /* a second and host: a tenth of its rate for up to pause_ns */
+  double loss;      /* a frame: its connection breaks, it and all behind it are lost */
+  double duplicate; /* a frame: connection breaks after delivery, its acknowledgements are lost */
+  double reorder;   /* a frame: held back up to 20 latencies, other links overtake it */
+  double partition; /* a second: two hosts cannot talk for up to partition_ns */
+  double crash;     /* a second and host allowed to crash: see mlfab_sim_on_crash */
+  double pause;     /* a second and host: it does nothing for up to pause_ns */
+  double slow;      /* a second and host: a tenth of its rate for up to pause_ns */
   uint64_t partition_ns, pause_ns; /* 0: 1 s */
-  const mlfab_env *env;       /* memory and log; NULL: built-in */
+  const mlfab_env *env;            /* memory and log; NULL: built-in */
 } mlfab_sim_options;
 
 MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p);
@@ -812,8 +823,8 @@ MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_n
 /* Everything of this host is gone at once: links break, its context is abandoned and *ctx NULL. */
 MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host);
 /* Hosts that the fault menu may crash, and who is told so that it can open a new context there. */
-MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host, void (*fn)(void *user, uint32_t host),
-                                 void *user);
+MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host,
+                                 void (*fn)(void *user, uint32_t host), void *user);
 MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p);
 
 #ifdef __cplusplus

@@ -32,7 +32,7 @@ static int config_number(const char *name, uint64_t low, uint64_t high, uint64_t
 
 static int config_u32(const char *name, uint32_t low, uint32_t high, uint32_t *member,
                       mlfab_error *error) {
-  uint64_t value;
+  uint64_t value = 0;
   if (*member != 0) return 0;
   int found = config_number(name, low, high, &value, error);
   if (found == 1) *member = (uint32_t)value;
@@ -40,7 +40,7 @@ static int config_u32(const char *name, uint32_t low, uint32_t high, uint32_t *m
 }
 
 static int config_ms(const char *name, uint64_t *member, mlfab_error *error) {
-  uint64_t value;
+  uint64_t value = 0;
   if (*member != 0) return 0;
   int found = config_number(name, 1, 86400000, &value, error);
   if (found == 1) *member = value * 1000000u;
@@ -78,7 +78,7 @@ static int config_words(mlfab_config *c, mlfab_error *error) {
   static const char *const transport[] = {"auto", "tcp", "shm", NULL};
   static const char *const progress[] = {"thread", "hand", NULL};
   static const char *const crc[] = {"0", "1", NULL};
-  int choice, code = config_word("MLFAB_ROLE", role, &choice, error);
+  int choice = -1, code = config_word("MLFAB_ROLE", role, &choice, error);
   if (code) return code;
   if (choice >= 0 && c->roles == 0 && c->dedicated)
     c->roles = choice ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
@@ -104,7 +104,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
                                            {"PMI_RANK", "PMI_SIZE"},
                                            {"SLURM_PROCID", "SLURM_NTASKS"}};
   for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
-    uint64_t rank, size;
+    uint64_t rank = 0, size = 0;
     const char *text = getenv(sources[i][0]);
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int found = config_number(sources[i][0], 0, INT32_MAX, &rank, error);
@@ -124,7 +124,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
 
 static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
-  uint64_t number;
+  uint64_t number = 0;
   if (c->coordinator[0] || !host || !*host) return 0;
   if (!port || !*port) return config_bad(error, "MASTER_ADDR", host, "is set, but not MASTER_PORT");
   int found = config_number("MASTER_PORT", 1, 65535, &number, error);

@@ -21,7 +21,13 @@
 #include <sys/epoll.h>
 #endif
 
-enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
+enum {
+  DRIVE_TRANSPORTS = 2,
+  DRIVE_BATCH = 64,
+  DRIVE_LINK_BITS = 24,
+  DRIVE_CLOCK_EVERY = 16,
+  DRIVE_LOOK_EVERY = 64
+};
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -50,9 +56,11 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated;       /* time stands still while we run */
-  uint32_t idle_looks; /* pumps in a row that found nothing */
-  uint64_t now_ns;     /* the clock, when it was last read */
+  int simulated;        /* time stands still while we run */
+  uint64_t moves;       /* pumps that moved something */
+  uint32_t idle_looks;  /* pumps in a row that found nothing */
+  uint32_t quiet_looks; /* at a transport without links, that were left out */
+  uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -163,12 +171,23 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
+ * now and then, and after every sleep. */
+static int drive_quiet(mlfab *ctx, uint32_t t) {
+  if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
+  if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
+  return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
+}
+
 /* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
  * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (drive_quiet(ctx, t)) continue;
+    moved |= drive_events(ctx, t, &now) > 0;
+  }
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
     now = drive_now(ctx);
   if (now != 0) {
@@ -180,7 +199,10 @@ static int drive_pump(mlfab *ctx) {
     }
   }
   moved |= drive_actions(ctx, ctx->now_ns);
-  if (moved) ctx->idle_looks = 0;
+  if (moved) {
+    ctx->idle_looks = 0;
+    ctx->moves++;
+  }
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
 }
@@ -199,8 +221,8 @@ static drive_transport *drive_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-static void drive_sleep_many(mlfab *ctx, uint64_t timeout) {
-  struct pollfd fds[DRIVE_TRANSPORTS];
+/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is there. */
+static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     drive_transport *transport = &ctx->transports[t];
@@ -209,11 +231,18 @@ static void drive_sleep_many(mlfab *ctx, uint64_t timeout) {
     fds[t].revents = 0;
     pending |= transport->table->arm(transport->self, 1);
   }
-  uint64_t ms = (timeout + 999999) / 1000000;
-  if (!pending) poll(fds, ctx->ntransports, ms > 1000 ? 1000 : (int)ms);
+  return pending;
+}
+
+static void drive_disarm(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && ctx->fd < 0; t++) {
     ctx->transports[t].table->arm(ctx->transports[t].self, 0);
   }
+}
+
+static void drive_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
+  uint64_t ms = (timeout + 999999) / 1000000;
+  poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
 /* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
@@ -224,6 +253,9 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   uint64_t timeout = until > now ? until - now : 0;
   drive_transport *only = drive_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  struct pollfd fds[DRIVE_TRANSPORTS];
+  int many = !only && ctx->ntransports > 0;
+  if (many && drive_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
   pthread_mutex_unlock(&ctx->lock);
   if (ctx->ntransports == 0) {
@@ -232,10 +264,12 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   } else if (only) {
     only->table->wait(only->self, timeout);
   } else {
-    drive_sleep_many(ctx, timeout);
+    drive_sleep_many(fds, ctx->ntransports, timeout);
   }
   pthread_mutex_lock(&ctx->lock);
+  if (many) drive_disarm(ctx);
   ctx->sleeping = 0;
+  ctx->quiet_looks = UINT32_MAX;
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 
@@ -297,18 +331,27 @@ static int drive_busy(const mlfab *ctx) {
 
 static void *drive_thread(void *argument) {
   mlfab *ctx = argument;
+  uint64_t idle_since = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
     if (ctx->waiters > 0 || ctx->parked) {
       /* Somebody drives, or has just done so and left nothing behind. */
       drive_cond_wait(ctx, mlfab__min(ctx->heartbeat_ns / 4, 50000000));
       if (ctx->waiters == 0) ctx->parked = 0;
-      continue;
+      idle_since = 0;
+    } else if (drive_pump(ctx)) {
+      idle_since = 0;
+    } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
+      /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
+      if (idle_since == 0) idle_since = ctx->now_ns;
+      pthread_mutex_unlock(&ctx->lock);
+      pthread_mutex_lock(&ctx->lock);
+    } else {
+      idle_since = 0;
+      ctx->thread_sleeps = 1;
+      drive_sleep(ctx, MLFAB__NEVER);
+      ctx->thread_sleeps = 0;
     }
-    if (drive_pump(ctx)) continue;
-    ctx->thread_sleeps = 1;
-    drive_sleep(ctx, MLFAB__NEVER);
-    ctx->thread_sleeps = 0;
   }
   pthread_mutex_unlock(&ctx->lock);
   return NULL;
@@ -739,13 +782,19 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   return code;
 }
 
+/* Has anything moved since? */
+static int drive_test_moved(mlfab *ctx, void *what) {
+  const uint64_t *before = what;
+  return ctx->moves != *before;
+}
+
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   drive_enter(ctx);
+  uint64_t before = ctx->moves;
   int moved = drive_pump(ctx);
-  if (!moved && timeout_ns > 0 && !ctx->sleeping) {
-    drive_sleep(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns));
-    moved = drive_pump(ctx);
+  if (!moved && timeout_ns > 0) {
+    moved = drive_until(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns), drive_test_moved, &before);
   }
   drive_leave(ctx);
   return moved;

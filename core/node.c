@@ -28,7 +28,7 @@ static uint32_t node_new_link(mlfab_node *node) {
     return MLFAB__NO_LINK;
   }
   if (n) memcpy(links, node->links, n * sizeof *links);
-  for (uint32_t i = 0; i < node->ready_count; i++)
+  for (uint32_t i = 0; n && i < node->ready_count; i++)
     ready[i] = node->ready[(node->ready_begin + i) % n];
   mlfab__free(&node->env, node->links, n * sizeof *links);
   mlfab__free(&node->env, node->ready, n * sizeof *ready);
@@ -215,7 +215,8 @@ static int node_init_roles(mlfab_node *node) {
   if (node->is_server) {
     node->worker_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_links);
     node->worker_heard = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_heard);
-    if (!node->worker_links || !node->worker_heard) return MLFAB_ERR_MEMORY;
+    node->worker_lost = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_lost);
+    if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
     for (uint32_t w = 0; w < c->workers; w++) node->worker_links[w] = MLFAB__NO_LINK;
     if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
       return MLFAB_ERR_MEMORY;
@@ -289,6 +290,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->routes, node->config.servers * sizeof *node->routes);
   mlfab__free(&node->env, node->worker_links, node->config.workers * sizeof *node->worker_links);
   mlfab__free(&node->env, node->worker_heard, node->config.workers * sizeof *node->worker_heard);
+  mlfab__free(&node->env, node->worker_lost, node->config.workers * sizeof *node->worker_lost);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__map_free(&node->env, &node->by_id);
@@ -328,8 +330,9 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
     snprintf(text, sizeof text, "left");
   } else {
     node->stats.peers_died++;
-    snprintf(text, sizeof text, "dead, silent for %s",
-             mlfab__duration(silent, node->now_ns - node->worker_heard[worker]));
+    uint64_t lost = node->worker_lost[worker];
+    snprintf(text, sizeof text, lost ? "dead, its connection broke %s ago" : "dead, silent for %s",
+             mlfab__duration(silent, node->now_ns - (lost ? lost : node->worker_heard[worker])));
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   mlfab__server_gone(&node->server, worker, left, node->now_ns);
@@ -374,6 +377,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
+    node->worker_lost[link.peer] = node->now_ns;
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
 }
@@ -480,6 +484,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   link->greeted = 1;
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
+  node->worker_lost[worker] = 0;
   if (node->is_coordinator) node->peers[worker].link = index;
   int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
   if (code) {
@@ -1025,7 +1030,10 @@ static void node_scan_peers(mlfab_node *node) {
     const mlfab__server_peer *peer = &node->server.peers[w];
     uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
     if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING) continue;
-    if (node->now_ns - node->worker_heard[w] >= limit) node_worker_gone(node, w, 0);
+    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+    uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
+    int over = node->now_ns - node->worker_heard[w] >= limit;
+    if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);
   }
   for (uint32_t s = 0;
        node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {

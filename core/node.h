@@ -14,8 +14,8 @@
  * of links (drop, detach) is done when they have returned.
  *
  * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead after 5.
- * A broken link is not yet a death: the worker calls again until then. Hand-driven peers are missed only while
- * their link is down. */
+ * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
+ * for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their link is down. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -113,6 +113,7 @@ struct mlfab_node {
   mlfab__route *routes;   /* by server; worker role only */
   uint32_t *worker_links; /* by rank; server role only */
   uint64_t *worker_heard; /* by rank: also while there is no link */
+  uint64_t *worker_lost;  /* by rank: when its link broke, 0 while it has one */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;

@@ -1,4 +1,4 @@
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 1.
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames with

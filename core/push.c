@@ -388,8 +388,13 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
     return NULL;
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
-  /* What is not finite goes alone, so that it is refused alone. */
+  /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
   if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  if (update->members == 1 &&
+      !mlfab__reduce_finite((int)tensor->dtype, update->packed, bufs->count)) {
+    update->mergeable = 0;
+    return NULL;
+  }
   mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
                     bufs->count, 0);
   update->members++;

@@ -108,7 +108,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   }
   mlfab__source *list = *sources;
   for (uint32_t i = 0; i < n; i++) {
-    mlfab__source source;
+    mlfab__source source = {0, 0, NULL};
     int code = worker_source(worker, &bufs[i], &source, error);
     if (code) return code;
     /* Insertion: callers list tensors in order, so this is one comparison each. */

@@ -1076,6 +1076,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   host->waits++;
   sim->depth++;
   sim->waiting = host;
+  if (below) sim_touch(below, 1); /* from now on it does not drive itself */
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
     if (until != MLFAB__NEVER) sim->now = mlfab__max(sim->now, until);
@@ -1460,7 +1461,7 @@ MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p) {
 
 MLFAB_API uint64_t mlfab_sim_clock(void *sim) {
   const mlfab_sim *s = sim;
-  return s->now;
+  return s ? s->now : 0;
 }
 
 MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {

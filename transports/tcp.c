@@ -84,20 +84,21 @@
 
 enum {
   TCP_SIZE_CLASSES = 5,
-  TCP_BLOCK_CLASS = 2,            /* of stages and of blocks of copied output */
-  TCP_BLOCK_BYTES = 68 << 10,     /* holds the largest head */
-  TCP_POOL_BYTES = 64 << 20,      /* free buffers beyond it go back to the allocator */
-  TCP_PIECES = 64,                /* of a link's output */
-  TCP_SENT_TOKENS = 128,          /* twice the pieces: see tcp_send */
-  TCP_COPY_BYTES = 8 << 10,       /* a bulk up to this is copied: cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,      /* copied output of a link, and one frame more */
-  TCP_GATHER_PIECES = 32,         /* send writes by itself beyond these, or TCP_OUT_BYTES */
-  TCP_GULP_BYTES = 4 << 10,       /* read past the end of a large frame; copied twice, so little */
-  TCP_LARGE_BYTES = 16 << 10,     /* a frame with this bulk is large */
-  TCP_WAITING_ROOM = 64,          /* strangers, and lingering links, at most */
-  TCP_ACCEPTS = 16,               /* a look */
-  TCP_TURNS = 8,                  /* events between two looks at the sockets */
-  TCP_SLOT_BITS = 14,             /* of a link's id; the rest counts the slot's generations */
+  TCP_BLOCK_CLASS = 2,        /* of stages and of blocks of copied output */
+  TCP_BLOCK_BYTES = 68 << 10, /* holds the largest head */
+  TCP_POOL_BYTES = 64 << 20,  /* free buffers beyond it go back to the allocator */
+  TCP_PIECES = 64,            /* of a link's output */
+  TCP_SENT_TOKENS = 128,      /* twice the pieces: see tcp_send */
+  TCP_COPY_BYTES = 8 << 10,   /* a bulk up to this is copied: cheaper than a piece */
+  TCP_OUT_BYTES = 256 << 10,  /* copied output of a link, and one frame more */
+  TCP_GATHER_PIECES = 32,     /* send writes by itself beyond these, or TCP_OUT_BYTES */
+  TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
+  TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
+  TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
+  TCP_ACCEPTS = 16,           /* a look */
+  TCP_TURNS = 8,              /* events between two looks at the sockets */
+  TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
+  TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
@@ -210,6 +211,7 @@ typedef struct tcp_self {
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
   uint32_t turns; /* events since the last look */
+  uint32_t idle;  /* polls that found nothing */
   tcp_link *hot;  /* brought the last frame: asked before all others are looked at */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
@@ -1413,6 +1415,9 @@ static int tcp_poll(void *opaque, mlfab_io_event *event) {
       return 1;
     }
     if (looked) return 0;
+    /* With one link, and nothing there, a look at everything else can wait for a few polls: a sleeper is
+     * woken for whatever it finds all the same. */
+    if (self->links == 1 && self->hot && ++self->idle % TCP_LOOK_EVERY != 0) return 0;
     tcp_look(self);
   }
 }
