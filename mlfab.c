@@ -879,13 +879,13 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
-#define MLFAB__WIRE_PAIRS(X)                                                                     \
-  X(join)                                                                                        \
-  X(welcome)                                                                                     \
-  X(refuse)                                                                                      \
-  X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant)  \
-      X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) \
-          X(done)
+#define MLFAB__WIRE_PAIRS(X)                                                                       \
+  X(join)                                                                                          \
+  X(welcome)                                                                                       \
+  X(refuse)                                                                                        \
+  X(hello)                                                                                         \
+  X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant) X(push_ack) \
+      X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
@@ -2037,7 +2037,7 @@ MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
 /* ==============================================================================================
  * core/port.h
  * ============================================================================================== */
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 1.
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames with
@@ -3361,7 +3361,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   }
   mlfab__source *list = *sources;
   for (uint32_t i = 0; i < n; i++) {
-    mlfab__source source;
+    mlfab__source source = {0, 0, NULL};
     int code = worker_source(worker, &bufs[i], &source, error);
     if (code) return code;
     /* Insertion: callers list tensors in order, so this is one comparison each. */
@@ -4197,8 +4197,13 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
     return NULL;
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
-  /* What is not finite goes alone, so that it is refused alone. */
+  /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
   if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  if (update->members == 1 &&
+      !mlfab__reduce_finite((int)tensor->dtype, update->packed, bufs->count)) {
+    update->mergeable = 0;
+    return NULL;
+  }
   mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
                     bufs->count, 0);
   update->members++;
@@ -7192,8 +7197,8 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  * of links (drop, detach) is done when they have returned.
  *
  * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead after 5.
- * A broken link is not yet a death: the worker calls again until then. Hand-driven peers are missed only while
- * their link is down. */
+ * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
+ * for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their link is down. */
 
 #define MLFAB__NO_LINK 0xffffffffu
 
@@ -7283,6 +7288,7 @@ struct mlfab_node {
   mlfab__route *routes;   /* by server; worker role only */
   uint32_t *worker_links; /* by rank; server role only */
   uint64_t *worker_heard; /* by rank: also while there is no link */
+  uint64_t *worker_lost;  /* by rank: when its link broke, 0 while it has one */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -7383,7 +7389,7 @@ static uint32_t node_new_link(mlfab_node *node) {
     return MLFAB__NO_LINK;
   }
   if (n) memcpy(links, node->links, n * sizeof *links);
-  for (uint32_t i = 0; i < node->ready_count; i++)
+  for (uint32_t i = 0; n && i < node->ready_count; i++)
     ready[i] = node->ready[(node->ready_begin + i) % n];
   mlfab__free(&node->env, node->links, n * sizeof *links);
   mlfab__free(&node->env, node->ready, n * sizeof *ready);
@@ -7570,7 +7576,8 @@ static int node_init_roles(mlfab_node *node) {
   if (node->is_server) {
     node->worker_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_links);
     node->worker_heard = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_heard);
-    if (!node->worker_links || !node->worker_heard) return MLFAB_ERR_MEMORY;
+    node->worker_lost = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_lost);
+    if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
     for (uint32_t w = 0; w < c->workers; w++) node->worker_links[w] = MLFAB__NO_LINK;
     if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
       return MLFAB_ERR_MEMORY;
@@ -7644,6 +7651,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->routes, node->config.servers * sizeof *node->routes);
   mlfab__free(&node->env, node->worker_links, node->config.workers * sizeof *node->worker_links);
   mlfab__free(&node->env, node->worker_heard, node->config.workers * sizeof *node->worker_heard);
+  mlfab__free(&node->env, node->worker_lost, node->config.workers * sizeof *node->worker_lost);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__map_free(&node->env, &node->by_id);
@@ -7683,8 +7691,9 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
     snprintf(text, sizeof text, "left");
   } else {
     node->stats.peers_died++;
-    snprintf(text, sizeof text, "dead, silent for %s",
-             mlfab__duration(silent, node->now_ns - node->worker_heard[worker]));
+    uint64_t lost = node->worker_lost[worker];
+    snprintf(text, sizeof text, lost ? "dead, its connection broke %s ago" : "dead, silent for %s",
+             mlfab__duration(silent, node->now_ns - (lost ? lost : node->worker_heard[worker])));
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   mlfab__server_gone(&node->server, worker, left, node->now_ns);
@@ -7729,6 +7738,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
+    node->worker_lost[link.peer] = node->now_ns;
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
 }
@@ -7835,6 +7845,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   link->greeted = 1;
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
+  node->worker_lost[worker] = 0;
   if (node->is_coordinator) node->peers[worker].link = index;
   int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
   if (code) {
@@ -8380,7 +8391,10 @@ static void node_scan_peers(mlfab_node *node) {
     const mlfab__server_peer *peer = &node->server.peers[w];
     uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
     if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING) continue;
-    if (node->now_ns - node->worker_heard[w] >= limit) node_worker_gone(node, w, 0);
+    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+    uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
+    int over = node->now_ns - node->worker_heard[w] >= limit;
+    if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);
   }
   for (uint32_t s = 0;
        node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
@@ -8667,7 +8681,9 @@ static int boot_check_world(mlfab_config *c, mlfab_error *error) {
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error) {
   memset(config, 0, sizeof *config);
-  if (!given || given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
+  if (!given)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "config is NULL");
+  if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
     return boot_config_error(error, "config.size is not set (call mlfab_config_init)");
   }
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
@@ -9068,7 +9084,7 @@ static int config_number(const char *name, uint64_t low, uint64_t high, uint64_t
 
 static int config_u32(const char *name, uint32_t low, uint32_t high, uint32_t *member,
                       mlfab_error *error) {
-  uint64_t value;
+  uint64_t value = 0;
   if (*member != 0) return 0;
   int found = config_number(name, low, high, &value, error);
   if (found == 1) *member = (uint32_t)value;
@@ -9076,7 +9092,7 @@ static int config_u32(const char *name, uint32_t low, uint32_t high, uint32_t *m
 }
 
 static int config_ms(const char *name, uint64_t *member, mlfab_error *error) {
-  uint64_t value;
+  uint64_t value = 0;
   if (*member != 0) return 0;
   int found = config_number(name, 1, 86400000, &value, error);
   if (found == 1) *member = value * 1000000u;
@@ -9114,7 +9130,7 @@ static int config_words(mlfab_config *c, mlfab_error *error) {
   static const char *const transport[] = {"auto", "tcp", "shm", NULL};
   static const char *const progress[] = {"thread", "hand", NULL};
   static const char *const crc[] = {"0", "1", NULL};
-  int choice, code = config_word("MLFAB_ROLE", role, &choice, error);
+  int choice = -1, code = config_word("MLFAB_ROLE", role, &choice, error);
   if (code) return code;
   if (choice >= 0 && c->roles == 0 && c->dedicated)
     c->roles = choice ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
@@ -9140,7 +9156,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
                                            {"PMI_RANK", "PMI_SIZE"},
                                            {"SLURM_PROCID", "SLURM_NTASKS"}};
   for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
-    uint64_t rank, size;
+    uint64_t rank = 0, size = 0;
     const char *text = getenv(sources[i][0]);
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int found = config_number(sources[i][0], 0, INT32_MAX, &rank, error);
@@ -9160,7 +9176,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
 
 static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
-  uint64_t number;
+  uint64_t number = 0;
   if (c->coordinator[0] || !host || !*host) return 0;
   if (!port || !*port) return config_bad(error, "MASTER_ADDR", host, "is set, but not MASTER_PORT");
   int found = config_number("MASTER_PORT", 1, 65535, &number, error);
@@ -9230,7 +9246,13 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 #include <sys/epoll.h>
 #endif
 
-enum { DRIVE_TRANSPORTS = 2, DRIVE_BATCH = 64, DRIVE_LINK_BITS = 24, DRIVE_CLOCK_EVERY = 16 };
+enum {
+  DRIVE_TRANSPORTS = 2,
+  DRIVE_BATCH = 64,
+  DRIVE_LINK_BITS = 24,
+  DRIVE_CLOCK_EVERY = 16,
+  DRIVE_LOOK_EVERY = 64
+};
 
 typedef struct drive_transport {
   const mlfab_transport *table;
@@ -9259,9 +9281,11 @@ struct mlfab {
   int has_thread, stop, parked;
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
-  int simulated;       /* time stands still while we run */
-  uint32_t idle_looks; /* pumps in a row that found nothing */
-  uint64_t now_ns;     /* the clock, when it was last read */
+  int simulated;        /* time stands still while we run */
+  uint64_t moves;       /* pumps that moved something */
+  uint32_t idle_looks;  /* pumps in a row that found nothing */
+  uint32_t quiet_looks; /* at a transport without links, that were left out */
+  uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
   int fd; /* given out by mlfab_fd, or -1 */
   int fd_own;
@@ -9372,12 +9396,23 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
+ * now and then, and after every sleep. */
+static int drive_quiet(mlfab *ctx, uint32_t t) {
+  if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
+  if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
+  return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
+}
+
 /* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
  * that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
-  for (uint32_t t = 0; t < ctx->ntransports; t++) moved |= drive_events(ctx, t, &now) > 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (drive_quiet(ctx, t)) continue;
+    moved |= drive_events(ctx, t, &now) > 0;
+  }
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
     now = drive_now(ctx);
   if (now != 0) {
@@ -9389,7 +9424,10 @@ static int drive_pump(mlfab *ctx) {
     }
   }
   moved |= drive_actions(ctx, ctx->now_ns);
-  if (moved) ctx->idle_looks = 0;
+  if (moved) {
+    ctx->idle_looks = 0;
+    ctx->moves++;
+  }
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
 }
@@ -9408,8 +9446,8 @@ static drive_transport *drive_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-static void drive_sleep_many(mlfab *ctx, uint64_t timeout) {
-  struct pollfd fds[DRIVE_TRANSPORTS];
+/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is there. */
+static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     drive_transport *transport = &ctx->transports[t];
@@ -9418,11 +9456,18 @@ static void drive_sleep_many(mlfab *ctx, uint64_t timeout) {
     fds[t].revents = 0;
     pending |= transport->table->arm(transport->self, 1);
   }
-  uint64_t ms = (timeout + 999999) / 1000000;
-  if (!pending) poll(fds, ctx->ntransports, ms > 1000 ? 1000 : (int)ms);
+  return pending;
+}
+
+static void drive_disarm(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && ctx->fd < 0; t++) {
     ctx->transports[t].table->arm(ctx->transports[t].self, 0);
   }
+}
+
+static void drive_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
+  uint64_t ms = (timeout + 999999) / 1000000;
+  poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
 /* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
@@ -9433,6 +9478,9 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   uint64_t timeout = until > now ? until - now : 0;
   drive_transport *only = drive_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  struct pollfd fds[DRIVE_TRANSPORTS];
+  int many = !only && ctx->ntransports > 0;
+  if (many && drive_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
   pthread_mutex_unlock(&ctx->lock);
   if (ctx->ntransports == 0) {
@@ -9441,10 +9489,12 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   } else if (only) {
     only->table->wait(only->self, timeout);
   } else {
-    drive_sleep_many(ctx, timeout);
+    drive_sleep_many(fds, ctx->ntransports, timeout);
   }
   pthread_mutex_lock(&ctx->lock);
+  if (many) drive_disarm(ctx);
   ctx->sleeping = 0;
+  ctx->quiet_looks = UINT32_MAX;
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 
@@ -9506,18 +9556,27 @@ static int drive_busy(const mlfab *ctx) {
 
 static void *drive_thread(void *argument) {
   mlfab *ctx = argument;
+  uint64_t idle_since = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
     if (ctx->waiters > 0 || ctx->parked) {
       /* Somebody drives, or has just done so and left nothing behind. */
       drive_cond_wait(ctx, mlfab__min(ctx->heartbeat_ns / 4, 50000000));
       if (ctx->waiters == 0) ctx->parked = 0;
-      continue;
+      idle_since = 0;
+    } else if (drive_pump(ctx)) {
+      idle_since = 0;
+    } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
+      /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
+      if (idle_since == 0) idle_since = ctx->now_ns;
+      pthread_mutex_unlock(&ctx->lock);
+      pthread_mutex_lock(&ctx->lock);
+    } else {
+      idle_since = 0;
+      ctx->thread_sleeps = 1;
+      drive_sleep(ctx, MLFAB__NEVER);
+      ctx->thread_sleeps = 0;
     }
-    if (drive_pump(ctx)) continue;
-    ctx->thread_sleeps = 1;
-    drive_sleep(ctx, MLFAB__NEVER);
-    ctx->thread_sleeps = 0;
   }
   pthread_mutex_unlock(&ctx->lock);
   return NULL;
@@ -9948,13 +10007,19 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   return code;
 }
 
+/* Has anything moved since? */
+static int drive_test_moved(mlfab *ctx, void *what) {
+  const uint64_t *before = what;
+  return ctx->moves != *before;
+}
+
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   drive_enter(ctx);
+  uint64_t before = ctx->moves;
   int moved = drive_pump(ctx);
-  if (!moved && timeout_ns > 0 && !ctx->sleeping) {
-    drive_sleep(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns));
-    moved = drive_pump(ctx);
+  if (!moved && timeout_ns > 0) {
+    moved = drive_until(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns), drive_test_moved, &before);
   }
   drive_leave(ctx);
   return moved;
@@ -10278,20 +10343,21 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 
 enum {
   TCP_SIZE_CLASSES = 5,
-  TCP_BLOCK_CLASS = 2,            /* of stages and of blocks of copied output */
-  TCP_BLOCK_BYTES = 68 << 10,     /* holds the largest head */
-  TCP_POOL_BYTES = 64 << 20,      /* free buffers beyond it go back to the allocator */
-  TCP_PIECES = 64,                /* of a link's output */
-  TCP_SENT_TOKENS = 128,          /* twice the pieces: see tcp_send */
-  TCP_COPY_BYTES = 8 << 10,       /* a bulk up to this is copied: cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,      /* copied output of a link, and one frame more */
-  TCP_GATHER_PIECES = 32,         /* send writes by itself beyond these, or TCP_OUT_BYTES */
-  TCP_GULP_BYTES = 4 << 10,       /* read past the end of a large frame; copied twice, so little */
-  TCP_LARGE_BYTES = 16 << 10,     /* a frame with this bulk is large */
-  TCP_WAITING_ROOM = 64,          /* strangers, and lingering links, at most */
-  TCP_ACCEPTS = 16,               /* a look */
-  TCP_TURNS = 8,                  /* events between two looks at the sockets */
-  TCP_SLOT_BITS = 14,             /* of a link's id; the rest counts the slot's generations */
+  TCP_BLOCK_CLASS = 2,        /* of stages and of blocks of copied output */
+  TCP_BLOCK_BYTES = 68 << 10, /* holds the largest head */
+  TCP_POOL_BYTES = 64 << 20,  /* free buffers beyond it go back to the allocator */
+  TCP_PIECES = 64,            /* of a link's output */
+  TCP_SENT_TOKENS = 128,      /* twice the pieces: see tcp_send */
+  TCP_COPY_BYTES = 8 << 10,   /* a bulk up to this is copied: cheaper than a piece */
+  TCP_OUT_BYTES = 256 << 10,  /* copied output of a link, and one frame more */
+  TCP_GATHER_PIECES = 32,     /* send writes by itself beyond these, or TCP_OUT_BYTES */
+  TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
+  TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
+  TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
+  TCP_ACCEPTS = 16,           /* a look */
+  TCP_TURNS = 8,              /* events between two looks at the sockets */
+  TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
+  TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
@@ -10404,6 +10470,7 @@ typedef struct tcp_self {
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
   uint32_t turns; /* events since the last look */
+  uint32_t idle;  /* polls that found nothing */
   tcp_link *hot;  /* brought the last frame: asked before all others are looked at */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
@@ -11607,6 +11674,9 @@ static int tcp_poll(void *opaque, mlfab_io_event *event) {
       return 1;
     }
     if (looked) return 0;
+    /* With one link, and nothing there, a look at everything else can wait for a few polls: a sleeper is
+     * woken for whatever it finds all the same. */
+    if (self->links == 1 && self->hot && ++self->idle % TCP_LOOK_EVERY != 0) return 0;
     tcp_look(self);
   }
 }
@@ -14081,6 +14151,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   host->waits++;
   sim->depth++;
   sim->waiting = host;
+  if (below) sim_touch(below, 1); /* from now on it does not drive itself */
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
     if (until != MLFAB__NEVER) sim->now = mlfab__max(sim->now, until);
@@ -14465,7 +14536,7 @@ MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p) {
 
 MLFAB_API uint64_t mlfab_sim_clock(void *sim) {
   const mlfab_sim *s = sim;
-  return s->now;
+  return s ? s->now : 0;
 }
 
 MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {
