@@ -3507,6 +3507,9 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   mlfab_model_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_model_options, sync))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: options.size is not set");
   if (worker->table)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "model_start twice");
   if ((n > 0) != (bufs != NULL))
@@ -8524,9 +8527,13 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  uint64_t timeout =
-      options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns) ? options->timeout_ns : 0;
-  NODE_CALL(mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error));
+  uint64_t timeout = 0;
+  int sized = !options || options->size >= sizeof options->size;
+  if (options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns)) timeout = options->timeout_ns;
+  NODE_CALL(
+      sized ? mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error)
+            : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                           "pull: options.size is not set"));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
@@ -8681,8 +8688,7 @@ static int boot_check_world(mlfab_config *c, mlfab_error *error) {
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error) {
   memset(config, 0, sizeof *config);
-  if (!given)
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "config is NULL");
+  if (!given) return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "config is NULL");
   if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
     return boot_config_error(error, "config.size is not set (call mlfab_config_init)");
   }

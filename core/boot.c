@@ -57,8 +57,7 @@ static int boot_check_world(mlfab_config *c, mlfab_error *error) {
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error) {
   memset(config, 0, sizeof *config);
-  if (!given)
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "config is NULL");
+  if (!given) return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "config is NULL");
   if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
     return boot_config_error(error, "config.size is not set (call mlfab_config_init)");
   }

@@ -1163,9 +1163,13 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  uint64_t timeout =
-      options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns) ? options->timeout_ns : 0;
-  NODE_CALL(mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error));
+  uint64_t timeout = 0;
+  int sized = !options || options->size >= sizeof options->size;
+  if (options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns)) timeout = options->timeout_ns;
+  NODE_CALL(
+      sized ? mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error)
+            : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                           "pull: options.size is not set"));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,

@@ -254,6 +254,9 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   mlfab_model_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_model_options, sync))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: options.size is not set");
   if (worker->table)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "model_start twice");
   if ((n > 0) != (bufs != NULL))
