@@ -15,6 +15,7 @@
  *    server-cpu      CPU seconds of the server process for 1e9 bytes pushed
  *    allocations     of worker and server together, for 1,000 pushes
  *    idle            CPU seconds a second of an idle worker and server together
+ *    memory          what each role allocates, as a multiple of the model
  *
  * Sizes are powers of two: 1 MB is 1,048,576 bytes; a GB/s is 1e9 bytes a second. With one worker it
  * and the server have a core each where there are two. */
@@ -326,8 +327,32 @@ static void idle(settings *s, int transport) {
   if (team) bench_team_stop(team);
 }
 
+/* Memory of both roles, by rule and consistency, as multiples of the model. */
+static void memory(settings *s) {
+  static const char *const names[] = {"plain", "momentum", "adadelay", "adam"};
+  cell c = {.what = "memory", .player = {&bench_mlfab}};
+  outcome o = {.played = {1}};
+  for (uint32_t sync = 0; sync < 2; sync++) {
+    for (uint32_t rule = 0; rule < 4; rule++) {
+      double used[2];
+      if (s->only && strncmp("memory", s->only, 6)) return;
+      if (bench_memory_use(rule, sync, &used[0], &used[1])) {
+        s->failures++;
+        continue;
+      }
+      for (int role = 0; role < 2; role++) {
+        figure f = {.unit = "x model", .value = {used[role]}};
+        snprintf(f.name, sizeof f.name, "memory/%s/%s-%s", role ? "worker" : "server",
+                 sync ? "bsp" : "async", names[rule]);
+        figure_print(s, &c, &o, &f);
+      }
+    }
+  }
+}
+
 static void all_cells(settings *s) {
   static const size_t sizes[] = {4 << 10, 64 << 10, MIB, 16 * MIB, 100 * MIB};
+  memory(s);
   for (int transport = BENCH_TCP; transport <= BENCH_SHM; transport++) {
     round_trip(s, transport, 1);
     round_trip(s, transport, 0);

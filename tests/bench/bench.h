@@ -111,4 +111,7 @@ uint64_t bench_now_ns(void);
 void bench_pin(int cpu); /* this thread; -1: to all */
 int bench_cpus(void);
 
+/* memory.c: what server and worker allocate under this rule and consistency, times the model. */
+int bench_memory_use(uint32_t rule, uint32_t sync, double *server_p, double *worker_p);
+
 #endif
