@@ -3713,7 +3713,8 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
-  if (ack->was_dead) stream->round = ack->v_train;
+  /* Rounds may have gone on without us, and the answer that said so may be lost: this one counts. */
+  stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
   if (worker->done == 2 && !stream->done_acked) {
     mlfab__done done = {worker->next_seq - 1};
@@ -5187,7 +5188,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
   server_hello_ack(server, worker, was_dead, ack);
-  if (peer->arrived && was_dead) ack->v_train++;
+  ack->v_train += peer->arrived;
   mlfab__intake_advance(server);
   return 0;
 }

@@ -141,7 +141,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
   server_hello_ack(server, worker, was_dead, ack);
-  if (peer->arrived && was_dead) ack->v_train++;
+  ack->v_train += peer->arrived;
   mlfab__intake_advance(server);
   return 0;
 }
