@@ -1,0 +1,898 @@
+/* test_api.c - every wrong call gets its own error, none is fatal, and the state stays as it was.
+ *
+ * Fabrics of several nodes live in the simulator, where deadlines and deaths cost no time; real
+ * sockets are used only where the error is about them. After each batch of wrong calls the model
+ * must hold the same bits, and a right call must still work. */
+#include "world.h"
+
+#include <arpa/inet.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { COUNT = 3000, LARGE = 300000 };
+
+/* --- a fabric with a model of one tensor 5 --- */
+
+typedef struct fixture {
+  world w;
+  int dtype;
+  uint64_t count;
+} fixture;
+
+static uint64_t width(int dtype) { return dtype == MLFAB_F32 ? 4 : 8; }
+
+static void set(int dtype, void *a, uint64_t i, double x) {
+  if (dtype == MLFAB_F32) ((float *)a)[i] = (float)x;
+  if (dtype == MLFAB_F64) ((double *)a)[i] = x;
+  if (dtype == MLFAB_I64) ((int64_t *)a)[i] = (int64_t)x;
+}
+
+static void *numbers(int dtype, uint64_t count, double first, double step) {
+  void *a = malloc(count * width(dtype));
+  assert_non_null(a);
+  for (uint64_t i = 0; i < count; i++) set(dtype, a, i, first + step * (double)(i % 97));
+  return a;
+}
+
+static mlfab_buf buf(uint32_t id, void *data, uint64_t count) {
+  mlfab_buf b = {id, 0, data, count};
+  return b;
+}
+
+static void begin(fixture *f, uint32_t workers, uint32_t servers, uint32_t dedicated) {
+  memset(f, 0, sizeof *f);
+  world_init(&f->w, workers, servers, dedicated);
+  f->dtype = MLFAB_F32;
+  f->count = COUNT;
+}
+
+static void model(fixture *f, const mlfab_model_options *options) {
+  for (uint32_t k = 0; k < f->w.workers; k++) {
+    void *first = numbers(f->dtype, f->count, 1, 0.5);
+    mlfab_buf b = buf(5, first, f->count);
+    OK(f->w.node[k], mlfab_tensor_add(f->w.node[k], 5, f->dtype, f->count));
+    OK(f->w.node[k], mlfab_model_start(f->w.node[k], options, &b, 1));
+    free(first);
+  }
+}
+
+static mlfab_model_options rules(uint32_t rule, uint32_t sync) {
+  mlfab_model_options o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.rule = rule;
+  o.sync = sync;
+  return o;
+}
+
+static mlfab_push_options scaled(double scale) {
+  mlfab_push_options o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.scale = scale;
+  return o;
+}
+
+/* The whole model as node k sees it. */
+static void *pulled(fixture *f, uint32_t k) {
+  void *a = malloc(f->count * width(f->dtype));
+  mlfab_buf b = buf(5, a, f->count);
+  assert_non_null(a);
+  OK(f->w.node[k], mlfab_pull(f->w.node[k], &b, 1, NULL, NULL));
+  return a;
+}
+
+/* The model holds these bits, which are freed; then a right push and pull work. */
+static void unchanged(fixture *f, void *before) {
+  void *after = pulled(f, 0), *u = numbers(f->dtype, f->count, 1, 0);
+  mlfab_buf b = buf(5, u, f->count);
+  assert_memory_equal(before, after, f->count * width(f->dtype));
+  OK(f->w.node[0], mlfab_push(f->w.node[0], &b, 1, NULL, NULL));
+  free(after);
+  after = pulled(f, 0);
+  assert_memory_not_equal(before, after, f->count * width(f->dtype));
+  free(before);
+  free(after);
+  free(u);
+}
+
+/* What the node said last must hold this text. */
+static void said(mlfab *node, int code, const char *text) {
+  mlfab_error error;
+  assert_int_equal(mlfab_last_error(node, &error), 0);
+  if (error.code != code || !strstr(error.text, text))
+    fail_msg("last error is %s \"%s\", without \"%s\"", mlfab_error_name(error.code), error.text,
+             text);
+}
+
+/* --- NULL and nonsense --- */
+
+static void test_null_context(void **state) {
+  mlfab *none = NULL;
+  mlfab_config config;
+  mlfab_error error;
+  mlfab_request request;
+  mlfab_stats stats;
+  uint64_t at;
+  int done, fd;
+  (void)state;
+  mlfab_config_init(NULL);
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_config_from_env(NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_config_from_env(NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_open(&config, NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_open_start(&config, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_not_equal(mlfab_open(NULL, &none, &error), 0);
+  assert_true(error.text[0] != 0);
+  assert_int_equal(mlfab_is_ready(NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_close(NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_abandon(NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_close(&none), MLFAB_ERR_CLOSED);
+  assert_int_equal(mlfab_abandon(&none), MLFAB_ERR_CLOSED);
+  assert_int_equal(mlfab_rank(NULL, NULL, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_last_error(NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_tensor_add(NULL, 1, MLFAB_F32, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_model_start(NULL, NULL, NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_save(NULL, "x"), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_push(NULL, NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_push_start(NULL, NULL, 0, NULL, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_pull(NULL, NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_pull_start(NULL, NULL, 0, NULL, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_snapshot(NULL, NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_push_difference(NULL, NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_test(NULL, 1, &done, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_wait(NULL, 1, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_cancel(NULL, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_push_status(NULL, 1, &done), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_flush(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_fd(NULL, &fd), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_progress(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_deadline(NULL, &at), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_barrier(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_broadcast(NULL, 0, &fd, 4, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_join(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_serve(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_get_stats(NULL, &stats, sizeof stats), MLFAB_ERR_ARGUMENT);
+}
+
+static void test_null_node(void **state) {
+  mlfab_node *none = NULL;
+  mlfab_config config;
+  mlfab_error error;
+  mlfab_request request;
+  mlfab_result result;
+  mlfab_stats stats;
+  mlfab_action action;
+  mlfab_io_event event;
+  int done;
+  (void)state;
+  memset(&event, 0, sizeof event);
+  memset(&action, 0, sizeof action);
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_node_open(&config, "", 0, NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_open(NULL, "", 0, &none, &error), MLFAB_ERR_ARGUMENT);
+  assert_null(none);
+  mlfab_node_close(NULL);
+  mlfab_node_close(&none);
+  mlfab_node_event(NULL, &event, 0);
+  mlfab_node_tick(NULL, 0);
+  mlfab_node_done(NULL, &action, 0, 0);
+  assert_int_equal(mlfab_node_next(NULL, 0, &action), 0);
+  assert_true(mlfab_node_deadline(NULL) == UINT64_MAX);
+  assert_int_equal(mlfab_node_ready(NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_tensor_add(NULL, 1, MLFAB_F32, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_model_start(NULL, NULL, NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_push(NULL, NULL, 0, NULL, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_pull(NULL, NULL, 0, NULL, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_barrier(NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_broadcast(NULL, 0, &done, 4, 0, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_join(NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_leave(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_test(NULL, 1, &done, &result), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_cancel(NULL, 1, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_push_status(NULL, 1, &done), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_last_error(NULL, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_stats(NULL, &stats, sizeof stats), MLFAB_ERR_ARGUMENT);
+  /* A node that is there, and outputs that are not. */
+  assert_int_equal(mlfab_node_open(&config, NULL, 0, &none, NULL), 0);
+  mlfab_node_event(none, NULL, 0);
+  mlfab_node_done(none, NULL, 0, 0);
+  mlfab_node_done(none, &action, 0, 0); /* nothing was yielded */
+  event.kind = 99;
+  mlfab_node_event(none, &event, 0);
+  event.kind = MLFAB_IO_FRAME, event.link = 7; /* no such link */
+  mlfab_node_event(none, &event, 0);
+  assert_int_equal(mlfab_node_next(none, 0, NULL), 0);
+  assert_int_equal(mlfab_node_barrier(none, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_last_error(none, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_stats(none, NULL, 8), MLFAB_ERR_ARGUMENT);
+  mlfab_node_close(&none);
+  mlfab_node_close(&none);
+}
+
+static void test_null_transport_and_sim(void **state) {
+  mlfab_sim *sim = NULL;
+  mlfab *none = NULL;
+  mlfab_error error;
+  uint64_t hash;
+  uint32_t a, b;
+  uint8_t header[64] = {0};
+  (void)state;
+  assert_int_equal(mlfab_frame_check(NULL, &a, &b), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_frame_check(header, NULL, &b), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_frame_check(header, &a, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_frame_check(header, &a, &b), MLFAB_ERR_FRAME);
+  assert_int_not_equal(mlfab_frame_verify(NULL, 64, NULL, 0), 0);
+  assert_int_equal(mlfab_sim_create(NULL, &sim), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_step(NULL), 0);
+  mlfab_sim_run(NULL, 5);
+  mlfab_sim_destroy(NULL);
+  mlfab_sim_destroy(&sim);
+  assert_true(mlfab_sim_clock(NULL) == 0);
+  assert_null(mlfab_sim_host(NULL, 0));
+  assert_int_equal(mlfab_sim_open(NULL, 0, NULL, &none, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_at(NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_set_rate(NULL, 0, 1, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_partition(NULL, 0, 1, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_pause(NULL, 0, 1), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_crash(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_on_crash(NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_sim_trace_hash(NULL, &hash), MLFAB_ERR_ARGUMENT);
+}
+
+/* --- opening --- */
+
+static int refused(const mlfab_config *config, const char *text) {
+  mlfab *ctx = NULL;
+  mlfab_error error;
+  int code = mlfab_open(config, &ctx, &error);
+  assert_null(ctx);
+  if (!strstr(error.text, text)) fail_msg("\"%s\" does not say \"%s\"", error.text, text);
+  assert_int_equal(error.code, code);
+  assert_int_equal(mlfab_open(config, &ctx, NULL), code); /* nobody needs to hear why */
+  return code;
+}
+
+static void test_configurations(void **state) {
+  mlfab_config good, c;
+  (void)state;
+  mlfab_config_init(&good);
+#define WITH(...) (c = good, __VA_ARGS__, &c)
+  assert_int_equal(refused(WITH(c.size = 0), "size"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.rank = 1), "rank 1"), MLFAB_ERR_RANK_RANGE);
+  assert_int_equal(refused(WITH(c.rank = -1), "rank -1"), MLFAB_ERR_RANK_RANGE);
+  assert_int_equal(refused(WITH(c.workers = 3, c.rank = 3), "rank 3"), MLFAB_ERR_RANK_RANGE);
+  assert_int_equal(refused(WITH(c.dedicated = 1, c.servers = 2, c.rank = 2, c.roles = 2), "rank 2"),
+                   MLFAB_ERR_RANK_RANGE);
+  assert_int_equal(refused(WITH(c.workers = 2), "coordinator"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.servers = 2), "servers"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.workers = 65537), "65536"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.roles = 8), "roles"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.roles = MLFAB_ROLE_SERVER), "roles"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.dedicated = 1, c.roles = 3), "dedicated"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.chunk_bytes = 100), "chunk_bytes"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.chunk_bytes = 1u << 21), "chunk_bytes"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.block_bytes = 100), "block_bytes"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.eager_bytes = 100), "eager_bytes"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.merge_max = 129), "merge_max"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.progress = 9), "progress"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.transports = 9), "transports"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.heartbeat_ns = 5), "heartbeat_ns"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(memset(c.job, 'x', sizeof c.job)), "text"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.workers = 2, strcpy(c.coordinator, "carrier:pigeon")), "pigeon"),
+                   MLFAB_ERR_ADDRESS);
+#undef WITH
+}
+
+/* Binds a TCP port of loopback and listens; returns it. */
+static int take_port(int *fd_p) {
+  struct sockaddr_in a;
+  socklen_t n = sizeof a;
+  memset(&a, 0, sizeof a);
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  *fd_p = socket(AF_INET, SOCK_STREAM, 0);
+  assert_int_equal(bind(*fd_p, (struct sockaddr *)&a, sizeof a), 0);
+  assert_int_equal(listen(*fd_p, 1), 0);
+  assert_int_equal(getsockname(*fd_p, (struct sockaddr *)&a, &n), 0);
+  return ntohs(a.sin_port);
+}
+
+static void test_sockets(void **state) {
+  mlfab_config good, c;
+  char port[24];
+  int fd;
+  (void)state;
+  mlfab_config_init(&good);
+  good.workers = 2;
+  good.transports = MLFAB_USE_TCP;
+  good.timeout_ns = 300 * (uint64_t)WORLD_MS;
+  snprintf(good.coordinator, sizeof good.coordinator, "tcp:127.0.0.1:%d", take_port(&fd));
+  snprintf(port, sizeof port, "%s", strrchr(good.coordinator, ':') + 1);
+  assert_int_equal(refused(&good, port), MLFAB_ERR_ADDRESS_IN_USE);
+  c = good;
+  strcpy(c.coordinator, "tcp:no.such.host.invalid:4000");
+  assert_int_equal(refused(&c, "no.such.host.invalid"), MLFAB_ERR_ADDRESS);
+  c.rank = 1;
+  assert_int_equal(refused(&c, "no.such.host.invalid"), MLFAB_ERR_ADDRESS);
+  c = good;
+  strcpy(c.coordinator, "tcp:0.0.0.0:4000");
+  assert_int_equal(refused(&c, "allow_insecure"), MLFAB_ERR_INSECURE);
+  strcpy(c.coordinator, "tcp:192.0.2.1:4000");
+  c.rank = 1;
+  assert_int_equal(refused(&c, "allow_insecure"), MLFAB_ERR_INSECURE);
+  strcpy(c.coordinator, "tcp:127.0.0.1");
+  assert_int_equal(refused(&c, "127.0.0.1"), MLFAB_ERR_ADDRESS);
+  close(fd);
+  /* Nobody is there: the deadline passes, and the text says who was awaited. */
+  c = good;
+  c.rank = 1;
+  assert_int_equal(refused(&c, "server 0"), MLFAB_ERR_TIMEOUT);
+}
+
+/* Two nodes of which the second does not fit; what it is told, and that the first goes on. */
+static void misfit(uint32_t workers, void (*spoil)(mlfab_config *), int code, const char *text) {
+  world w;
+  mlfab *stranger = NULL;
+  mlfab_error error;
+  world_init(&w, workers, 1, 0);
+  w.nodes++; /* a host for the one that does not fit */
+  world_network(&w, 1);
+  w.nodes--;
+  for (uint32_t i = 0; i < w.nodes; i++) {
+    mlfab_config c = world_config(&w, i);
+    if (i == 0) assert_int_equal(mlfab_sim_open(w.sim, i, &c, &w.node[i], NULL), 0);
+  }
+  mlfab_config c = world_config(&w, 1);
+  if (workers == 3) {
+    assert_int_equal(mlfab_sim_open(w.sim, 1, &c, &w.node[1], NULL), 0);
+    mlfab_sim_run(w.sim, 10 * WORLD_MS);
+  }
+  c.timeout_ns = 4 * (uint64_t)WORLD_S;
+  spoil(&c);
+  assert_int_equal(mlfab_sim_open(w.sim, w.nodes, &c, &stranger, &error), 0);
+  int ready = 0;
+  while ((ready = mlfab_is_ready(stranger, &error)) == 0) assert_true(mlfab_sim_step(w.sim));
+  if (ready != code || !strstr(error.text, text))
+    fail_msg("%s \"%s\" instead of %s \"%s\"", mlfab_error_name(ready), error.text,
+             mlfab_error_name(code), text);
+  /* A call on what never joined gets the same error, and is not fatal. */
+  assert_int_equal(mlfab_barrier(stranger, 0), code);
+  mlfab_abandon(&stranger);
+  for (uint32_t i = 1; i < w.nodes; i++) {
+    c = world_config(&w, i);
+    if (!w.node[i]) assert_int_equal(mlfab_sim_open(w.sim, i, &c, &w.node[i], NULL), 0);
+  }
+  for (uint32_t i = 0; i < w.nodes; i += mlfab_is_ready(w.node[i], NULL) == 1)
+    assert_true(mlfab_sim_step(w.sim));
+  world_close(&w);
+}
+
+static void spoil_workers(mlfab_config *c) { c->workers = 5; }
+static void spoil_servers(mlfab_config *c) { c->servers = 2; }
+static void spoil_dedicated(mlfab_config *c) {
+  c->dedicated = 1;
+  c->roles = MLFAB_ROLE_WORKER;
+}
+static void spoil_job(mlfab_config *c) { strcpy(c->job, "another"); }
+static void spoil_nothing(mlfab_config *c) { (void)c; }
+static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
+
+static void test_misfits(void **state) {
+  (void)state;
+  misfit(2, spoil_workers, MLFAB_ERR_WORLD, "worlds disagree");
+  misfit(2, spoil_servers, MLFAB_ERR_WORLD, "worlds disagree");
+  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "worlds disagree");
+  misfit(2, spoil_job, MLFAB_ERR_JOB, "job");
+  misfit(3, spoil_nothing, MLFAB_ERR_RANK_TAKEN, "worker 1");
+  misfit(3, spoil_address, MLFAB_ERR_REFUSED, "not server 0");
+}
+
+/* Joining ends at its deadline, and names who is missing. */
+static void test_missing(void **state) {
+  world w;
+  mlfab_error error;
+  int ready[2];
+  (void)state;
+  world_init(&w, 4, 1, 0);
+  w.config.timeout_ns = 5 * (uint64_t)WORLD_S;
+  world_network(&w, 1);
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab_config c = world_config(&w, i);
+    assert_int_equal(mlfab_sim_open(w.sim, i, &c, &w.node[i], NULL), 0);
+  }
+  for (uint32_t i = 0; i < 2; i++) {
+    while ((ready[i] = mlfab_is_ready(w.node[i], &error)) == 0) assert_true(mlfab_sim_step(w.sim));
+    assert_int_equal(ready[i], MLFAB_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "worker 2, worker 3"));
+    assert_in_range(mlfab_sim_clock(w.sim), 5 * (uint64_t)WORLD_S, 6 * (uint64_t)WORLD_S);
+  }
+  world_close(&w);
+}
+
+static void test_close_twice(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  world_open(&f.w, 1);
+  assert_int_equal(mlfab_close(&f.w.node[0]), 0);
+  assert_null(f.w.node[0]);
+  assert_int_equal(mlfab_close(&f.w.node[0]), MLFAB_ERR_CLOSED);
+  world_close(&f.w);
+}
+
+/* --- the model --- */
+
+static void test_definition(void **state) {
+  fixture f;
+  float first[4] = {1, 2, 3, 4}, more[5];
+  mlfab_buf good = buf(5, first, 4), bad;
+  mlfab_model_options o;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  world_open(&f.w, 1);
+  mlfab *n = f.w.node[0];
+  EXPECT(n, mlfab_tensor_add(n, 5, 0, 4), MLFAB_ERR_DTYPE);
+  EXPECT(n, mlfab_tensor_add(n, 5, 4, 4), MLFAB_ERR_DTYPE);
+  said(n, MLFAB_ERR_DTYPE, "tensor 5");
+  EXPECT(n, mlfab_tensor_add(n, 5, MLFAB_F32, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_tensor_add(n, MLFAB_ALL, MLFAB_F32, 1), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_model_start(n, NULL, NULL, 0), MLFAB_ERR_ARGUMENT); /* no tensors */
+  OK(n, mlfab_tensor_add(n, 5, MLFAB_F32, 4));
+  EXPECT(n, mlfab_tensor_add(n, 5, MLFAB_F32, 4), MLFAB_ERR_TENSOR);
+  said(n, MLFAB_ERR_TENSOR, "5");
+  /* First weights that do not fit, options that do not exist: the model can still be started. */
+  EXPECT(n, mlfab_model_start(n, NULL, NULL, 1), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_model_start(n, NULL, &good, 0), MLFAB_ERR_ARGUMENT);
+  bad = buf(5, more, 5);
+  EXPECT(n, mlfab_model_start(n, NULL, &bad, 1), MLFAB_ERR_SHAPE);
+  bad = buf(6, first, 4);
+  EXPECT(n, mlfab_model_start(n, NULL, &bad, 1), MLFAB_ERR_TENSOR);
+  bad = buf(5, NULL, 4);
+  EXPECT(n, mlfab_model_start(n, NULL, &bad, 1), MLFAB_ERR_ARGUMENT);
+#define TRY(options, code, text)                            \
+  EXPECT(n, mlfab_model_start(n, options, &good, 1), code); \
+  said(n, code, text)
+  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.mean = 1;
+  TRY(&o, MLFAB_ERR_UNSUPPORTED, "mean");
+  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.deterministic = 1;
+  TRY(&o, MLFAB_ERR_UNSUPPORTED, "deterministic");
+  o = rules(9, MLFAB_SYNC_ASYNC);
+  TRY(&o, MLFAB_ERR_UNSUPPORTED, "rule");
+  o = rules(MLFAB_RULE_PLAIN, 9);
+  TRY(&o, MLFAB_ERR_UNSUPPORTED, "sync");
+  o = rules(MLFAB_RULE_MOMENTUM, MLFAB_SYNC_ASYNC), o.gamma = 1.0;
+  TRY(&o, MLFAB_ERR_CONFIG, "gamma");
+  o.gamma = -0.5;
+  TRY(&o, MLFAB_ERR_CONFIG, "gamma");
+  o.gamma = (double)NAN;
+  TRY(&o, MLFAB_ERR_CONFIG, "gamma");
+  o = rules(MLFAB_RULE_ADAM, MLFAB_SYNC_ASYNC), o.beta2 = 1.5;
+  TRY(&o, MLFAB_ERR_CONFIG, "beta2");
+  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.slices = 4097;
+  TRY(&o, MLFAB_ERR_LIMIT, "slices");
+  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.size = 0;
+  TRY(&o, MLFAB_ERR_ARGUMENT, "size");
+#undef TRY
+  OK(n, mlfab_model_start(n, NULL, &good, 1));
+  EXPECT(n, mlfab_model_start(n, NULL, &good, 1), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_tensor_add(n, 7, MLFAB_F32, 4), MLFAB_ERR_STATE);
+  f.count = 4;
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
+static void test_int64_options(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  f.dtype = MLFAB_I64;
+  world_open(&f.w, 1);
+  mlfab *n = f.w.node[0];
+  OK(n, mlfab_tensor_add(n, 5, MLFAB_I64, f.count));
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  o.mean = 1;
+  EXPECT(n, mlfab_model_start(n, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+  said(n, MLFAB_ERR_UNSUPPORTED, "mean with int64");
+  o = rules(MLFAB_RULE_MOMENTUM, MLFAB_SYNC_ASYNC);
+  EXPECT(n, mlfab_model_start(n, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+  said(n, MLFAB_ERR_UNSUPPORTED, "int64");
+  OK(n, mlfab_model_start(n, NULL, NULL, 0));
+  void *u = numbers(MLFAB_I64, f.count, 1, 1), *before = pulled(&f, 0);
+  mlfab_buf b = buf(5, u, f.count);
+  mlfab_push_options p = scaled(0.5);
+  EXPECT(n, mlfab_push(n, &b, 1, &p, NULL), MLFAB_ERR_DTYPE);
+  p.scale = 1e300;
+  EXPECT(n, mlfab_push(n, &b, 1, &p, NULL), MLFAB_ERR_DTYPE);
+  p = scaled(1);
+  p.clip_norm = 1;
+  EXPECT(n, mlfab_push(n, &b, 1, &p, NULL), MLFAB_ERR_DTYPE);
+  unchanged(&f, before);
+  free(u);
+  world_close(&f.w);
+}
+
+/* Workers that define something else are told the first difference; they may try again. */
+static void test_other_models(void **state) {
+  world w;
+  (void)state;
+  world_init(&w, 2, 1, 0);
+  world_open(&w, 1);
+  mlfab *a = w.node[0], *b = w.node[1];
+  OK(a, mlfab_tensor_add(a, 1, MLFAB_F32, 10));
+  OK(a, mlfab_tensor_add(a, 2, MLFAB_F64, 20));
+  OK(a, mlfab_model_start(a, NULL, NULL, 0));
+  OK(b, mlfab_tensor_add(b, 1, MLFAB_F32, 10));
+  EXPECT(b, mlfab_model_start(b, NULL, NULL, 0), MLFAB_ERR_MODEL);
+  said(b, MLFAB_ERR_MODEL, "1 tensors, worker 0's has 2");
+  OK(b, mlfab_tensor_add(b, 2, MLFAB_F64, 21));
+  EXPECT(b, mlfab_model_start(b, NULL, NULL, 0), MLFAB_ERR_MODEL);
+  said(b, MLFAB_ERR_MODEL, "id 2, 21");
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC);
+  o.slices = 3;
+  EXPECT(b, mlfab_model_start(b, &o, NULL, 0), MLFAB_ERR_MODEL);
+  OK(a, mlfab_push(a, &(mlfab_buf){1, 0, (float[10]){1}, 10}, 1, NULL, NULL));
+  world_close(&w);
+}
+
+/* --- pushes and pulls that cannot be --- */
+
+static void wrong_lists(mlfab *n, float *data, int (*call)(mlfab *, const mlfab_buf *, uint32_t)) {
+  mlfab_buf list[2] = {{5, 0, data, COUNT}, {5, 0, data, COUNT}}, b = list[0];
+  EXPECT(n, call(n, NULL, 1), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, call(n, &b, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, call(n, list, 2), MLFAB_ERR_ARGUMENT);
+  b.data = NULL;
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_ARGUMENT);
+  b = buf(6, data, COUNT);
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_TENSOR);
+  said(n, MLFAB_ERR_TENSOR, "6");
+  b = buf(5, data, COUNT - 1);
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
+  said(n, MLFAB_ERR_SHAPE, "2999");
+  b = buf(MLFAB_ALL, data, COUNT + 1);
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
+  b = buf(MLFAB_ALL, data, UINT64_MAX);
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
+}
+
+static int call_push(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  return mlfab_push(n, b, count, NULL, NULL);
+}
+static int call_push_start(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  mlfab_request request = 77;
+  int code = mlfab_push_start(n, b, count, NULL, &request);
+  assert_int_equal(request, 77);
+  return code;
+}
+static int call_push_forget(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  return mlfab_push_start(n, b, count, NULL, NULL);
+}
+static int call_pull(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  return mlfab_pull(n, b, count, NULL, NULL);
+}
+static int call_pull_start(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  mlfab_request request;
+  return mlfab_pull_start(n, b, count, NULL, &request);
+}
+static int call_snapshot(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  return mlfab_snapshot(n, b, count);
+}
+static int call_difference(mlfab *n, const mlfab_buf *b, uint32_t count) {
+  return mlfab_push_difference(n, b, count, NULL, NULL);
+}
+
+static void test_before_the_model(void **state) {
+  fixture f;
+  float data[COUNT];
+  mlfab_buf b = buf(5, data, COUNT);
+  mlfab_request request;
+  (void)state;
+  memset(data, 0, sizeof data);
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  mlfab *n = f.w.node[0], *server = f.w.node[2];
+  EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_push_start(n, &b, 1, NULL, &request), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_snapshot(n, &b, 1), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_push_difference(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_save(n, "/nowhere"), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_serve(n, 0), MLFAB_ERR_STATE);
+  /* A dedicated server is no worker. */
+  EXPECT(server, mlfab_push(server, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_tensor_add(server, 1, MLFAB_F32, 1), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_barrier(server, 0), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_flush(server, 0), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_snapshot(server, &b, 1), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_save(server, "/nowhere"), MLFAB_ERR_STATE);
+  model(&f, NULL);
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
+static void test_wrong_lists(void **state) {
+  fixture f;
+  float data[COUNT];
+  (void)state;
+  for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
+  begin(&f, 1, 1, 0);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  void *before = pulled(&f, 0);
+  wrong_lists(n, data, call_push);
+  wrong_lists(n, data, call_push_start);
+  wrong_lists(n, data, call_push_forget);
+  wrong_lists(n, data, call_pull);
+  wrong_lists(n, data, call_pull_start);
+  wrong_lists(n, data, call_snapshot);
+  wrong_lists(n, data, call_difference);
+  mlfab_buf b = buf(5, data, COUNT);
+  EXPECT(n, mlfab_pull_start(n, &b, 1, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_push_difference(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE); /* no snapshot */
+  said(n, MLFAB_ERR_STATE, "snapshot");
+  OK(n, mlfab_flush(n, 0));
+  unchanged(&f, before);
+  world_close(&f.w);
+}
+
+/* MLFAB_ALL names one array: not where tensors have several types. */
+static void test_mixed_types(void **state) {
+  world w;
+  float data[8] = {0};
+  mlfab_buf b = {MLFAB_ALL, 0, data, 4};
+  (void)state;
+  world_init(&w, 1, 1, 0);
+  world_open(&w, 1);
+  mlfab *n = w.node[0];
+  OK(n, mlfab_tensor_add(n, 1, MLFAB_F32, 2));
+  OK(n, mlfab_tensor_add(n, 2, MLFAB_F64, 2));
+  EXPECT(n, mlfab_model_start(n, NULL, &b, 1), MLFAB_ERR_DTYPE);
+  OK(n, mlfab_model_start(n, NULL, NULL, 0));
+  EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_DTYPE);
+  EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_DTYPE);
+  said(n, MLFAB_ERR_DTYPE, "MLFAB_ALL");
+  world_close(&w);
+}
+
+static void test_wrong_options(void **state) {
+  fixture f;
+  float data[COUNT];
+  mlfab_buf b = buf(5, data, COUNT);
+  (void)state;
+  for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
+  begin(&f, 1, 1, 0);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  void *before = pulled(&f, 0);
+  mlfab_push_options o;
+#define TRY(member, value, code, text)             \
+  o = scaled(1);                                   \
+  o.member = value;                                \
+  EXPECT(n, mlfab_push(n, &b, 1, &o, NULL), code); \
+  said(n, code, text)
+  TRY(size, 0, MLFAB_ERR_ARGUMENT, "size");
+  TRY(scale, (double)NAN, MLFAB_ERR_ARGUMENT, "scale");
+  TRY(scale, (double)INFINITY, MLFAB_ERR_ARGUMENT, "scale");
+  TRY(clip_norm, -1.0, MLFAB_ERR_ARGUMENT, "clip_norm");
+  TRY(clip_norm, (double)NAN, MLFAB_ERR_ARGUMENT, "clip_norm");
+  TRY(flags, 64, MLFAB_ERR_ARGUMENT, "flags");
+  TRY(retry_seq, 999, MLFAB_ERR_ARGUMENT, "999");
+#undef TRY
+  mlfab_pull_options p;
+  memset(&p, 0, sizeof p);
+  EXPECT(n, mlfab_pull(n, &b, 1, &p, NULL), MLFAB_ERR_ARGUMENT);
+  said(n, MLFAB_ERR_ARGUMENT, "size");
+  unchanged(&f, before);
+  world_close(&f.w);
+}
+
+static void test_requests(void **state) {
+  fixture f;
+  float data[COUNT];
+  mlfab_buf b = buf(5, data, COUNT);
+  mlfab_request request, many[64];
+  mlfab_result result;
+  int done = 0, status = 0, fd;
+  uint64_t at;
+  (void)state;
+  memset(data, 0, sizeof data);
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  EXPECT(n, mlfab_wait(n, 0, 0, NULL), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_wait(n, 12345, 0, NULL), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_test(n, 12345, &done, NULL), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_cancel(n, 12345), MLFAB_ERR_REQUEST);
+  OK(n, mlfab_push_start(n, &b, 1, NULL, &request));
+  EXPECT(n, mlfab_test(n, request, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_wait(n, request, 1, NULL), MLFAB_ERR_TIMEOUT); /* still open */
+  OK(n, mlfab_wait(n, request, 0, &result));
+  EXPECT(n, mlfab_wait(n, request, 0, NULL), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_test(n, request, &done, NULL), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_cancel(n, request), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_push_status(n, result.seq, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_push_status(n, 0, &status), MLFAB_ERR_REQUEST);
+  EXPECT(n, mlfab_push_status(n, 100000, &status), MLFAB_ERR_REQUEST);
+  OK(n, mlfab_push_status(n, result.seq, &status));
+  assert_int_equal(status, 0);
+  EXPECT(n, mlfab_fd(n, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_fd(n, &fd), MLFAB_ERR_UNSUPPORTED); /* the simulator has none */
+  EXPECT(n, mlfab_deadline(n, NULL), MLFAB_ERR_ARGUMENT);
+  OK(n, mlfab_deadline(n, &at));
+  EXPECT(n, mlfab_get_stats(n, NULL, 8), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_last_error(n, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_save(n, NULL), MLFAB_ERR_ARGUMENT);
+  OK(n, mlfab_rank(n, NULL, NULL, NULL));
+  /* No more than 64 that nobody waited for. */
+  for (int i = 0; i < 64; i++) {
+    int code = mlfab_push_start(n, &b, 1, NULL, &many[i]);
+    EXPECT(n, code, 0);
+  }
+  EXPECT(n, mlfab_push_start(n, &b, 1, NULL, &request), MLFAB_ERR_AGAIN);
+  EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_AGAIN);
+  for (int i = 0; i < 64; i++) OK(n, mlfab_wait(n, many[i], 0, NULL));
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
+/* --- what is not finite --- */
+
+typedef struct poison {
+  uint32_t rule, sync;
+  int dtype;
+  uint64_t count;
+  uint32_t servers;
+} poison;
+
+/* Worker 1's update has one bad element at `where`; worker 2's good ones stand around it. */
+static void poisoned(const poison *p, double bad, uint64_t where) {
+  fixture f;
+  mlfab_request request[3];
+  mlfab_result result[3];
+  mlfab_error error;
+  int status;
+  begin(&f, 3, p->servers, 1);
+  f.dtype = p->dtype;
+  f.count = p->count;
+  world_open(&f.w, 1 + where);
+  mlfab_model_options o = rules(p->rule, p->sync);
+  model(&f, &o);
+  void *good = numbers(p->dtype, p->count, 1, 0.25), *zero = numbers(p->dtype, p->count, 0, 0);
+  void *u = numbers(p->dtype, p->count, 3, 1), *before;
+  mlfab_buf b = buf(5, u, p->count), g = buf(5, good, p->count), z = buf(5, zero, p->count);
+  set(p->dtype, u, where, bad);
+  int rounds = p->sync == MLFAB_SYNC_BSP;
+  mlfab_push_options scale = scaled(-0.5);
+  /* In rounds all push: zeros beside the bad one, so that the model must stay as it is. */
+  before = pulled(&f, 0);
+  OK(f.w.node[1], mlfab_push_start(f.w.node[1], &b, 1, &scale, &request[1]));
+  for (uint32_t k = 0; k < 3 && rounds; k += 2)
+    OK(f.w.node[k], mlfab_push_start(f.w.node[k], &z, 1, &scale, &request[k]));
+  EXPECT(f.w.node[1], mlfab_wait(f.w.node[1], request[1], 0, &result[1]), MLFAB_ERR_NOT_FINITE);
+  for (uint32_t k = 0; k < 3 && rounds; k += 2)
+    OK(f.w.node[k], mlfab_wait(f.w.node[k], request[k], 0, NULL));
+  assert_int_equal(mlfab_last_error(f.w.node[1], &error), 0);
+  assert_int_equal(error.rank, 1);
+  assert_false(error.is_server);
+  assert_non_null(strstr(error.text, "worker 1"));
+  assert_int_equal(result[1].rank, 1);
+  assert_true(result[1].refused >= 1);
+  OK(f.w.node[1], mlfab_push_status(f.w.node[1], result[1].seq, &status));
+  assert_int_equal(status, MLFAB_ERR_NOT_FINITE);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_REFUSED_UPDATE, 1, 0));
+  void *after = pulled(&f, 0);
+  /* Servers decide separately: only with one is nothing applied at all. */
+  if (p->servers == 1) assert_memory_equal(before, after, p->count * width(p->dtype));
+  free(before);
+  /* The good ones of others, before and behind it, are applied as if it had never been. */
+  before = after;
+  if (!rounds) {
+    OK(f.w.node[2], mlfab_push_start(f.w.node[2], &g, 1, &scale, &request[2]));
+    OK(f.w.node[1], mlfab_push_start(f.w.node[1], &b, 1, &scale, &request[1]));
+    OK(f.w.node[0], mlfab_push_start(f.w.node[0], &g, 1, &scale, &request[0]));
+    OK(f.w.node[0], mlfab_wait(f.w.node[0], request[0], 0, NULL));
+    EXPECT(f.w.node[1], mlfab_wait(f.w.node[1], request[1], 0, NULL), MLFAB_ERR_NOT_FINITE);
+    OK(f.w.node[2], mlfab_wait(f.w.node[2], request[2], 0, NULL));
+    after = pulled(&f, 0);
+    for (uint64_t i = 0; i < p->count && p->rule == MLFAB_RULE_PLAIN && p->servers == 1; i++) {
+      double was = p->dtype == MLFAB_F32 ? (double)((float *)before)[i] : ((double *)before)[i];
+      double is = p->dtype == MLFAB_F32 ? (double)((float *)after)[i] : ((double *)after)[i];
+      assert_true(fabs(was - (1 + 0.25 * (double)(i % 97)) - is) < 1e-4);
+    }
+    free(after);
+  }
+  for (uint64_t i = 0; i < p->count; i++) {
+    double is = p->dtype == MLFAB_F32 ? (double)((float *)before)[i] : ((double *)before)[i];
+    assert_true(is - is == 0.0);
+  }
+  free(before);
+  free(good);
+  free(zero);
+  free(u);
+  world_close(&f.w);
+}
+
+/* Small ones lie whole in memory, large ones come in granted chunks; first, middle, last element. */
+static void test_not_finite(void **state) {
+  static const uint32_t kinds[] = {MLFAB_RULE_PLAIN, MLFAB_RULE_MOMENTUM, MLFAB_RULE_ADAM};
+  static const uint64_t counts[] = {7, COUNT, LARGE};
+  (void)state;
+  const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+  int turn = 0;
+  for (uint32_t r = 0; r < 3; r++) {
+    for (uint32_t sync = 0; sync < 2; sync++) {
+      for (int dtype = MLFAB_F32; dtype <= MLFAB_F64; dtype++) {
+        for (int c = 0; c < 3; c++, turn++) {
+          uint64_t where[] = {0, counts[c] / 2, counts[c] - 1};
+          poison p = {kinds[r], sync, dtype, counts[c], 1 + (uint32_t)(turn % 5 == 0)};
+          for (int i = 0; i < 3; i++) {
+            if (c == 2 && i != turn % 3) continue; /* the large ones one place each */
+            poisoned(&p, bad[(turn + i) % 3], where[i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+/* A pushed difference, and small pushes that could be merged with good ones. */
+static void test_not_finite_merged(void **state) {
+  fixture f;
+  float good[8] = {1, 1, 1, 1, 1, 1, 1, 1}, bad[8] = {1, 1, 1, (float)NAN, 1, 1, 1, 1};
+  mlfab_request request[40];
+  (void)state;
+  begin(&f, 1, 1, 1);
+  f.count = 8;
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  mlfab_buf g = buf(5, good, 8), b = buf(5, bad, 8);
+  float *before = (float *)pulled(&f, 0);
+  for (int i = 0; i < 40; i++)
+    OK(n, mlfab_push_start(n, i % 10 == 5 ? &b : &g, 1, NULL, &request[i]));
+  for (int i = 0; i < 40; i++)
+    EXPECT(n, mlfab_wait(n, request[i], 0, NULL), i % 10 == 5 ? MLFAB_ERR_NOT_FINITE : 0);
+  float *after = (float *)pulled(&f, 0);
+  for (int i = 0; i < 8; i++) assert_true(after[i] == before[i] + 36.0f);
+  /* Nobody waits for it: flush tells, once. */
+  OK(n, mlfab_push_start(n, &b, 1, NULL, NULL));
+  EXPECT(n, mlfab_flush(n, 0), MLFAB_ERR_NOT_FINITE);
+  OK(n, mlfab_flush(n, 0));
+  OK(n, mlfab_snapshot(n, &g, 1));
+  good[2] = (float)INFINITY;
+  EXPECT(n, mlfab_push_difference(n, &g, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  free(after);
+  free(before);
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_null_context),
+      cmocka_unit_test(test_null_node),
+      cmocka_unit_test(test_null_transport_and_sim),
+      cmocka_unit_test(test_configurations),
+      cmocka_unit_test(test_sockets),
+      cmocka_unit_test(test_misfits),
+      cmocka_unit_test(test_missing),
+      cmocka_unit_test(test_close_twice),
+      cmocka_unit_test(test_definition),
+      cmocka_unit_test(test_int64_options),
+      cmocka_unit_test(test_other_models),
+      cmocka_unit_test(test_before_the_model),
+      cmocka_unit_test(test_wrong_lists),
+      cmocka_unit_test(test_mixed_types),
+      cmocka_unit_test(test_wrong_options),
+      cmocka_unit_test(test_requests),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_not_finite_merged),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
