@@ -262,6 +262,11 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if ((n > 0) != (bufs != NULL))
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "model_start: bufs and n do not fit");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead)
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "model_start: server %u is dead", s);
+  }
   mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
                                                 worker->config->timeout_ns);
   if (!request)
