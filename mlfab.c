@@ -3121,7 +3121,7 @@ typedef struct mlfab__fetch { /* a pull */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
-  uint8_t up, dead, define, defined, done_acked, own_weights;
+  uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small; /* mergeable updates announced and not decided */
@@ -3141,7 +3141,7 @@ typedef struct mlfab__worker {
   mlfab__define define;
   mlfab__layout layout;
   int stands; /* the model stands everywhere */
-  int done;   /* no more data: 1 asked for, 2 told to the servers */
+  int done;   /* no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -3213,6 +3213,8 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
 /* Whole updates with a number below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before);
+/* 1 while the server has updates of this worker to decide. */
+MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
@@ -3610,15 +3612,21 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   if (code) worker_model_end(worker, code, error.rank, now_ns, error.text);
 }
 
+static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
+  mlfab__done done = {worker->next_seq - 1};
+  uint8_t meta[32];
+  worker->streams[server].done_told = 1;
+  worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
+                    mlfab__encode_done(meta, &done));
+}
+
+/* Each server is told as soon as it has decided everything, not only when all have: they may be at
+ * different rounds, and one must not wait for a worker that waits for another. */
 static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
-  if (worker->done == 1 && worker->norder == 0) {
-    worker->done = 2;
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      mlfab__done done = {worker->next_seq - 1};
-      uint8_t meta[32];
-      worker->port.post(worker->port.self, s, MLFAB__DONE, meta, mlfab__encode_done(meta, &done));
-    }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
+      worker_tell_done(worker, s);
   }
   for (uint32_t s = 0; s < worker->servers; s++)
     acked += worker->streams[s].done_acked || worker->streams[s].dead;
@@ -3628,7 +3636,7 @@ static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns) {
-  if (worker->join_request) worker_join_progress(worker, now_ns);
+  if (worker->done) worker_join_progress(worker, now_ns);
   if (!worker->model_request) return;
   if (worker->model_pull) {
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
@@ -3721,12 +3729,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   /* Rounds may have gone on without us, and the answer that said so may be lost: this one counts. */
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
-  if (worker->done == 2 && !stream->done_acked) {
-    mlfab__done done = {worker->next_seq - 1};
-    uint8_t meta[32];
-    worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
-                      mlfab__encode_done(meta, &done));
-  }
+  if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   worker->port.ready(worker->port.self, server);
 }
 
@@ -3859,6 +3862,14 @@ MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t
   return ahead;
 }
 
+MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    uint8_t state = worker->updates[worker->order[i]].parts[server].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 1;
+  }
+  return 0;
+}
+
 /* --- the end of an update --- */
 
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
@@ -3968,6 +3979,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   if (push_whole_round(update)) stream->round++;
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
+  if (worker->done) mlfab__worker_progress(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
@@ -4477,7 +4489,9 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.members = update->members;
   push.generation = stream->generation;
   push.flags = update->flags;
-  push.eager = (uint32_t)mlfab__min(part->bytes, stream->eager_bytes - stream->eager_used);
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
+  push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;

@@ -41,6 +41,14 @@ MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t
   return ahead;
 }
 
+MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    uint8_t state = worker->updates[worker->order[i]].parts[server].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 1;
+  }
+  return 0;
+}
+
 /* --- the end of an update --- */
 
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
@@ -150,6 +158,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   if (push_whole_round(update)) stream->round++;
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
+  if (worker->done) mlfab__worker_progress(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
@@ -659,7 +668,9 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.members = update->members;
   push.generation = stream->generation;
   push.flags = update->flags;
-  push.eager = (uint32_t)mlfab__min(part->bytes, stream->eager_bytes - stream->eager_used);
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
+  push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;

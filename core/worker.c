@@ -357,15 +357,21 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   if (code) worker_model_end(worker, code, error.rank, now_ns, error.text);
 }
 
+static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
+  mlfab__done done = {worker->next_seq - 1};
+  uint8_t meta[32];
+  worker->streams[server].done_told = 1;
+  worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
+                    mlfab__encode_done(meta, &done));
+}
+
+/* Each server is told as soon as it has decided everything, not only when all have: they may be at
+ * different rounds, and one must not wait for a worker that waits for another. */
 static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
-  if (worker->done == 1 && worker->norder == 0) {
-    worker->done = 2;
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      mlfab__done done = {worker->next_seq - 1};
-      uint8_t meta[32];
-      worker->port.post(worker->port.self, s, MLFAB__DONE, meta, mlfab__encode_done(meta, &done));
-    }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
+      worker_tell_done(worker, s);
   }
   for (uint32_t s = 0; s < worker->servers; s++)
     acked += worker->streams[s].done_acked || worker->streams[s].dead;
@@ -375,7 +381,7 @@ static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns) {
-  if (worker->join_request) worker_join_progress(worker, now_ns);
+  if (worker->done) worker_join_progress(worker, now_ns);
   if (!worker->model_request) return;
   if (worker->model_pull) {
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
@@ -468,12 +474,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   /* Rounds may have gone on without us, and the answer that said so may be lost: this one counts. */
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
-  if (worker->done == 2 && !stream->done_acked) {
-    mlfab__done done = {worker->next_seq - 1};
-    uint8_t meta[32];
-    worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
-                      mlfab__encode_done(meta, &done));
-  }
+  if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   worker->port.ready(worker->port.self, server);
 }
 

@@ -81,7 +81,7 @@ typedef struct mlfab__fetch { /* a pull */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
-  uint8_t up, dead, define, defined, done_acked, own_weights;
+  uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small; /* mergeable updates announced and not decided */
@@ -101,7 +101,7 @@ typedef struct mlfab__worker {
   mlfab__define define;
   mlfab__layout layout;
   int stands; /* the model stands everywhere */
-  int done;   /* no more data: 1 asked for, 2 told to the servers */
+  int done;   /* no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -173,6 +173,8 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
 /* Whole updates with a number below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before);
+/* 1 while the server has updates of this worker to decide. */
+MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
