@@ -74,6 +74,9 @@ static void host_bcast_post(mlfab__host *host, uint32_t worker, uint64_t number,
                   mlfab__encode_bcast(meta, &bcast));
 }
 
+static void host_bcast_ask(mlfab__host *host, uint32_t worker, const mlfab__bcast *in);
+
+/* The broadcast is over, or failed; those who are ahead already ask for the next. */
 static void host_bcast_end(mlfab__host *host, int32_t code, int32_t rank) {
   host->bcasts++;
   for (uint32_t w = 0; w < host->workers; w++) {
@@ -90,6 +93,11 @@ static void host_bcast_end(mlfab__host *host, int32_t code, int32_t rank) {
   host->active = 0;
   host->failed_code = code;
   host->failed_rank = rank;
+  for (uint32_t w = 0; w < host->workers; w++) {
+    mlfab__bcast later = host->attendees[w].bcast_later;
+    host->attendees[w].bcast_later.number = 0;
+    if (later.number != 0) host_bcast_ask(host, w, &later);
+  }
 }
 
 static void host_bcast_check(mlfab__host *host) {
@@ -131,6 +139,31 @@ static int host_bcast_begin(mlfab__host *host, uint32_t worker, const mlfab__bca
   return code;
 }
 
+/* A worker asks for a broadcast by its number, root and size. */
+static void host_bcast_ask(mlfab__host *host, uint32_t worker, const mlfab__bcast *in) {
+  mlfab__attendee *a = &host->attendees[worker];
+  uint64_t all = a->bcast_base + in->number;
+  int root = (int32_t)worker == in->root;
+  if (all <= host->bcasts) {
+    int failed = all == host->bcasts && host->failed_code;
+    host_bcast_post(host, worker, in->number, in->bytes, failed ? host->failed_code : 0,
+                    failed ? host->failed_rank : MLFAB_NO_RANK);
+    return;
+  }
+  if (all > host->bcasts + 1) {
+    a->bcast_later = *in;
+    return;
+  }
+  if (host_bcast_begin(host, worker, in)) return;
+  a->bcast_asked = 1;
+  a->bcast_given = 0;
+  if (root && host->received < host->bytes) {
+    host->received = 0;
+    host_bcast_post(host, worker, in->number, 0, 0, MLFAB_NO_RANK);
+  }
+  host->port.ready(host->port.self, worker);
+}
+
 static void host_bcast(mlfab__host *host, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__bcast in;
   mlfab__attendee *a = &host->attendees[worker];
@@ -139,16 +172,11 @@ static void host_bcast(mlfab__host *host, uint32_t worker, const mlfab__frame_in
     host->port.drop(host->port.self, worker, MLFAB_ERR_FRAME, "a BCAST that does not parse");
     return;
   }
-  uint64_t all = a->bcast_base + in.number;
-  if (all <= host->bcasts) {
-    int failed = all == host->bcasts && host->failed_code;
-    host_bcast_post(host, worker, in.number, in.bytes, failed ? host->failed_code : 0,
-                    failed ? host->failed_rank : MLFAB_NO_RANK);
-    return;
-  }
-  if (host_bcast_begin(host, worker, &in)) return;
-  int root = (int32_t)worker == host->root;
+  int root = (int32_t)worker == in.root;
+  int current = host->active && a->bcast_base + in.number == host->bcasts + 1 &&
+                in.root == host->root && in.bytes == host->bytes;
   if (frame->bulk_bytes > 0) {
+    if (!current) return; /* of one that has failed meanwhile */
     if (!root || !frame->bulk || in.offset != host->received ||
         frame->bulk_bytes > host->bytes - in.offset) {
       host->port.drop(host->port.self, worker, MLFAB_ERR_FRAME, "broadcast bytes out of place");
@@ -161,15 +189,9 @@ static void host_bcast(mlfab__host *host, uint32_t worker, const mlfab__frame_in
       if (host->attendees[w].bcast_asked) host->port.ready(host->port.self, w);
     }
   } else if (in.offset == in.bytes && !root) {
-    a->bcast_acked = 1;
+    if (current) a->bcast_acked = 1;
   } else {
-    a->bcast_asked = 1;
-    a->bcast_given = 0;
-    if (root && host->received < host->bytes) {
-      host->received = 0;
-      host_bcast_post(host, worker, in.number, 0, 0, MLFAB_NO_RANK);
-    }
-    host->port.ready(host->port.self, worker);
+    host_bcast_ask(host, worker, &in);
   }
   host_bcast_check(host);
 }
@@ -188,6 +210,7 @@ MLFAB__INTERNAL void mlfab__host_gone(mlfab__host *host, uint32_t worker) {
   a->gone = 1;
   a->barrier_waiting = 0;
   a->bcast_asked = 0;
+  a->bcast_later.number = 0;
   host_barrier_check(host);
   host_bcast_check(host);
 }
@@ -332,6 +355,8 @@ MLFAB__INTERNAL void mlfab__guest_withdraw(mlfab__guest *guest, mlfab__request *
                           what, waited, (int)missing);
   }
   *(barrier ? &guest->barrier_request : &guest->bcast_request) = 0;
+  /* Tried again, it is the same one: the others count it by its number. */
+  --*(barrier ? &guest->barriers : &guest->bcasts);
 }
 
 MLFAB__INTERNAL void mlfab__guest_hello(mlfab__guest *guest) {

@@ -20,6 +20,7 @@ typedef struct mlfab__attendee { /* a worker, as server 0 sees it */
   uint8_t gone, done, bcast_asked, bcast_acked;
   uint64_t barrier_base, barrier_waiting; /* the number waited for, as all count, or 0 */
   uint64_t bcast_base, bcast_given;       /* bytes sent */
+  mlfab__bcast bcast_later; /* what it asked for while the one before is under way, or number 0 */
 } mlfab__attendee;
 
 typedef struct mlfab__host { /* server 0's side */
