@@ -873,6 +873,511 @@ static void test_not_finite_merged(void **state) {
   world_close(&f.w);
 }
 
+/* --- callbacks that refuse --- */
+
+typedef struct judge {
+  world *w;
+  int refuse, calls;
+} judge;
+
+static int judge_update(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
+                        uint64_t first, uint64_t count, void *w, const void *sum) {
+  judge *j = (judge *)user;
+  float *weights = (float *)w;
+  (void)info, (void)tensor, (void)dtype;
+  j->calls++;
+  for (uint64_t i = 0; i < count; i++) weights[i] += ((const float *)sum)[i];
+  return j->refuse && first + count == COUNT; /* with the last stretch, when most is done */
+}
+
+static int judge_pull(void *user, const mlfab_pull_info *info) {
+  judge *j = (judge *)user;
+  (void)info;
+  j->calls++;
+  return j->refuse;
+}
+
+static void test_update_callback(void **state) {
+  (void)state;
+  for (uint32_t sync = 0; sync < 2; sync++) {
+    fixture f;
+    judge j = {NULL, 0, 0};
+    mlfab_request request[2];
+    begin(&f, 2, 1, 1);
+    f.w.config.on_update = judge_update;
+    f.w.config.user = &j;
+    f.w.config.on_event = (mlfab_event_fn)NULL;
+    f.w.config.block_bytes = 1024;
+    world_open(&f.w, 1);
+    f.w.config.user = NULL;
+    mlfab_model_options o = rules(MLFAB_RULE_PLAIN, sync);
+    model(&f, &o);
+    void *before = pulled(&f, 0), *u = numbers(MLFAB_F32, COUNT, 1, 1), *got = pulled(&f, 1);
+    mlfab_buf b = buf(5, u, COUNT), g = buf(5, got, COUNT);
+    j.refuse = 1;
+    for (uint32_t k = 0; k < 2; k++)
+      OK(f.w.node[k], mlfab_push_start(f.w.node[k], &b, 1, NULL, &request[k]));
+    for (uint32_t k = 0; k < 2; k++) {
+      /* Rounds are judged when they are whole: what says so is the pull of the round. */
+      int code = mlfab_wait(f.w.node[k], request[k], 0, NULL);
+      EXPECT(f.w.node[k], code, sync ? 0 : MLFAB_ERR_CALLBACK);
+    }
+    for (uint32_t k = 0; k < 2 && sync; k++) {
+      EXPECT(f.w.node[k], mlfab_pull(f.w.node[k], &g, 1, NULL, NULL), MLFAB_ERR_CALLBACK);
+      said(f.w.node[k], MLFAB_ERR_CALLBACK, "server 0");
+    }
+    assert_true(j.calls >= 12); /* the stretches of two updates, or of one round */
+    j.refuse = 0;
+    for (uint32_t k = 0; k < 2; k++)
+      OK(f.w.node[k], mlfab_push_start(f.w.node[k], &b, 1, NULL, &request[k]));
+    for (uint32_t k = 0; k < 2; k++) OK(f.w.node[k], mlfab_wait(f.w.node[k], request[k], 0, NULL));
+    OK(f.w.node[1], mlfab_pull(f.w.node[1], &g, 1, NULL, NULL));
+    for (int i = 0; i < COUNT; i++) {
+      float want = ((float *)before)[i] + 2 * ((float *)u)[i];
+      assert_true(fabsf(((float *)got)[i] - want) < 1e-3f);
+    }
+    free(before);
+    free(u);
+    free(got);
+    world_close(&f.w);
+  }
+}
+
+static void test_pull_callback(void **state) {
+  fixture f;
+  judge j = {NULL, 0, 0};
+  float data[COUNT];
+  mlfab_buf b = buf(5, data, COUNT);
+  (void)state;
+  begin(&f, 1, 2, 1);
+  f.w.config.on_pull = judge_pull;
+  f.w.config.on_event = NULL;
+  f.w.config.user = &j;
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  void *before = pulled(&f, 0);
+  j.refuse = 1;
+  EXPECT(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL), MLFAB_ERR_CALLBACK);
+  said(f.w.node[0], MLFAB_ERR_CALLBACK, "callback");
+  j.refuse = 0;
+  unchanged(&f, before);
+  world_close(&f.w);
+}
+
+/* --- deadlines --- */
+
+/* Does a call on a node at some virtual time, while another call waits. */
+typedef struct later {
+  mlfab *node;
+  int code, kind;
+  int32_t root;
+  void *data;
+  uint64_t bytes;
+  mlfab **abandon;
+} later;
+
+enum { LATER_BARRIER, LATER_BROADCAST, LATER_JOIN, LATER_ABANDON, LATER_CLOSE, LATER_PUSH };
+
+static void later_fn(void *user) {
+  later *l = (later *)user;
+  mlfab_buf b;
+  switch (l->kind) {
+    case LATER_BARRIER:
+      l->code = mlfab_barrier(l->node, l->bytes);
+      break;
+    case LATER_BROADCAST:
+      l->code = mlfab_broadcast(l->node, l->root, l->data, l->bytes, 0);
+      break;
+    case LATER_JOIN:
+      l->code = mlfab_join(l->node, 0);
+      break;
+    case LATER_ABANDON:
+      l->code = mlfab_abandon(l->abandon);
+      break;
+    case LATER_CLOSE:
+      l->code = mlfab_close(l->abandon);
+      break;
+    default:
+      b = buf(5, l->data, COUNT);
+      l->code = mlfab_push_start(l->node, &b, 1, NULL, NULL);
+  }
+}
+
+static void do_later(world *w, later *l, uint64_t in_ns) {
+  l->code = 12345;
+  assert_int_equal(mlfab_sim_at(w->sim, mlfab_sim_clock(w->sim) + in_ns, later_fn, l), 0);
+}
+
+/* A pull whose round another worker never completes ends at its deadline and says what it awaited. */
+static void test_pull_deadline(void **state) {
+  fixture f;
+  float data[COUNT] = {0};
+  mlfab_buf b = buf(5, data, COUNT);
+  mlfab_pull_options p;
+  mlfab_result result;
+  mlfab_error error;
+  (void)state;
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  model(&f, &o);
+  mlfab *n = f.w.node[0];
+  memset(&p, 0, sizeof p);
+  p.size = sizeof p;
+  p.timeout_ns = 3 * (uint64_t)WORLD_S;
+  OK(n, mlfab_push(n, &b, 1, NULL, NULL));
+  uint64_t start = mlfab_sim_clock(f.w.sim);
+  EXPECT(n, mlfab_pull(n, &b, 1, &p, &result), MLFAB_ERR_TIMEOUT);
+  uint64_t took = mlfab_sim_clock(f.w.sim) - start;
+  assert_in_range(took, 3 * (uint64_t)WORLD_S, 3 * (uint64_t)WORLD_S + 10 * WORLD_MS);
+  said(n, MLFAB_ERR_TIMEOUT, "server 0");
+  said(n, MLFAB_ERR_TIMEOUT, "3 s");
+  assert_int_equal(mlfab_last_error(n, &error), 0);
+  assert_in_range(error.waited_ns, 3 * (uint64_t)WORLD_S, 3 * (uint64_t)WORLD_S + 10 * WORLD_MS);
+  assert_int_equal(result.rank, 0);
+  /* When the other does push, everything goes on. */
+  OK(f.w.node[1], mlfab_push(f.w.node[1], &b, 1, NULL, NULL));
+  OK(n, mlfab_pull(n, &b, 1, &p, NULL));
+  world_close(&f.w);
+}
+
+static void test_barrier_deadline(void **state) {
+  world w;
+  mlfab_error error;
+  (void)state;
+  world_init(&w, 3, 1, 0);
+  world_open(&w, 1);
+  for (int turn = 0; turn < 3; turn++) {
+    later first = {w.node[0], 0, LATER_BARRIER, 0, NULL, WORLD_S, NULL};
+    do_later(&w, &first, WORLD_MS);
+    EXPECT(w.node[2], mlfab_barrier(w.node[2], 2 * (uint64_t)WORLD_S), MLFAB_ERR_TIMEOUT);
+    said(w.node[2], MLFAB_ERR_TIMEOUT, "worker 1");
+    assert_int_equal(mlfab_last_error(w.node[2], &error), 0);
+    assert_int_equal(error.rank, 1);
+    assert_false(error.is_server);
+    assert_int_equal(first.code, MLFAB_ERR_TIMEOUT);
+    /* It can be tried again, by all. */
+    later again[2] = {{w.node[2], 0, LATER_BARRIER, 0, NULL, 0, NULL},
+                      {w.node[0], 0, LATER_BARRIER, 0, NULL, 0, NULL}};
+    do_later(&w, &again[0], WORLD_MS);
+    do_later(&w, &again[1], 2 * WORLD_MS);
+    OK(w.node[1], mlfab_barrier(w.node[1], 0));
+    mlfab_sim_run(w.sim, WORLD_S);
+    assert_int_equal(again[0].code, 0);
+    assert_int_equal(again[1].code, 0);
+  }
+  world_close(&w);
+}
+
+static void test_broadcast(void **state) {
+  world w;
+  uint8_t mine[5000], theirs[5000], third[5000];
+  mlfab_error error;
+  (void)state;
+  world_init(&w, 3, 1, 0);
+  w.config.broadcast_max_bytes = 6000;
+  world_open(&w, 1);
+  mlfab *n = w.node[0];
+  EXPECT(n, mlfab_broadcast(n, 3, mine, 8, 0), MLFAB_ERR_RANK_RANGE);
+  said(n, MLFAB_ERR_RANK_RANGE, "root 3");
+  EXPECT(n, mlfab_broadcast(n, -1, mine, 8, 0), MLFAB_ERR_RANK_RANGE);
+  EXPECT(n, mlfab_broadcast(n, 0, NULL, 8, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 0, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 6001, 0), MLFAB_ERR_LIMIT);
+  said(n, MLFAB_ERR_LIMIT, "6001");
+  /* Sizes that differ: everybody is told who it was. */
+  later l[2] = {{w.node[1], 0, LATER_BROADCAST, 0, theirs, 4999, NULL},
+                {w.node[2], 0, LATER_BROADCAST, 0, third, 5000, NULL}};
+  do_later(&w, &l[0], 2 * WORLD_MS);
+  do_later(&w, &l[1], 3 * WORLD_MS);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
+  assert_int_equal(mlfab_last_error(n, &error), 0);
+  assert_int_equal(error.rank, 1);
+  said(n, MLFAB_ERR_SHAPE, "worker 1");
+  mlfab_sim_run(w.sim, WORLD_S);
+  for (int i = 0; i < 2; i++) {
+    EXPECT(l[i].node, l[i].code, MLFAB_ERR_SHAPE);
+    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1");
+  }
+  /* Roots that differ are another broadcast each: refused the same way. */
+  l[0].bytes = 5000, l[0].root = 1;
+  do_later(&w, &l[0], 2 * WORLD_MS);
+  do_later(&w, &l[1], 3 * WORLD_MS);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
+  mlfab_sim_run(w.sim, WORLD_S);
+  /* And the next one works. */
+  for (int i = 0; i < 5000; i++) mine[i] = (uint8_t)(i * 7), theirs[i] = third[i] = 0;
+  l[0].root = 0;
+  do_later(&w, &l[0], 2 * WORLD_MS);
+  do_later(&w, &l[1], 3 * WORLD_MS);
+  OK(n, mlfab_broadcast(n, 0, mine, 5000, 0));
+  mlfab_sim_run(w.sim, WORLD_S);
+  assert_int_equal(l[0].code, 0);
+  assert_int_equal(l[1].code, 0);
+  assert_memory_equal(mine, theirs, 5000);
+  assert_memory_equal(mine, third, 5000);
+  /* The root never comes: the deadline names it. */
+  EXPECT(n, mlfab_broadcast(n, 2, mine, 5000, WORLD_S), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "worker 2");
+  /* It can be tried again. */
+  l[0].root = l[1].root = 2;
+  memset(mine, 0, sizeof mine);
+  third[77] = 9;
+  do_later(&w, &l[0], 2 * WORLD_MS);
+  do_later(&w, &l[1], 3 * WORLD_MS);
+  OK(n, mlfab_broadcast(n, 2, mine, 5000, 0));
+  mlfab_sim_run(w.sim, WORLD_S);
+  assert_int_equal(l[0].code, 0);
+  assert_int_equal(l[1].code, 0);
+  assert_memory_equal(mine, third, 5000);
+  assert_memory_equal(theirs, third, 5000);
+  world_close(&w);
+}
+
+/* The root dies while others wait for its bytes. */
+static void test_broadcast_root_dies(void **state) {
+  world w;
+  uint8_t data[100];
+  later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, NULL};
+  (void)state;
+  world_init(&w, 3, 1, 0);
+  world_open(&w, 1);
+  l.abandon = &w.node[2];
+  do_later(&w, &l, 100 * WORLD_MS);
+  EXPECT(w.node[1], mlfab_broadcast(w.node[1], 2, data, 100, 0), MLFAB_ERR_PEER_DEAD);
+  said(w.node[1], MLFAB_ERR_PEER_DEAD, "worker 2");
+  world_close(&w);
+}
+
+static void test_join(void **state) {
+  fixture f;
+  float data[COUNT] = {0};
+  mlfab_buf b = buf(5, data, COUNT);
+  (void)state;
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  model(&f, &o);
+  mlfab *n = f.w.node[1];
+  OK(n, mlfab_join(n, 0));
+  EXPECT(n, mlfab_join(n, 0), MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  said(n, MLFAB_ERR_STATE, "join");
+  EXPECT(n, mlfab_push_start(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
+  OK(n, mlfab_pull(n, &b, 1, NULL, NULL));
+  /* Rounds and barriers do not wait for it. */
+  for (int i = 0; i < 3; i++) {
+    OK(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL));
+    OK(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL));
+  }
+  OK(f.w.node[0], mlfab_barrier(f.w.node[0], 0));
+  world_close(&f.w);
+}
+
+/* --- deaths --- */
+
+/* The server is gone without a word: all who wait for it are told within 5 heartbeats and some. */
+static void server_dies(int call, uint64_t heartbeat) {
+  fixture f;
+  static float data[LARGE];
+  mlfab_error error;
+  begin(&f, 2, 2, 1);
+  f.count = LARGE;
+  f.w.config.heartbeat_ns = heartbeat;
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  model(&f, &o);
+  mlfab *n = f.w.node[0];
+  mlfab_buf b = buf(5, data, LARGE);
+  uint32_t victim = call == 1 ? 2 : 3; /* server 0 keeps barriers */
+  later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, &f.w.node[victim]};
+  uint64_t start = mlfab_sim_clock(f.w.sim), die = call == 2 ? 200000 : 20 * WORLD_MS;
+  if (call == 0) OK(n, mlfab_push(n, &b, 1, NULL, NULL));
+  do_later(&f.w, &l, die);
+  if (call == 0) EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  if (call == 1) EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_PEER_DEAD);
+  if (call == 2) EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  uint64_t took = mlfab_sim_clock(f.w.sim) - start;
+  assert_in_range(took, 1, 6 * heartbeat + die + 50 * WORLD_MS);
+  assert_int_equal(mlfab_last_error(n, &error), 0);
+  assert_int_equal(error.rank, victim - 2);
+  assert_true(error.is_server);
+  char name[16];
+  snprintf(name, sizeof name, "server %u", (unsigned)victim - 2);
+  said(n, MLFAB_ERR_PEER_DEAD, name);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, (int32_t)victim - 2, 1));
+  /* From now on this is said at once. */
+  EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  world_close(&f.w);
+}
+
+static void test_server_dies(void **state) {
+  (void)state;
+  for (int call = 0; call < 3; call++) {
+    server_dies(call, 500 * (uint64_t)WORLD_MS);
+    server_dies(call, 50 * (uint64_t)WORLD_MS);
+  }
+}
+
+/* A worker that dies is named in an event, and rounds and barriers go on without it. */
+static void test_worker_dies(void **state) {
+  fixture f;
+  float data[COUNT] = {0};
+  mlfab_buf b = buf(5, data, COUNT);
+  (void)state;
+  begin(&f, 3, 1, 1);
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  model(&f, &o);
+  later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, &f.w.node[1]};
+  do_later(&f.w, &l, 10 * WORLD_MS);
+  OK(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL));
+  OK(f.w.node[2], mlfab_push(f.w.node[2], &b, 1, NULL, NULL));
+  OK(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL));
+  assert_true(mlfab_sim_clock(f.w.sim) < 4 * (uint64_t)WORLD_S);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 0));
+  later other = {f.w.node[2], 0, LATER_BARRIER, 0, NULL, 0, NULL};
+  do_later(&f.w, &other, WORLD_MS);
+  OK(f.w.node[0], mlfab_barrier(f.w.node[0], 0));
+  mlfab_sim_run(f.w.sim, WORLD_S);
+  assert_int_equal(other.code, 0);
+  world_close(&f.w);
+}
+
+/* --- withdrawing --- */
+
+/* Cancelled under way: in doubt, until the server says; then a retry keeps the identity. */
+static void test_cancel(void **state) {
+  fixture f;
+  static float u[LARGE];
+  mlfab_request request;
+  mlfab_result result, again;
+  int status = 0, done = 0;
+  (void)state;
+  for (int i = 0; i < LARGE; i++) u[i] = 1.0f;
+  for (uint64_t delay = 0; delay < 2500000; delay += 100000) {
+    begin(&f, 1, 1, 1);
+    f.count = LARGE;
+    world_open(&f.w, 1 + delay);
+    model(&f, NULL);
+    mlfab *n = f.w.node[0];
+    mlfab_buf b = buf(5, u, LARGE);
+    float *before = (float *)pulled(&f, 0);
+    OK(n, mlfab_push_start(n, &b, 1, NULL, &request));
+    mlfab_sim_run(f.w.sim, delay);
+    OK(n, mlfab_cancel(n, request));
+    OK(n, mlfab_cancel(n, request)); /* twice is no harm */
+    OK(n, mlfab_test(n, request, &done, &result));
+    assert_true(done);
+    assert_true(result.status == 0 || result.status == MLFAB_ERR_IN_DOUBT ||
+                result.status == MLFAB_ERR_CANCELLED);
+    EXPECT(n, mlfab_cancel(n, request), MLFAB_ERR_REQUEST);
+    if (result.status == MLFAB_ERR_IN_DOUBT) {
+      mlfab_push_options retry = scaled(1);
+      retry.retry_seq = result.seq;
+      OK(n, mlfab_push_status(n, result.seq, &status));
+      if (status == MLFAB_ERR_IN_DOUBT)
+        EXPECT(n, mlfab_push(n, &b, 1, &retry, NULL), MLFAB_ERR_AGAIN);
+    }
+    OK(n, mlfab_flush(n, 0));
+    OK(n, mlfab_push_status(n, result.seq, &status));
+    assert_true(status == 0 || status == MLFAB_ERR_WITHDRAWN);
+    if (result.status == 0) assert_int_equal(status, 0);
+    if (result.status == MLFAB_ERR_CANCELLED) assert_int_equal(status, MLFAB_ERR_WITHDRAWN);
+    float *after = (float *)pulled(&f, 0);
+    for (int i = 0; i < LARGE; i++)
+      assert_true(after[i] == before[i] + (status == 0 ? 1.0f : 0.0f));
+    /* The retry: whatever happened to the first, it is applied once. */
+    mlfab_push_options retry = scaled(1);
+    retry.retry_seq = result.seq;
+    OK(n, mlfab_push(n, &b, 1, &retry, &again));
+    if (status == 0) assert_int_equal(again.seq, result.seq);
+    free(after);
+    after = (float *)pulled(&f, 0);
+    for (int i = 0; i < LARGE; i++) assert_true(after[i] == before[i] + 1.0f);
+    free(after);
+    free(before);
+    world_close(&f.w);
+  }
+}
+
+/* A push that misses its deadline behind a partition is in doubt, and resolved when it heals. */
+static void test_push_deadline(void **state) {
+  fixture f;
+  float u[COUNT];
+  mlfab_buf b = buf(5, u, COUNT);
+  mlfab_push_options o = scaled(1);
+  mlfab_result result;
+  int status;
+  (void)state;
+  for (int i = 0; i < COUNT; i++) u[i] = 1.0f;
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  float *before = (float *)pulled(&f, 1);
+  assert_int_equal(mlfab_sim_partition(f.w.sim, 0, 2, 1), 0);
+  o.timeout_ns = WORLD_S;
+  EXPECT(n, mlfab_push(n, &b, 1, &o, &result), MLFAB_ERR_IN_DOUBT);
+  said(n, MLFAB_ERR_IN_DOUBT, "server 0");
+  said(n, MLFAB_ERR_IN_DOUBT, "1 s");
+  OK(n, mlfab_push_status(n, result.seq, &status));
+  assert_int_equal(status, MLFAB_ERR_IN_DOUBT);
+  assert_int_equal(mlfab_sim_partition(f.w.sim, 0, 2, 0), 0);
+  mlfab_sim_run(f.w.sim, 2 * (uint64_t)WORLD_S);
+  OK(n, mlfab_push_status(n, result.seq, &status));
+  assert_true(status == 0 || status == MLFAB_ERR_WITHDRAWN);
+  float *after = (float *)pulled(&f, 1);
+  for (int i = 0; i < COUNT; i++) assert_true(after[i] == before[i] + (status == 0 ? 1.0f : 0.0f));
+  o.retry_seq = result.seq;
+  o.timeout_ns = 0;
+  OK(n, mlfab_push(n, &b, 1, &o, NULL));
+  free(after);
+  after = (float *)pulled(&f, 1);
+  for (int i = 0; i < COUNT; i++) assert_true(after[i] == before[i] + 1.0f);
+  free(after);
+  free(before);
+  world_close(&f.w);
+}
+
+/* A pull that is cancelled leaves others alone. */
+static void test_cancel_pull(void **state) {
+  fixture f;
+  static float data[LARGE];
+  mlfab_request request;
+  (void)state;
+  begin(&f, 1, 2, 1);
+  f.count = LARGE;
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0];
+  mlfab_buf b = buf(5, data, LARGE);
+  for (uint64_t delay = 0; delay < 2000000; delay += 250000) {
+    OK(n, mlfab_pull_start(n, &b, 1, NULL, &request));
+    mlfab_sim_run(f.w.sim, delay);
+    OK(n, mlfab_cancel(n, request));
+    int code = mlfab_wait(n, request, 0, NULL);
+    assert_true(code == 0 || code == MLFAB_ERR_CANCELLED);
+    EXPECT(n, mlfab_wait(n, request, 0, NULL), MLFAB_ERR_REQUEST);
+  }
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
+/* A path that cannot be written; the model goes on. */
+static void test_save(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  EXPECT(f.w.node[0], mlfab_save(f.w.node[0], "/no/such/folder/model"), MLFAB_ERR_IO);
+  said(f.w.node[0], MLFAB_ERR_IO, "/no/such/folder/model");
+  unchanged(&f, pulled(&f, 0));
+  world_close(&f.w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_null_context),
@@ -893,6 +1398,19 @@ int main(void) {
       cmocka_unit_test(test_requests),
       cmocka_unit_test(test_not_finite),
       cmocka_unit_test(test_not_finite_merged),
+      cmocka_unit_test(test_update_callback),
+      cmocka_unit_test(test_pull_callback),
+      cmocka_unit_test(test_pull_deadline),
+      cmocka_unit_test(test_barrier_deadline),
+      cmocka_unit_test(test_broadcast),
+      cmocka_unit_test(test_broadcast_root_dies),
+      cmocka_unit_test(test_join),
+      cmocka_unit_test(test_server_dies),
+      cmocka_unit_test(test_worker_dies),
+      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_push_deadline),
+      cmocka_unit_test(test_cancel_pull),
+      cmocka_unit_test(test_save),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

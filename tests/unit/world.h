@@ -55,7 +55,7 @@ static inline mlfab_config world_config(world *w, uint32_t i) {
   c.rank = (int32_t)(i < w->workers ? i : i - w->workers);
   if (w->dedicated) c.roles = i < w->workers ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
   snprintf(c.coordinator, sizeof c.coordinator, "sim:%u", w->dedicated ? w->workers : 0);
-  if (!c.on_event) {
+  if (!c.on_event && !c.user) {
     c.on_event = world_event;
     c.user = w;
   }
