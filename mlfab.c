@@ -2198,7 +2198,7 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
  * ============================================================================================== */
 /* slice.c - the flat model and its slices. See slice.h. */
 
-enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096 };
+enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096, SLICE_USUAL_BYTES = 32768 };
 
 /* Fills tensors with their places; 8-byte types first. */
 static int slice_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max_bytes,
@@ -2263,7 +2263,10 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
 }
 
 static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
-  uint64_t most = mlfab__max(1, layout->bytes / SLICE_MIN_BYTES);
+  /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
+  uint64_t least = layout->bytes / SLICE_MIN_BYTES;
+  uint64_t most = mlfab__max(layout->bytes / SLICE_USUAL_BYTES, mlfab__min(least, layout->servers));
+  if (want) most = least;
   uint64_t n = want ? want : 16 * (uint64_t)layout->servers;
   n = mlfab__max(1, mlfab__min(mlfab__min(n, most), MLFAB__SLICES_MAX));
   layout->nslices = (uint32_t)n;
@@ -4764,7 +4767,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->waiting[s]) pull_ask(worker, s, fetch);
+    /* Before its greeting a server would be asked twice. */
+    if (fetch->waiting[s] && worker->streams[s].up) pull_ask(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -4803,14 +4807,13 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model) ||
             model.slice >= worker->layout.nslices;
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && !fetch) return; /* withdrawn meanwhile */
+  if (!bad && (!fetch || !fetch->waiting[server])) return; /* withdrawn, or answered before */
   if (bad || (frame->bulk_bytes > 0 &&
               pull_scatter(fetch, model.offset, frame->bulk, frame->bulk_bytes))) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a MODEL frame that was not asked for");
     return;
   }
-  if (!fetch->waiting[server]) return;
   if (frame->bulk_bytes > 0) {
     worker->pulled[model.slice] = mlfab__max(worker->pulled[model.slice], model.version);
     fetch->version = mlfab__max(fetch->version, model.version);
@@ -5466,7 +5469,7 @@ enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
-  INTAKE_STREAM_BYTES = 8 << 20
+  INTAKE_STREAM_BYTES = 64 << 20
 };
 
 static int intake_rounds(const mlfab__server *server) {
@@ -6064,9 +6067,12 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* The one that follows the head may send as much as the stage holds. */
+/* The one that follows the head may send as much as the stage holds, shortly before its turn: what is
+ * staged is copied once more. */
 static void intake_grant_next(mlfab__server *server) {
-  if (server->stage_owner || server->stage_bytes == 0 || !server->head) return;
+  const mlfab__incoming *head = server->head;
+  if (server->stage_owner || server->stage_bytes == 0 || !head) return;
+  if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
   mlfab__incoming *update = intake_eligible_from(server, server->first);
   while (update && (update == server->head || update->granted == update->push.bytes)) {
     update = intake_eligible_from(server, update->next);

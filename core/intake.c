@@ -15,7 +15,7 @@ enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
-  INTAKE_STREAM_BYTES = 8 << 20
+  INTAKE_STREAM_BYTES = 64 << 20
 };
 
 static int intake_rounds(const mlfab__server *server) {
@@ -613,9 +613,12 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* The one that follows the head may send as much as the stage holds. */
+/* The one that follows the head may send as much as the stage holds, shortly before its turn: what is
+ * staged is copied once more. */
 static void intake_grant_next(mlfab__server *server) {
-  if (server->stage_owner || server->stage_bytes == 0 || !server->head) return;
+  const mlfab__incoming *head = server->head;
+  if (server->stage_owner || server->stage_bytes == 0 || !head) return;
+  if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
   mlfab__incoming *update = intake_eligible_from(server, server->first);
   while (update && (update == server->head || update->granted == update->push.bytes)) {
     update = intake_eligible_from(server, update->next);

@@ -3,7 +3,7 @@
 
 #include "reduce.h"
 
-enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096 };
+enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096, SLICE_USUAL_BYTES = 32768 };
 
 /* Fills tensors with their places; 8-byte types first. */
 static int slice_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max_bytes,
@@ -68,7 +68,10 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
 }
 
 static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
-  uint64_t most = mlfab__max(1, layout->bytes / SLICE_MIN_BYTES);
+  /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
+  uint64_t least = layout->bytes / SLICE_MIN_BYTES;
+  uint64_t most = mlfab__max(layout->bytes / SLICE_USUAL_BYTES, mlfab__min(least, layout->servers));
+  if (want) most = least;
   uint64_t n = want ? want : 16 * (uint64_t)layout->servers;
   n = mlfab__max(1, mlfab__min(mlfab__min(n, most), MLFAB__SLICES_MAX));
   layout->nslices = (uint32_t)n;
