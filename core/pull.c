@@ -103,7 +103,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->waiting[s]) pull_ask(worker, s, fetch);
+    /* Before its greeting a server would be asked twice. */
+    if (fetch->waiting[s] && worker->streams[s].up) pull_ask(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -142,14 +143,13 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model) ||
             model.slice >= worker->layout.nslices;
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && !fetch) return; /* withdrawn meanwhile */
+  if (!bad && (!fetch || !fetch->waiting[server])) return; /* withdrawn, or answered before */
   if (bad || (frame->bulk_bytes > 0 &&
               pull_scatter(fetch, model.offset, frame->bulk, frame->bulk_bytes))) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a MODEL frame that was not asked for");
     return;
   }
-  if (!fetch->waiting[server]) return;
   if (frame->bulk_bytes > 0) {
     worker->pulled[model.slice] = mlfab__max(worker->pulled[model.slice], model.version);
     fetch->version = mlfab__max(fetch->version, model.version);
