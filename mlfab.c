@@ -6018,17 +6018,19 @@ static int intake_apply_round(mlfab__server *server, uint64_t budget) {
 }
 
 /* Is the open round complete? Then begins to apply it. A round without members left is closed as it
- * stands if anything is in it. */
+ * stands if anything arrived in it, and be it empty: pulls wait for it. */
 static void intake_round(mlfab__server *server) {
   mlfab__sync_state state = {server->v_train, 0, 0, 0};
+  uint32_t arrived = server->contributors;
   for (uint32_t i = 0; i < server->workers; i++) {
     const mlfab__server_peer *peer = &server->peers[i];
+    arrived += peer->arrived;
     if (peer->dead || peer->left || peer->done) continue;
     state.members++;
     state.arrived += peer->arrived;
   }
   if (!mlfab__sync_round_complete(server->options.sync, &state)) return;
-  if (state.members == 0 && server->contributors == 0) return;
+  if (state.members == 0 && arrived == 0) return;
   server->applying = MLFAB__APPLY_ROUND;
   server->apply_code = 0;
   server->apply_slice = 0;
