@@ -4495,6 +4495,8 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
   uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
+  /* What is left of the credit may be any number: no element is cut. */
+  if (push.eager < part->bytes) push.eager -= push.eager % 8;
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
@@ -5621,7 +5623,7 @@ static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, i
 }
 
 /* Writes the next bytes of the head into `next` blocks. data NULL: a ghost.
- * Errors: NOT_FINITE, MEMORY; the head is then to be refused. */
+ * Errors: NOT_FINITE, MEMORY, FRAME (an element is cut); the head is then to be refused. */
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
@@ -5631,6 +5633,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
+    if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {

@@ -167,7 +167,7 @@ static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, i
 }
 
 /* Writes the next bytes of the head into `next` blocks. data NULL: a ghost.
- * Errors: NOT_FINITE, MEMORY; the head is then to be refused. */
+ * Errors: NOT_FINITE, MEMORY, FRAME (an element is cut); the head is then to be refused. */
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
@@ -177,6 +177,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
+    if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {

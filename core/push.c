@@ -671,6 +671,8 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
   uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
+  /* What is left of the credit may be any number: no element is cut. */
+  if (push.eager < part->bytes) push.eager -= push.eager % 8;
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
