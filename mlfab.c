@@ -4714,8 +4714,11 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, const mlfab__fetch 
   uint64_t bytes;
   mlfab__pull pull = {fetch->request, 0, 0};
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
-  pull.progress =
-      worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
+  /* The first weights are those of any round: others may be waiting for this worker. */
+  if (worker->stands) {
+    pull.progress =
+        worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
+  }
   uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
   uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch);
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
