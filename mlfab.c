@@ -3892,7 +3892,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
     const mlfab__part *part = &update->parts[s];
     if (part->state != MLFAB__PART_DECIDED) continue;
     ++*(part->code ? refused_p : applied_p);
-    if (part->code && !code) {
+    /* A dead server may have applied it: that weighs more than another's having dropped it. */
+    if (part->code && (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
       code = part->code;
       *server_p = s;
     }
