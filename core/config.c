@@ -21,7 +21,8 @@ static int config_number(const char *name, uint64_t low, uint64_t high, uint64_t
   if (!text || !*text) return 0;
   errno = 0;
   unsigned long long value = strtoull(text, &end, 10);
-  if (*end || text[0] == '-' || errno || value < low || value > high) {
+  /* Digits only: strtoull would take blanks and signs. */
+  if (*end || text[0] < '0' || text[0] > '9' || errno || value < low || value > high) {
     snprintf(want, sizeof want, "not a whole number in %llu..%llu", (unsigned long long)low,
              (unsigned long long)high);
     return config_bad(error, name, text, want);
