@@ -1,0 +1,269 @@
+/* test_config.c - configurations from the environment: every variable, who wins, and what is said of
+ * values that are wrong. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* setenv */
+#endif
+#include "mlfab.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static const char *const names[] = {"MLFAB_RANK",
+                                    "MLFAB_WORKERS",
+                                    "MLFAB_SERVERS",
+                                    "MLFAB_ROLE",
+                                    "MLFAB_DEDICATED",
+                                    "MLFAB_COORDINATOR",
+                                    "MLFAB_JOB",
+                                    "MLFAB_LISTEN",
+                                    "MLFAB_SOCKET_IFNAME",
+                                    "MLFAB_ALLOW_INSECURE",
+                                    "MLFAB_TRANSPORT",
+                                    "MLFAB_PROGRESS",
+                                    "MLFAB_TIMEOUT_MS",
+                                    "MLFAB_HEARTBEAT_MS",
+                                    "MLFAB_PAYLOAD_CRC",
+                                    "MLFAB_SEED",
+                                    "RANK",
+                                    "WORLD_SIZE",
+                                    "MASTER_ADDR",
+                                    "MASTER_PORT",
+                                    "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_SIZE",
+                                    "PMI_RANK",
+                                    "PMI_SIZE",
+                                    "SLURM_PROCID",
+                                    "SLURM_NTASKS",
+                                    "SLURM_STEP_ID"};
+
+/* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`. */
+static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
+                const char *const *set) {
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+  for (; *set; set++) {
+    char name[64];
+    size_t n = strcspn(*set, "=");
+    assert_true(n < sizeof name);
+    memcpy(name, *set, n);
+    name[n] = 0;
+    setenv(name, *set + n + 1, 1);
+  }
+  if (given) {
+    *c = *given;
+  } else {
+    mlfab_config_init(c);
+  }
+  memset(error, 0, sizeof *error);
+  return mlfab_config_from_env(c, error);
+}
+
+#define ENV(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define FILL(...)                                         \
+  do {                                                    \
+    int code_ = fill(NULL, &c, &error, ENV(__VA_ARGS__)); \
+    if (code_) fail_msg("%s", error.text);                \
+  } while (0)
+
+static void test_nothing(void **state) {
+  mlfab_config c, fresh;
+  mlfab_error error;
+  (void)state;
+  mlfab_config_init(&fresh);
+  FILL("MLFAB_UNKNOWN=5");
+  assert_memory_equal(&c, &fresh, sizeof c);
+  /* Empty values are as if they were not set. */
+  FILL("MLFAB_RANK=", "MLFAB_WORKERS=", "MLFAB_ROLE=", "MASTER_ADDR=", "RANK=", "MLFAB_JOB=");
+  assert_memory_equal(&c, &fresh, sizeof c);
+}
+
+static void test_each(void **state) {
+  mlfab_config c;
+  mlfab_error error;
+  (void)state;
+  FILL("MLFAB_RANK=3", "MLFAB_WORKERS=7", "MLFAB_SERVERS=2", "MLFAB_COORDINATOR=tcp:127.0.0.1:9",
+       "MLFAB_JOB=mine", "MLFAB_LISTEN=tcp:127.0.0.1:0", "MLFAB_SOCKET_IFNAME=^docker",
+       "MLFAB_ALLOW_INSECURE=1", "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=hand",
+       "MLFAB_TIMEOUT_MS=1500", "MLFAB_HEARTBEAT_MS=20", "MLFAB_PAYLOAD_CRC=0", "MLFAB_SEED=99");
+  assert_int_equal(c.rank, 3);
+  assert_int_equal(c.workers, 7);
+  assert_int_equal(c.servers, 2);
+  assert_int_equal(c.dedicated, 0);
+  assert_int_equal(c.roles, 0);
+  assert_string_equal(c.coordinator, "tcp:127.0.0.1:9");
+  assert_string_equal(c.job, "mine");
+  assert_string_equal(c.listen, "tcp:127.0.0.1:0");
+  assert_string_equal(c.ifname, "^docker");
+  assert_int_equal(c.allow_insecure, 1);
+  assert_int_equal(c.transports, MLFAB_USE_TCP);
+  assert_int_equal(c.progress, MLFAB_PROGRESS_HAND);
+  assert_int_equal(c.timeout_ns, 1500000000u);
+  assert_int_equal(c.heartbeat_ns, 20000000);
+  assert_int_equal(c.no_payload_crc, 1);
+  assert_int_equal(c.seed, 99);
+  FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=server", "MLFAB_TRANSPORT=shm", "MLFAB_PROGRESS=thread",
+       "MLFAB_PAYLOAD_CRC=1", "MLFAB_ALLOW_INSECURE=0");
+  assert_int_equal(c.dedicated, 1);
+  assert_int_equal(c.roles, MLFAB_ROLE_SERVER);
+  assert_int_equal(c.transports, MLFAB_USE_SHM);
+  assert_int_equal(c.progress, MLFAB_PROGRESS_THREAD);
+  assert_int_equal(c.no_payload_crc, 0);
+  assert_int_equal(c.allow_insecure, 0);
+  FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=worker", "MLFAB_TRANSPORT=auto");
+  assert_int_equal(c.roles, MLFAB_ROLE_WORKER);
+  assert_int_equal(c.transports, 0);
+}
+
+/* What the caller set stays, whatever the environment says. */
+static void test_explicit_wins(void **state) {
+  mlfab_config c, given;
+  mlfab_error error;
+  (void)state;
+  mlfab_config_init(&given);
+  given.rank = 1;
+  given.workers = 2;
+  given.servers = 1;
+  given.transports = MLFAB_USE_SHM;
+  given.progress = MLFAB_PROGRESS_HAND;
+  given.timeout_ns = given.heartbeat_ns = 77000000;
+  given.seed = 5;
+  given.allow_insecure = 1;
+  strcpy(given.coordinator, "shm:here");
+  strcpy(given.job, "given");
+  strcpy(given.listen, "shm:there");
+  strcpy(given.ifname, "lo");
+  assert_int_equal(fill(&given, &c, &error,
+                        ENV("MLFAB_RANK=9", "MLFAB_WORKERS=20", "MLFAB_SERVERS=4",
+                            "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=thread", "MLFAB_TIMEOUT_MS=5",
+                            "MLFAB_HEARTBEAT_MS=6", "MLFAB_SEED=7", "MLFAB_COORDINATOR=tcp:x:1",
+                            "MLFAB_JOB=env", "MLFAB_LISTEN=tcp:y:1", "MLFAB_SOCKET_IFNAME=eth",
+                            "MASTER_ADDR=z", "MASTER_PORT=1", "RANK=8", "WORLD_SIZE=30")),
+                   0);
+  assert_memory_equal(&c, &given, sizeof c);
+}
+
+static void rank_is(const char *const *set, int32_t rank, uint32_t workers) {
+  mlfab_config c;
+  mlfab_error error;
+  int code = fill(NULL, &c, &error, set);
+  if (code) fail_msg("%s", error.text);
+  assert_int_equal(c.rank, rank);
+  assert_int_equal(c.workers, workers);
+}
+
+/* One source gives both numbers: MLFAB_*, torchrun, Open MPI, PMI, Slurm inside a step. */
+static void test_precedence(void **state) {
+#define MLFAB_ "MLFAB_RANK=1", "MLFAB_WORKERS=11"
+#define TORCH_ "RANK=2", "WORLD_SIZE=12"
+#define OMPI_ "OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=13"
+#define PMI_ "PMI_RANK=4", "PMI_SIZE=14"
+#define SLURM_ "SLURM_PROCID=5", "SLURM_NTASKS=15"
+  (void)state;
+  rank_is(ENV(SLURM_, PMI_, OMPI_, TORCH_, MLFAB_, "SLURM_STEP_ID=0"), 1, 11);
+  rank_is(ENV(SLURM_, PMI_, OMPI_, TORCH_, "SLURM_STEP_ID=0"), 2, 12);
+  rank_is(ENV(SLURM_, PMI_, OMPI_, "SLURM_STEP_ID=0"), 3, 13);
+  rank_is(ENV(SLURM_, PMI_, "SLURM_STEP_ID=0"), 4, 14);
+  rank_is(ENV(SLURM_, "SLURM_STEP_ID=0"), 5, 15);
+  rank_is(ENV(SLURM_), 0, 0); /* a batch script is not a step */
+  rank_is(ENV("MLFAB_RANK=1", TORCH_), 1, 0);
+  rank_is(ENV("MLFAB_WORKERS=40", TORCH_), 2, 40);
+  rank_is(ENV("RANK=0", "WORLD_SIZE=1"), 0, 1);
+#undef MLFAB_
+#undef TORCH_
+#undef OMPI_
+#undef PMI_
+#undef SLURM_
+}
+
+static void test_master(void **state) {
+  mlfab_config c;
+  mlfab_error error;
+  (void)state;
+  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500");
+  assert_string_equal(c.coordinator, "tcp:node7:29500");
+  FILL("MASTER_ADDR=::1", "MASTER_PORT=29500");
+  assert_string_equal(c.coordinator, "tcp:[::1]:29500");
+  FILL("MASTER_ADDR=[::1]", "MASTER_PORT=1");
+  assert_string_equal(c.coordinator, "tcp:[::1]:1");
+  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "MLFAB_COORDINATOR=unix:/x");
+  assert_string_equal(c.coordinator, "unix:/x");
+  FILL("MASTER_PORT=29500"); /* alone it says nothing */
+  assert_string_equal(c.coordinator, "");
+}
+
+/* What is wrong is refused, named with its value, and the configuration stays as it was. */
+static void bad(const char *name, const char *value, const char *const *set) {
+  mlfab_config c, fresh;
+  mlfab_error error;
+  mlfab_config_init(&fresh);
+  int code = fill(NULL, &c, &error, set);
+  if (code != MLFAB_ERR_CONFIG) fail_msg("%s=%s gives %s", name, value, mlfab_error_name(code));
+  if (!strstr(error.text, name) || !strstr(error.text, value))
+    fail_msg("\"%s\" does not name %s and %s", error.text, name, value);
+  assert_memory_equal(&c, &fresh, sizeof c);
+  assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_CONFIG);
+}
+
+static void test_bad_values(void **state) {
+  static const char *const numbers[] = {
+      "MLFAB_WORKERS",    "MLFAB_SERVERS",      "MLFAB_DEDICATED", "MLFAB_ALLOW_INSECURE",
+      "MLFAB_TIMEOUT_MS", "MLFAB_HEARTBEAT_MS", "MLFAB_SEED",      "MLFAB_RANK"};
+  static const char *const wrong[] = {"x",  "-1", "1.5", "3 ",
+                                      " 3", "+3", "0x2", "99999999999999999999"};
+  char text[400], longer[300];
+  (void)state;
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+      snprintf(text, sizeof text, "%s=%s", numbers[i], wrong[k]);
+      bad(numbers[i], wrong[k], ENV(text));
+    }
+  }
+  bad("MLFAB_WORKERS", "0", ENV("MLFAB_WORKERS=0"));
+  bad("MLFAB_WORKERS", "65537", ENV("MLFAB_WORKERS=65537"));
+  bad("MLFAB_SERVERS", "4097", ENV("MLFAB_SERVERS=4097"));
+  bad("MLFAB_DEDICATED", "2", ENV("MLFAB_DEDICATED=2"));
+  bad("MLFAB_TIMEOUT_MS", "0", ENV("MLFAB_TIMEOUT_MS=0"));
+  bad("MLFAB_RANK", "2147483648", ENV("MLFAB_RANK=2147483648"));
+  bad("MLFAB_ROLE", "boss", ENV("MLFAB_ROLE=boss"));
+  bad("MLFAB_ROLE", "server", ENV("MLFAB_ROLE=server"));
+  bad("MLFAB_TRANSPORT", "smoke", ENV("MLFAB_TRANSPORT=smoke"));
+  bad("MLFAB_PROGRESS", "never", ENV("MLFAB_PROGRESS=never"));
+  bad("MLFAB_PAYLOAD_CRC", "yes", ENV("MLFAB_PAYLOAD_CRC=yes"));
+  bad("WORLD_SIZE", "many", ENV("RANK=0", "WORLD_SIZE=many"));
+  bad("RANK", "zero", ENV("RANK=zero", "WORLD_SIZE=1"));
+  bad("RANK", "5", ENV("RANK=5"));
+  bad("PMI_RANK", "5", ENV("PMI_RANK=5"));
+  bad("OMPI_COMM_WORLD_SIZE", "-3", ENV("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=-3"));
+  bad("SLURM_NTASKS", "?", ENV("SLURM_PROCID=1", "SLURM_NTASKS=?", "SLURM_STEP_ID=1"));
+  bad("MASTER_PORT", "http", ENV("MASTER_ADDR=h", "MASTER_PORT=http"));
+  bad("MASTER_PORT", "65536", ENV("MASTER_ADDR=h", "MASTER_PORT=65536"));
+  bad("MASTER_ADDR", "h", ENV("MASTER_ADDR=h"));
+  memset(longer, 'a', sizeof longer - 1);
+  longer[sizeof longer - 1] = 0;
+  snprintf(text, sizeof text, "MASTER_ADDR=%s", longer);
+  bad("MASTER_ADDR", "aaaa", ENV(text, "MASTER_PORT=5"));
+  snprintf(text, sizeof text, "MLFAB_JOB=%s", longer);
+  bad("MLFAB_JOB", "aaaa", ENV(text));
+  snprintf(text, sizeof text, "MLFAB_COORDINATOR=%s", longer);
+  bad("MLFAB_COORDINATOR", "aaaa", ENV(text));
+}
+
+static void test_uninitialised(void **state) {
+  mlfab_config c;
+  (void)state;
+  memset(&c, 0, sizeof c);
+  assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_ARGUMENT);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_nothing),       cmocka_unit_test(test_each),
+      cmocka_unit_test(test_explicit_wins), cmocka_unit_test(test_precedence),
+      cmocka_unit_test(test_master),        cmocka_unit_test(test_bad_values),
+      cmocka_unit_test(test_uninitialised),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
