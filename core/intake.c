@@ -261,7 +261,8 @@ static uint32_t intake_touched(const mlfab__server *server, const mlfab__incomin
 }
 
 /* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * moves versions and commits on. Returns 0, or ARGUMENT for a version from the future. */
+ * moves versions and commits on. A pull tells the largest version of its slices; for those that are
+ * behind it, it means their present one. Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                            uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
@@ -270,13 +271,9 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
     uint32_t last, i = intake_touched(server, update, k, &last);
     for (i = i < next ? next : i; i <= last; i++, seen++) {
       mlfab__shard_slice *slice = &server->store.slices[i];
-      uint64_t base = update->versions[update->push.versions == 1 ? 0 : seen];
-      if (!commit && update->push.versions > 1 && seen >= update->push.versions)
-        return MLFAB_ERR_ARGUMENT;
-      if (base > slice->version) {
-        if (!commit) return MLFAB_ERR_ARGUMENT;
-        base = slice->version;
-      }
+      uint32_t at = update->push.versions == 1 ? 0 : seen;
+      if (at >= update->push.versions) return MLFAB_ERR_ARGUMENT;
+      uint64_t base = mlfab__min(update->versions[at], slice->version);
       delay = mlfab__max(delay, slice->version - base);
       if (commit) {
         slice->version += update->push.members;
