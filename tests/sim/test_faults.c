@@ -1,0 +1,1021 @@
+/* test_faults.c - fabrics of five nodes in the simulator, from seeds, with every fault on but a
+ * server's crash.
+ *
+ * The model counts by itself what was lost and what came twice. Every update k of every life (process)
+ * of every worker has an element of its own in two tensors of marks, one at each end of the model, and
+ * adds 1 to it; the tensor between them gets, in every element, a number that depends on the update.
+ * So the marks tell which updates a server applied and how often, and the tensor between them must hold
+ * what follows from the marks, everywhere: no update shows in part.
+ *
+ * What is checked: at every pull, that a slice is of one version, that nothing that was seen is gone
+ * and what was acknowledged is there; of every call, that it ends in time; at the end, with the faults
+ * off, that marks, results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash.
+ *
+ * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them; those of seeds.txt always.
+ * MLFAB_SEED=n runs one alone and tells what happens. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+  HOSTS = 5,
+  LIVES = 3,    /* processes of a worker that push; later ones only read */
+  UPDATES = 12, /* of a life */
+  SLOTS = 3,    /* pushes at once */
+  MARKS_MAX = HOSTS * LIVES * UPDATES
+};
+#define MS 1000000ull
+#define SECOND 1000000000ull
+
+/* ---- chance ---- */
+
+static uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+typedef struct dice {
+  uint64_t state;
+} dice;
+
+static uint64_t roll(dice *d) { return mix(d->state++); }
+static uint64_t below(dice *d, uint64_t n) { return roll(d) % n; }
+static int chance(dice *d, double p) { return (double)(roll(d) >> 11) * 0x1p-53 < p; }
+
+/* ---- what a seed makes ---- */
+
+typedef struct plan {
+  uint32_t servers, workers, dedicated;
+  uint32_t chunk, eager, block, slices, merge_max;
+  uint32_t sync, deterministic;
+  uint64_t big;   /* elements of the tensor between the marks */
+  int floats;     /* it is of floating point, and some updates hold NaN */
+  uint32_t width; /* bytes of its elements */
+  int whole;      /* pushed and pulled as one array (MLFAB_ALL) */
+  int cancels, meetings, more, first_weights;
+  int harsh; /* crashes, and partitions that outlast the patience of the heartbeats */
+  uint64_t heartbeat_ns, tick_ns;
+  mlfab_sim_options sim;
+} plan;
+
+/* The flat model: marks, the tensor between, marks. */
+static uint32_t plan_marks(const plan *p) { return p->workers * LIVES * UPDATES; }
+static uint64_t plan_big_bytes(const plan *p) { return p->big * p->width; }
+/* Where things are in the model: narrow elements stand behind wide ones. */
+static uint64_t plan_big_at(const plan *p) {
+  return (p->width == 4 ? 16ull : 8ull) * plan_marks(p);
+}
+static uint64_t plan_mark_at(const plan *p, int side, uint32_t m) {
+  uint64_t between = p->width == 4 ? 0 : plan_big_bytes(p);
+  return 8ull * m + (side ? 8ull * plan_marks(p) + between : 0);
+}
+static uint64_t plan_bytes(const plan *p) { return 16ull * plan_marks(p) + plan_big_bytes(p); }
+
+/* No slice is made smaller than 4 KiB. */
+static uint32_t plan_most_slices(const plan *p, uint32_t want) {
+  uint64_t most = plan_bytes(p) / 4096;
+  return most == 0 ? 1 : want < most ? want : (uint32_t)most;
+}
+
+static void plan_network(plan *p, dice *d) {
+  mlfab_sim_options *o = &p->sim;
+  uint64_t bytes = p->big * p->width;
+  /* To a node that serves too, another server that seems dead is dead for good. */
+  int lasting = p->harsh && (p->dedicated || p->servers == 1);
+  double frames = 4.0 + (double)(bytes / p->chunk);
+  o->size = sizeof *o;
+  o->hosts = HOSTS;
+  o->seed = roll(d) | 1;
+  o->latency_ns = 20000 + below(d, 2 * MS);
+  o->latency_jitter = chance(d, 0.7) ? 0.5 : 0.0;
+  o->rate_bytes_per_s = 10000000ull << below(d, 6);
+  o->buffer_bytes = 16384ull << below(d, 6);
+  /* An update of many frames must have a chance to pass whole. */
+  o->loss = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
+  o->duplicate = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
+  o->reorder = 0.05;
+  o->partition = lasting ? 1.0 : 3.0;
+  o->partition_ns = lasting ? 2 * SECOND : 400 * MS;
+  o->crash = p->harsh ? 0.4 : 0.0;
+  o->pause = 0.5;
+  o->pause_ns = lasting ? 2 * SECOND : 300 * MS;
+  o->slow = 0.5;
+}
+
+static void plan_make(plan *p, uint64_t seed) {
+  dice d = {mix(seed)};
+  memset(p, 0, sizeof *p);
+  uint64_t shape = below(&d, 4);
+  p->dedicated = shape < 2;
+  p->servers = shape == 0 || shape == 2 ? 1 : 2;
+  p->workers = p->dedicated ? HOSTS - p->servers : HOSTS;
+  int large = chance(&d, 0.4);
+  p->floats = chance(&d, 0.3);
+  p->width = p->floats && p->servers == 1 && chance(&d, 0.5) ? 4 : 8;
+  p->big = large ? 4000 + 2 * below(&d, 6000) : 2 * (1 + below(&d, 40));
+  if (p->servers > 1 && !large) p->big += 2000; /* every server gets a part */
+  p->whole = !p->floats && chance(&d, 0.5);
+  p->sync = chance(&d, 0.5) ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  p->deterministic = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.3);
+  p->more = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.2);
+  p->chunk = 1024u << below(&d, large ? 6 : 3);
+  p->eager = large ? 512u << below(&d, 4) : 8192u << below(&d, 4);
+  p->block = 1024u << below(&d, 5);
+  p->slices = plan_most_slices(p, chance(&d, 0.3) ? p->servers : 4 * p->servers);
+  p->merge_max = chance(&d, 0.5) ? 0 : 1;
+  p->cancels = chance(&d, 0.4);
+  p->harsh = chance(&d, 0.4);
+  p->meetings = chance(&d, 0.4);
+  p->first_weights = chance(&d, 0.5);
+  p->heartbeat_ns = 200 * MS;
+  p->tick_ns = (5 + below(&d, 60)) * MS;
+  plan_network(p, &d);
+}
+
+/* The cut of a model (core/slice.c): slices of whole cache lines, in equal parts. */
+static uint64_t plan_slice_begin(const plan *p, uint64_t i) {
+  uint64_t lines = (plan_bytes(p) + 63) / 64, at = lines * i / p->slices * 64;
+  return at < plan_bytes(p) ? at : plan_bytes(p);
+}
+
+/* Where the second server's part begins. */
+static uint64_t plan_border(const plan *p) {
+  uint64_t n = p->slices, i = 0;
+  while (i < n && i * p->servers / n == 0) i++;
+  return plan_slice_begin(p, i);
+}
+
+/* ---- a run ---- */
+
+/* What is known of an update. */
+typedef struct update {
+  uint64_t seq;
+  uint8_t started, known, nan_side; /* nan_side: 1 at the first server, 2 at the last */
+  uint8_t missed;                   /* a pull that had to see it, if it was applied, did not */
+  int code;                         /* once known */
+} update;
+
+typedef struct slot { /* a push under way */
+  mlfab_request request;
+  uint32_t k;
+  uint64_t timeout_ns;
+  uint8_t *data;
+} slot;
+
+enum phase { AWAY, OPENING, DEFINING, WORKING, JOINING, DONE };
+
+struct run;
+typedef struct worker {
+  struct run *run;
+  uint32_t rank, host;
+  mlfab *ctx;
+  enum phase phase;
+  int busy; /* inside a blocking call */
+  uint32_t life, next;
+  int reborn, met, told; /* not the first process; has been at the barrier, at the broadcast */
+  uint64_t firsts;       /* sequence numbers that first weights took */
+  slot slots[SLOTS];
+  mlfab_request pull;
+  uint64_t pull_timeout_ns;
+  uint32_t pull_next;         /* updates that were started before it */
+  uint64_t pull_acked;        /* and those that were acknowledged, a bit each */
+  uint8_t *image;             /* what the pull writes */
+  int64_t seen[2][MARKS_MAX]; /* by this process */
+} worker;
+
+typedef struct run {
+  plan plan;
+  uint64_t seed;
+  dice dice;
+  mlfab_sim *sim;
+  mlfab *server[2];
+  worker workers[HOSTS];
+  update updates[HOSTS][LIVES][UPDATES];
+  int deaths; /* anybody was ever taken for dead */
+  int uneven; /* an update was withdrawn or refused: progress is not the count of marks any more */
+  int blocking; /* kind of the calls that block, and how many */
+  int blocked;
+  int offenders; /* updates with NaN that servers have named */
+  uint8_t message[64];
+  int verbose, calm;
+  uint64_t outcome; /* hash of all results */
+  char failure[256];
+} run;
+
+static void broken(run *r, const char *format, ...) {
+  va_list arguments;
+  if (r->failure[0]) return;
+  va_start(arguments, format);
+  vsnprintf(r->failure, sizeof r->failure, format, arguments);
+  va_end(arguments);
+}
+
+static uint64_t now(const run *r) { return mlfab_sim_clock(r->sim); }
+
+static void say(const run *r, const worker *w, const char *format, ...) {
+  va_list arguments;
+  if (!r->verbose) return;
+  printf("%9.3f ms worker %u life %u: ", (double)now(r) * 1e-6, w->rank, w->life);
+  va_start(arguments, format);
+  vprintf(format, arguments);
+  va_end(arguments);
+  printf("\n");
+}
+
+static uint32_t mark(const worker *w, uint32_t life, uint32_t k) {
+  return (w->rank * LIVES + life) * UPDATES + k;
+}
+
+/* What update number `m` adds to every element between the marks. */
+static int64_t worth(const plan *p, uint32_t m) {
+  return p->floats ? (int64_t)(1 + m % 7) : (int64_t)mix(m);
+}
+
+static int64_t get64(const uint8_t *image, uint64_t offset) {
+  int64_t value;
+  memcpy(&value, image + offset, sizeof value);
+  return value;
+}
+
+static int64_t get_big(const plan *p, const uint8_t *image, uint64_t element) {
+  const uint8_t *at = image + plan_big_at(p) + element * p->width;
+  float narrow;
+  double wide;
+  memcpy(&narrow, at, sizeof narrow);
+  if (p->width == 4) return (int64_t)narrow;
+  memcpy(&wide, at, sizeof wide);
+  return p->floats ? (int64_t)wide : get64(at, 0);
+}
+
+static void put_big(const plan *p, uint8_t *image, uint64_t element, int64_t value) {
+  uint8_t *at = image + plan_big_at(p) + element * p->width;
+  float narrow = (float)value;
+  double wide = (double)value;
+  memcpy(at,
+         p->width == 4 ? (void *)&narrow
+         : p->floats   ? (void *)&wide
+                       : (void *)&value,
+         p->width);
+}
+
+/* NaN or infinity. */
+static void put_wrong(const plan *p, uint8_t *image, uint64_t element, int nan) {
+  uint8_t *at = image + plan_big_at(p) + element * p->width;
+  uint32_t narrow = nan ? 0x7fc00000u : 0xff800000u;
+  uint64_t wide = nan ? 0x7ff8000000000001u : 0x7ff0000000000000u;
+  memcpy(at, p->width == 4 ? (void *)&narrow : (void *)&wide, p->width);
+}
+
+static int64_t get_mark(const plan *p, const uint8_t *image, int side, uint32_t m) {
+  return get64(image, plan_mark_at(p, side, m));
+}
+
+/* The list of buffers over an image of the model; returns their number. */
+static uint32_t bufs_of(const plan *p, uint8_t *image, mlfab_buf bufs[3]) {
+  uint32_t marks = plan_marks(p);
+  if (p->whole) {
+    bufs[0] = (mlfab_buf){MLFAB_ALL, 0, image, plan_bytes(p) / 8};
+    return 1;
+  }
+  bufs[0] = (mlfab_buf){1, 0, image, marks};
+  bufs[1] = (mlfab_buf){2, 0, image + plan_big_at(p), p->big};
+  bufs[2] = (mlfab_buf){3, 0, image + plan_mark_at(p, 1, 0), marks};
+  return 3;
+}
+
+/* ---- reading the model ---- */
+
+/* Within a slice everything is of one version, so what lies between the marks is the same number. */
+static void check_slices(run *r, const uint8_t *image, const char *when) {
+  const plan *p = &r->plan;
+  uint64_t slice = 0;
+  int64_t value = 0;
+  for (uint64_t e = 0; e < p->big; e++) {
+    uint64_t at = plan_big_at(p) + e * p->width;
+    int begins = e == 0;
+    while (slice + 1 < p->slices && at >= plan_slice_begin(p, slice + 1)) {
+      slice++;
+      begins = 1;
+    }
+    int64_t here = get_big(p, image, e);
+    if (!begins && here != value) {
+      broken(r, "%s: element %llu differs from its neighbour in slice %llu: a part of an update",
+             when, (unsigned long long)e, (unsigned long long)slice);
+      return;
+    }
+    value = here;
+  }
+}
+
+/* With one slice and nothing that disturbs it, a model between two rounds holds as many updates of one
+ * worker as of another. */
+static void check_rounds(run *r, const uint8_t *image) {
+  const plan *p = &r->plan;
+  uint32_t least = UPDATES, most = 0;
+  if (p->sync != MLFAB_SYNC_BSP || p->slices > 1 || r->deaths || r->uneven || p->more) return;
+  for (uint32_t w = 0; w < p->workers; w++) {
+    uint32_t count = 0;
+    if (r->workers[w].reborn) return;
+    for (uint32_t k = 0; k < UPDATES; k++)
+      count += get_mark(p, image, 0, mark(&r->workers[w], 0, k)) != 0;
+    least = count < least ? count : least;
+    most = count > most ? count : most;
+  }
+  if (least != most)
+    broken(r, "a model with %u rounds of one worker and %u of another", most, least);
+}
+
+static void check_marks(run *r, worker *w, const uint8_t *image) {
+  const plan *p = &r->plan;
+  for (uint32_t m = 0; m < plan_marks(p); m++) {
+    uint32_t rank = m / (LIVES * UPDATES), life = m / UPDATES % LIVES, k = m % UPDATES;
+    for (int side = 0; side < 2; side++) {
+      int64_t count = get_mark(p, image, side, m);
+      if (count < 0 || count > 1)
+        broken(r, "update %u of worker %u's life %u was applied %lld times", k, rank, life,
+               (long long)count);
+      if (count && !r->updates[rank][life][k].started)
+        broken(r, "update %u of worker %u's life %u was applied and never pushed", k, rank, life);
+      if (count < w->seen[side][m])
+        broken(r, "worker %u saw update %u of worker %u's life %u, and does not see it now",
+               w->rank, k, rank, life);
+      w->seen[side][m] = count;
+    }
+  }
+}
+
+/* A worker sees its own updates: those that were acknowledged before it asked, and with rounds all of
+ * them, unless they turn out to have been refused. */
+static void check_own(run *r, worker *w, const uint8_t *image) {
+  const plan *p = &r->plan;
+  if (w->life >= LIVES) return;
+  for (uint32_t k = 0; k < w->pull_next; k++) {
+    update *u = &r->updates[w->rank][w->life][k];
+    uint32_t m = mark(w, w->life, k);
+    if (get_mark(p, image, 0, m) && get_mark(p, image, 1, m)) continue;
+    if ((w->pull_acked >> k & 1) && p->sync == MLFAB_SYNC_ASYNC)
+      broken(r, "worker %u does not see its update %u, which was acknowledged", w->rank, k);
+    /* A MORE without its end has not made its round yet. */
+    if (p->sync != MLFAB_SYNC_BSP || p->more) continue;
+    if (!u->missed && !u->known) say(r, w, "does not see its update %u yet", k);
+    u->missed = 1;
+  }
+}
+
+static void check_pull(run *r, worker *w) {
+  check_slices(r, w->image, "a pull");
+  check_marks(r, w, w->image);
+  check_own(r, w, w->image);
+  check_rounds(r, w->image);
+}
+
+/* ---- results ---- */
+
+/* No call is open for longer than its deadline and a heartbeat; a paused host cannot keep it. */
+static void check_time(run *r, const worker *w, const char *what, uint64_t waited,
+                       uint64_t timeout) {
+  uint64_t limit = timeout + r->plan.heartbeat_ns + 3 * r->plan.sim.pause_ns;
+  if (waited > limit)
+    broken(r, "worker %u's %s took %.3f s, its deadline was %.3f s", w->rank, what,
+           (double)waited * 1e-9, (double)timeout * 1e-9);
+}
+
+/* May this worker's context go on, or has it lost a server? */
+static int is_fatal(int code) {
+  return code == MLFAB_ERR_PEER_DEAD || code == MLFAB_ERR_FENCED || code == MLFAB_ERR_PEER_CLOSED;
+}
+
+static void learn(run *r, worker *w, uint32_t k, int code) {
+  update *u = &r->updates[w->rank][w->life][k];
+  if (code == MLFAB_ERR_IN_DOUBT || code == MLFAB_ERR_PEER_DEAD) return;
+  u->known = 1;
+  u->code = code;
+  if (code == 0 && u->missed)
+    broken(r, "worker %u's update %u was acknowledged, and a pull after it had not seen it",
+           w->rank, k);
+  if (code == 0 && u->nan_side) broken(r, "worker %u's update %u with NaN was applied", w->rank, k);
+}
+
+/* A life is over: what it does not know will never be known. */
+static void bury(run *r, worker *w, const char *why) {
+  say(r, w, "ends: %s", why);
+  if (w->life < LIVES && w->next > 0) w->life++;
+  w->next = 0;
+  w->firsts = 0;
+  w->reborn = 1;
+  w->pull = 0;
+  memset(w->seen, 0, sizeof w->seen);
+  for (uint32_t i = 0; i < SLOTS; i++) w->slots[i].request = 0;
+  w->phase = AWAY;
+}
+
+static void give_up(run *r, worker *w, const char *why) {
+  /* A node that serves as well has to stay: it only says that it will not push any more. */
+  if (!r->plan.dedicated && w->rank < r->plan.servers) {
+    if (w->phase < JOINING) say(r, w, "retires: %s", why);
+    if (w->phase < JOINING) w->phase = JOINING;
+    return;
+  }
+  if (w->ctx) mlfab_abandon(&w->ctx);
+  bury(r, w, why);
+}
+
+static void end_push(run *r, worker *w, slot *s, const mlfab_result *result) {
+  const update *u = &r->updates[w->rank][w->life][s->k];
+  say(r, w, "update %u (seq %llu): %s, applied %u, refused %u", s->k,
+      (unsigned long long)result->seq, mlfab_error_name(result->status), result->applied,
+      result->refused);
+  s->request = 0;
+  check_time(r, w, "push", result->waited_ns, s->timeout_ns);
+  if (result->seq != u->seq)
+    broken(r, "the result of update %llu names update %llu", (unsigned long long)u->seq,
+           (unsigned long long)result->seq);
+  if (result->status == MLFAB_ERR_NOT_FINITE && result->rank != (int32_t)w->rank)
+    broken(r, "worker %u's NaN was blamed on %d", w->rank, (int)result->rank);
+  if (result->status == 0 && result->refused > 0) broken(r, "a push that succeeded was refused");
+  if (result->status != 0) r->uneven = 1;
+  learn(r, w, s->k, result->status);
+}
+
+static void collect(run *r, worker *w) {
+  mlfab_result result;
+  int done = 0, code = 0, lost = 0;
+  for (uint32_t i = 0; i < SLOTS && w->ctx; i++) {
+    slot *s = &w->slots[i];
+    if (!s->request) continue;
+    code = mlfab_test(w->ctx, s->request, &done, &result);
+    if (code) broken(r, "mlfab_test of a push: %s", mlfab_error_name(code));
+    if (code || !done) continue;
+    r->outcome = mix(r->outcome ^ (uint64_t)(uint32_t)result.status ^ result.version << 32);
+    lost |= is_fatal(result.status);
+    end_push(r, w, s, &result);
+  }
+  if (w->ctx && w->pull) {
+    code = mlfab_test(w->ctx, w->pull, &done, &result);
+    if (code) broken(r, "mlfab_test of a pull: %s", mlfab_error_name(code));
+    if (!code && done) {
+      say(r, w, "pull: %s, version %llu", mlfab_error_name(result.status),
+          (unsigned long long)result.version);
+      w->pull = 0;
+      check_time(r, w, "pull", result.waited_ns, w->pull_timeout_ns);
+      lost |= is_fatal(result.status);
+      if (!result.status) check_pull(r, w);
+    }
+  }
+  if (lost) give_up(r, w, "a server is dead to it");
+}
+
+/* ---- what a worker does ---- */
+
+static uint64_t patience(run *r) {
+  if (r->plan.cancels && !r->calm && chance(&r->dice, 0.1)) return MS + below(&r->dice, 100 * MS);
+  return 8 * SECOND;
+}
+
+static void start_push(run *r, worker *w, slot *s) {
+  const plan *p = &r->plan;
+  mlfab_buf bufs[3];
+  mlfab_push_options options;
+  uint32_t k = w->next, m = mark(w, w->life, k);
+  update *u = &r->updates[w->rank][w->life][k];
+  if (!s->data) s->data = calloc(1, plan_bytes(p));
+  memset(s->data, 0, plan_bytes(p));
+  int64_t one = 1;
+  for (int side = 0; side < 2; side++) memcpy(s->data + plan_mark_at(p, side, m), &one, 8);
+  for (uint64_t e = 0; e < p->big; e++) put_big(p, s->data, e, worth(p, m));
+  if (p->floats && chance(&r->dice, 0.15)) {
+    uint64_t e = chance(&r->dice, 0.5) ? 0 : p->big - 1;
+    u->nan_side = e && p->servers > 1 ? 2 : 1;
+    put_wrong(p, s->data, e, chance(&r->dice, 0.5));
+    r->uneven = 1;
+  }
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.timeout_ns = s->timeout_ns = patience(r);
+  if (s->timeout_ns < SECOND) r->uneven = 1;
+  if (p->more && k % 3 == 1 && k + 1 < UPDATES) options.flags = MLFAB_PUSH_MORE;
+  uint32_t n = bufs_of(p, s->data, bufs);
+  s->k = k;
+  int code = mlfab_push_start(w->ctx, bufs, n, &options, &s->request);
+  if (code) {
+    s->request = 0;
+    u->nan_side = 0;
+    if (is_fatal(code)) {
+      give_up(r, w, "it cannot push");
+    } else if (code != MLFAB_ERR_AGAIN) {
+      broken(r, "push_start: %s", mlfab_error_name(code));
+    }
+    return;
+  }
+  u->started = 1;
+  u->seq = 0;
+  w->next++;
+}
+
+/* The numbers of updates follow each other from the first; worker 0's first weights took one. */
+static void number(run *r, worker *w, uint32_t k) {
+  r->updates[w->rank][w->life][k].seq = 1 + w->firsts + k;
+}
+
+static void start_pull(run *r, worker *w) {
+  mlfab_buf bufs[3];
+  mlfab_pull_options options = {sizeof options, 0, 0};
+  options.timeout_ns = w->pull_timeout_ns = patience(r);
+  w->pull_next = w->next;
+  w->pull_acked = 0;
+  for (uint32_t k = 0; k < w->next && w->life < LIVES; k++) {
+    const update *u = &r->updates[w->rank][w->life][k];
+    if (u->known && u->code == 0) w->pull_acked |= 1ull << k;
+  }
+  uint32_t n = bufs_of(&r->plan, w->image, bufs);
+  int code = mlfab_pull_start(w->ctx, bufs, n, &options, &w->pull);
+  if (!code) return;
+  w->pull = 0;
+  if (is_fatal(code)) {
+    give_up(r, w, "it cannot pull");
+  } else if (code != MLFAB_ERR_AGAIN) {
+    broken(r, "pull_start: %s", mlfab_error_name(code));
+  }
+}
+
+/* Blocking calls run the simulator, and other workers' turns within. Calls that wait for each other may
+ * nest only with their like, or the stack would hold them apart. */
+enum { MODEL = 1, BARRIER, BROADCAST, JOIN };
+
+static int may_block(run *r, int kind) {
+  if (r->blocked > 8) return 0;
+  return kind == JOIN || r->blocked == 0 || r->blocking == kind;
+}
+
+static void block(run *r, worker *w, int kind) {
+  w->busy = 1;
+  r->blocked++;
+  if (kind != JOIN || r->blocked == 1) r->blocking = kind;
+}
+
+static void unblock(run *r, worker *w) {
+  w->busy = 0;
+  r->blocked--;
+}
+
+static void define(run *r, worker *w) {
+  const plan *p = &r->plan;
+  mlfab_model_options options;
+  mlfab_buf bufs[3];
+  if (!may_block(r, MODEL)) return;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.sync = p->sync;
+  options.deterministic = p->deterministic;
+  options.slices = p->slices;
+  memset(w->image, 0, plan_bytes(p));
+  uint32_t n = p->first_weights ? bufs_of(p, w->image, bufs) : 0;
+  int type = p->width == 4 ? MLFAB_F32 : p->floats ? MLFAB_F64 : MLFAB_I64;
+  int code = mlfab_tensor_add(w->ctx, 1, MLFAB_I64, plan_marks(p));
+  if (!code) code = mlfab_tensor_add(w->ctx, 2, type, p->big);
+  if (!code) code = mlfab_tensor_add(w->ctx, 3, MLFAB_I64, plan_marks(p));
+  if (code && code != MLFAB_ERR_TENSOR) broken(r, "tensor_add: %s", mlfab_error_name(code));
+  if (w->rank == 0 && n) w->firsts++;
+  block(r, w, MODEL);
+  code = mlfab_model_start(w->ctx, &options, n ? bufs : NULL, n);
+  unblock(r, w);
+  say(r, w, "model_start: %s", mlfab_error_name(code));
+  if (!code) {
+    w->phase = WORKING;
+    if (n) {
+      w->pull_next = 0;
+      check_slices(r, w->image, "model_start");
+      check_marks(r, w, w->image);
+    }
+  } else if (is_fatal(code)) {
+    give_up(r, w, "model_start failed");
+  } else if (code != MLFAB_ERR_TIMEOUT) {
+    broken(r, "worker %u's model_start: %s", w->rank, mlfab_error_name(code));
+  }
+}
+
+static void meet(run *r, worker *w) {
+  if (!may_block(r, BARRIER)) return;
+  w->met = 1;
+  block(r, w, BARRIER);
+  int code = mlfab_barrier(w->ctx, 2 * SECOND);
+  unblock(r, w);
+  say(r, w, "barrier: %s", mlfab_error_name(code));
+  for (uint32_t i = 0; !code && i < r->plan.workers; i++) {
+    const worker *other = &r->workers[i];
+    if (!other->met && !other->reborn && !r->deaths && other->phase <= WORKING)
+      broken(r, "worker %u passed the barrier without worker %u", w->rank, i);
+  }
+  if (is_fatal(code)) give_up(r, w, "barrier failed");
+}
+
+static void tell(run *r, worker *w) {
+  uint8_t data[sizeof r->message];
+  if (!may_block(r, BROADCAST)) return;
+  w->told = 1;
+  memset(data, 0, sizeof data);
+  if (w->rank == 1) memcpy(data, r->message, sizeof data);
+  block(r, w, BROADCAST);
+  int code = mlfab_broadcast(w->ctx, 1, data, sizeof data, 2 * SECOND);
+  unblock(r, w);
+  say(r, w, "broadcast: %s", mlfab_error_name(code));
+  if (!code && memcmp(data, r->message, sizeof data) != 0)
+    broken(r, "worker %u got another broadcast than was sent", w->rank);
+  if (is_fatal(code)) give_up(r, w, "broadcast failed");
+}
+
+static void join(run *r, worker *w) {
+  if (!may_block(r, JOIN)) return;
+  block(r, w, JOIN);
+  int code = mlfab_join(w->ctx, 8 * SECOND);
+  unblock(r, w);
+  say(r, w, "join: %s", mlfab_error_name(code));
+  if (is_fatal(code) && w->phase != JOINING) give_up(r, w, "join failed");
+  if (w->phase != AWAY) w->phase = DONE;
+}
+
+static void work(run *r, worker *w) {
+  const plan *p = &r->plan;
+  uint32_t last = w->life < LIVES ? UPDATES : 0, idle = SLOTS;
+  collect(r, w);
+  if (w->phase != WORKING) return;
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    if (!w->slots[i].request) continue;
+    if (p->cancels && !r->calm && chance(&r->dice, 0.05)) {
+      say(r, w, "cancels update %u", w->slots[i].k);
+      r->uneven = 1;
+      mlfab_cancel(w->ctx, w->slots[i].request);
+    }
+  }
+  if (w->pull && p->cancels && chance(&r->dice, 0.03)) mlfab_cancel(w->ctx, w->pull);
+  uint32_t open = 0;
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    if (w->slots[i].request) {
+      open++;
+    } else {
+      idle = i;
+    }
+  }
+  if (p->meetings && !w->met && !w->reborn && w->next >= UPDATES / 3) {
+    meet(r, w);
+  } else if (p->meetings && !p->harsh && !w->told && !w->reborn && w->next >= UPDATES / 2) {
+    tell(r, w);
+  } else if (w->next < last && idle < SLOTS && chance(&r->dice, 0.7)) {
+    uint32_t k = w->next;
+    start_push(r, w, &w->slots[idle]);
+    if (w->phase == WORKING && w->next > k) number(r, w, k);
+  }
+  if (w->phase != WORKING) return;
+  if (!w->pull && chance(&r->dice, 0.4)) start_pull(r, w);
+  if (w->phase == WORKING && w->next >= last && open == 0 && !w->pull) join(r, w);
+}
+
+static void open_worker(run *r, worker *w);
+
+static void turn(void *user) {
+  worker *w = user;
+  run *r = w->run;
+  if (r->failure[0]) return;
+  mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, 2 * r->plan.tick_ns), turn, w);
+  if (w->busy) return;
+  mlfab_error error;
+  int ready;
+  if (!w->ctx && w->phase != AWAY) return; /* crashed: it will be told */
+  switch (w->phase) {
+    case AWAY:
+      open_worker(r, w);
+      break;
+    case OPENING:
+      ready = mlfab_is_ready(w->ctx, &error);
+      if (ready == 1) w->phase = DEFINING;
+      if (ready < 0) give_up(r, w, error.text);
+      break;
+    case DEFINING:
+      define(r, w);
+      break;
+    case WORKING:
+      work(r, w);
+      break;
+    case JOINING:
+      join(r, w);
+      break;
+    default:
+      break;
+  }
+}
+
+/* ---- the fabric ---- */
+
+static void on_event(void *user, const mlfab_event_info *info) {
+  run *r = user;
+  if (info->kind == MLFAB_EVENT_DEAD) r->deaths = 1;
+  if (info->kind == MLFAB_EVENT_REFUSED_UPDATE && info->code == MLFAB_ERR_NOT_FINITE)
+    r->offenders++;
+  if (r->verbose && info->kind != MLFAB_EVENT_JOINED)
+    printf("%9.3f ms event %u: %s %d: %s\n", (double)now(r) * 1e-6, info->kind,
+           info->is_server ? "server" : "worker", (int)info->rank, info->text);
+}
+
+static void configure(run *r, mlfab_config *c) {
+  const plan *p = &r->plan;
+  mlfab_config_init(c);
+  c->workers = p->workers;
+  c->servers = p->servers;
+  c->dedicated = p->dedicated;
+  c->chunk_bytes = p->chunk;
+  c->eager_bytes = p->eager;
+  c->block_bytes = p->block;
+  c->merge_max = p->merge_max;
+  c->heartbeat_ns = p->heartbeat_ns;
+  c->timeout_ns = 8 * SECOND;
+  c->on_event = on_event;
+  c->user = r;
+}
+
+static void crashed(void *user, uint32_t host) {
+  run *r = user;
+  for (uint32_t i = 0; i < r->plan.workers; i++) {
+    /* It may have been opened again without waiting for this. */
+    if (r->workers[i].host == host && !r->workers[i].ctx)
+      bury(r, &r->workers[i], "its host crashed");
+  }
+}
+
+static void open_worker(run *r, worker *w) {
+  mlfab_config c;
+  mlfab_error error;
+  configure(r, &c);
+  c.rank = (int32_t)w->rank;
+  if (!r->plan.dedicated && w->rank >= r->plan.servers) c.roles = MLFAB_ROLE_WORKER;
+  /* A server that gives up joining is a server that crashed. */
+  if (!r->plan.dedicated && w->rank < r->plan.servers) c.timeout_ns = 60 * SECOND;
+  c.seed = r->seed + w->rank + w->life * HOSTS;
+  int code = mlfab_sim_open(r->sim, w->host, &c, &w->ctx, &error);
+  if (code) {
+    broken(r, "worker %u cannot open: %s", w->rank, error.text);
+    return;
+  }
+  w->phase = OPENING;
+}
+
+static void start(run *r, uint64_t seed, int verbose) {
+  memset(r, 0, sizeof *r);
+  r->seed = seed;
+  r->verbose = verbose;
+  r->dice.state = mix(seed ^ 0x5eed);
+  plan *p = &r->plan;
+  plan_make(p, seed);
+  for (size_t i = 0; i < sizeof r->message; i++) r->message[i] = (uint8_t)roll(&r->dice);
+  if (verbose)
+    printf("%u %sservers, %u workers, %s%s%s%s%s, %llu elements, chunk %u, eager %u, slices %u\n",
+           p->servers, p->dedicated ? "dedicated " : "", p->workers,
+           p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
+           p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
+           (unsigned long long)p->big, p->chunk, p->eager, p->slices);
+  if (mlfab_sim_create(&p->sim, &r->sim)) broken(r, "mlfab_sim_create");
+  for (uint32_t s = 0; p->dedicated && s < p->servers && !r->failure[0]; s++) {
+    mlfab_config c;
+    mlfab_error error;
+    configure(r, &c);
+    c.roles = MLFAB_ROLE_SERVER;
+    c.timeout_ns = 60 * SECOND;
+    c.rank = (int32_t)s;
+    if (mlfab_sim_open(r->sim, s, &c, &r->server[s], &error))
+      broken(r, "server %u cannot open: %s", s, error.text);
+  }
+  for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) {
+    worker *w = &r->workers[i];
+    w->run = r;
+    w->rank = i;
+    w->host = i + (p->dedicated ? p->servers : 0);
+    w->image = calloc(1, plan_bytes(p));
+    if (p->dedicated || i >= p->servers) mlfab_sim_on_crash(r->sim, w->host, crashed, r);
+    open_worker(r, w);
+    mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, p->tick_ns), turn, w);
+  }
+}
+
+static void finish(run *r) {
+  for (uint32_t i = 0; i < r->plan.workers; i++) {
+    worker *w = &r->workers[i];
+    if (w->ctx) mlfab_abandon(&w->ctx);
+    for (uint32_t k = 0; k < SLOTS; k++) free(w->slots[k].data);
+    free(w->image);
+  }
+  for (uint32_t s = 0; s < 2; s++)
+    if (r->server[s]) mlfab_abandon(&r->server[s]);
+  mlfab_sim_destroy(&r->sim);
+}
+
+/* ---- the end: everything is resolved and compared ---- */
+
+static int all_done(const run *r) {
+  for (uint32_t i = 0; i < r->plan.workers; i++)
+    if (r->workers[i].phase != DONE || r->workers[i].busy || !r->workers[i].ctx) return 0;
+  return 1;
+}
+
+static void run_until(run *r, uint64_t until) {
+  while (!r->failure[0] && !all_done(r) && now(r) < until) {
+    if (!mlfab_sim_step(r->sim)) broken(r, "nothing will ever happen again");
+  }
+}
+
+static void resolve(run *r, worker *w) {
+  if (!w->ctx || w->phase != DONE) return;
+  int code = mlfab_flush(w->ctx, 8 * SECOND);
+  if (code == MLFAB_ERR_TIMEOUT) broken(r, "worker %u: updates are never decided", w->rank);
+  for (uint32_t k = 0; w->life < LIVES && k < w->next; k++) {
+    update *u = &r->updates[w->rank][w->life][k];
+    int status = 1;
+    code = mlfab_push_status(w->ctx, u->seq, &status);
+    if (code) {
+      broken(r, "worker %u: push_status of update %u: %s", w->rank, k, mlfab_error_name(code));
+    } else if (status == MLFAB_ERR_IN_DOUBT) {
+      broken(r, "worker %u's update %u stays in doubt", w->rank, k);
+    } else if (u->known && (u->code == 0) != (status == 0)) {
+      broken(r, "worker %u's update %u ended with %s, its status is %s", w->rank, k,
+             mlfab_error_name(u->code), mlfab_error_name(status));
+    } else {
+      learn(r, w, k, status);
+    }
+    say(r, w, "update %u: status %s", k, mlfab_error_name(status));
+  }
+}
+
+/* What is known of an update, against its marks at the first and the last server. */
+static void compare(run *r, uint32_t m, const uint8_t *image) {
+  const plan *p = &r->plan;
+  uint32_t rank = m / (LIVES * UPDATES), life = m / UPDATES % LIVES, k = m % UPDATES;
+  const update *u = &r->updates[rank][life][k];
+  int64_t a = get_mark(p, image, 0, m), b = get_mark(p, image, 1, m);
+  int wrong = a < 0 || a > 1 || b < 0 || b > 1 || (p->servers == 1 && a != b);
+  if (!u->started) wrong |= a || b;
+  if (u->nan_side == 1) wrong |= a != 0;
+  if (u->nan_side == 2) wrong |= b != 0;
+  if (u->known && u->code == 0) wrong |= a != 1 || b != 1;
+  if (u->known && u->code != 0) wrong |= a == 1 && b == 1;
+  if (u->known && u->code == MLFAB_ERR_PARTIAL) wrong |= a == b;
+  if (u->known && (u->code == MLFAB_ERR_WITHDRAWN || u->code == MLFAB_ERR_CANCELLED ||
+                   u->code == MLFAB_ERR_TIMEOUT))
+    wrong |= a || b;
+  if (wrong)
+    broken(r, "update %u of worker %u's life %u (%s) was applied %lld and %lld times", k, rank,
+           life,
+           !u->started ? "never pushed"
+           : u->known  ? mlfab_error_name(u->code)
+                       : "not known",
+           (long long)a, (long long)b);
+}
+
+/* What lies between the marks must follow from them. */
+static void compare_big(run *r, const uint8_t *image) {
+  const plan *p = &r->plan;
+  int64_t sum[2] = {0, 0};
+  uint64_t border = plan_border(p);
+  for (uint32_t m = 0; m < plan_marks(p); m++) {
+    for (int side = 0; side < 2; side++) {
+      uint64_t product = (uint64_t)worth(p, m) * (uint64_t)get_mark(p, image, side, m);
+      sum[side] = (int64_t)((uint64_t)sum[side] + product);
+    }
+  }
+  for (uint64_t e = 0; e < p->big; e++) {
+    int side = p->servers > 1 && 8ull * plan_marks(p) + e * p->width >= border;
+    if (get_big(p, image, e) == sum[side]) continue;
+    broken(r, "element %llu holds %lld, the updates that were applied make %lld",
+           (unsigned long long)e, (long long)get_big(p, image, e), (long long)sum[side]);
+    return;
+  }
+}
+
+/* A worker that can still pull has pulled the model; NULL: nobody can. */
+static worker *read_model(run *r) {
+  for (uint32_t i = 0; i < r->plan.workers && !r->failure[0]; i++) {
+    worker *w = &r->workers[i];
+    mlfab_buf bufs[3];
+    if (!w->ctx) continue;
+    int code = mlfab_pull(w->ctx, bufs, bufs_of(&r->plan, w->image, bufs), NULL, NULL);
+    say(r, w, "last pull: %s", mlfab_error_name(code));
+    if (!code) return w;
+    /* One that serves may have retired before there was a model. */
+    if (!is_fatal(code) && code != MLFAB_ERR_STATE)
+      broken(r, "worker %u's last pull: %s", i, mlfab_error_name(code));
+  }
+  return NULL;
+}
+
+static void settle(run *r) {
+  const plan *p = &r->plan;
+  for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) resolve(r, &r->workers[i]);
+  worker *reader = r->failure[0] ? NULL : read_model(r);
+  if (!reader && !r->failure[0]) {
+    /* All were cut off at the last moment: new processes can read. */
+    for (uint32_t i = 0; i < p->workers; i++) {
+      if (!p->dedicated && i < p->servers) continue;
+      r->workers[i].next = r->workers[i].life = LIVES;
+      give_up(r, &r->workers[i], "it cannot read");
+    }
+    run_until(r, now(r) + 60 * SECOND);
+    reader = read_model(r);
+    if (!reader) broken(r, "no worker is left that can pull");
+  }
+  if (r->failure[0]) return;
+  check_marks(r, reader, reader->image);
+  for (uint32_t m = 0; m < plan_marks(p); m++) compare(r, m, reader->image);
+  compare_big(r, reader->image);
+}
+
+/* Runs a seed; 0, or it failed and r->failure says how. */
+static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
+  start(r, seed, verbose);
+  run_until(r, now(r) + 12 * SECOND);
+  if (!r->failure[0]) {
+    r->calm = 1;
+    mlfab_sim_set_faults(r->sim, NULL);
+    run_until(r, now(r) + 60 * SECOND);
+    if (!r->failure[0] && !all_done(r)) broken(r, "after a minute without faults it is not done");
+    if (!r->failure[0]) settle(r);
+  }
+  mlfab_sim_trace_hash(r->sim, hash_p);
+  *hash_p = mix(*hash_p ^ r->outcome);
+  finish(r);
+  return r->failure[0] != 0;
+}
+
+/* ---- the tests ---- */
+
+static uint64_t number_from(const char *name, uint64_t otherwise) {
+  const char *text = getenv(name);
+  return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* Runs a seed, twice where `twice`; says how to see a failure again. */
+static int try_seed(uint64_t seed, int twice, int verbose) {
+  run *r = malloc(sizeof *r);
+  uint64_t hash[2];
+  if (!r) return 1;
+  int failed = run_seed(r, seed, verbose, &hash[0]);
+  if (!failed && twice && (failed = run_seed(r, seed, 0, &hash[1])) == 0 && hash[0] != hash[1]) {
+    failed = 1;
+    snprintf(r->failure, sizeof r->failure, "it ran otherwise the second time");
+  }
+  if (failed) {
+    print_error("seed %llu: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_faults\n",
+                (unsigned long long)seed, r->failure, (unsigned long long)seed);
+  } else if (verbose) {
+    printf("seed %llu: passed\n", (unsigned long long)seed);
+  }
+  free(r);
+  return failed;
+}
+
+static void test_seeds_that_failed_once(void **state) {
+  (void)state;
+  int failed = 0;
+  char line[128];
+  FILE *file = fopen("tests/sim/seeds.txt", "r");
+  if (!file || getenv("MLFAB_SEED")) {
+    if (file) fclose(file);
+    skip();
+  }
+  while (fgets(line, sizeof line, file)) {
+    if (line[0] >= '0' && line[0] <= '9') failed += try_seed(strtoull(line, NULL, 10), 1, 0);
+  }
+  fclose(file);
+  assert_int_equal(failed, 0);
+}
+
+static void test_seeds(void **state) {
+  (void)state;
+  uint64_t one = number_from("MLFAB_SEED", 0), first = number_from("MLFAB_SEED_FIRST", 1);
+  uint64_t count = 100 * number_from("MLFAB_SCALE", 1), failed = 0;
+  if (one) {
+    assert_int_equal(try_seed(one, 1, 1), 0);
+    return;
+  }
+  clock_t since = clock();
+  for (uint64_t i = 0; i < count && failed < 10; i++)
+    failed += (uint64_t)try_seed(first + i, i % 10 == 0, 0);
+  print_message("%llu seeds, %.1f ms of processor time each\n", (unsigned long long)count,
+                (double)(clock() - since) * 1e3 / CLOCKS_PER_SEC / (double)count);
+  assert_int_equal(failed, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_seeds_that_failed_once),
+      cmocka_unit_test(test_seeds),
+  };
+  return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
+}
