@@ -214,7 +214,8 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     bytes = mlfab__min(bytes, server->config->chunk_bytes);
     if (pull->segment + 1 < pull->segments_used || pull->in_segment + bytes < segment->bytes)
       model.flags = 0;
-    uint32_t block = pull->pinned[in_slice / store->block_bytes];
+    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
     model.version = pull->version;
     model.commit = pull->commit;
     model.slice = slice + store->first_slice;

@@ -89,7 +89,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   *(update->previous ? &update->previous->next : &server->first) = update->next;
   *(update->next ? &update->next->previous : &server->last) = update->previous;
   if (server->head == update) {
-    for (uint32_t p = 0; p < server->store.positions; p++) {
+    for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
       mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
     }
     server->head = NULL;
@@ -569,7 +569,7 @@ static void intake_round(mlfab__server *server) {
   for (uint32_t i = 0; i < server->workers; i++) {
     const mlfab__server_peer *peer = &server->peers[i];
     arrived += peer->arrived;
-    if (peer->dead || peer->left || peer->done) continue;
+    if ((peer->dead && !MLFAB__PLANTED(6)) || peer->left || peer->done) continue;
     state.members++;
     state.arrived += peer->arrived;
   }

@@ -42,6 +42,7 @@ static void host_barrier_check(mlfab__host *host) {
     }
   }
   if (waiting == 0) return;
+  if (MLFAB__PLANTED(7)) missing = MLFAB_NO_RANK;
   if (missing == MLFAB_NO_RANK) host->barriers++;
   for (uint32_t w = 0; w < host->workers; w++) {
     mlfab__attendee *a = &host->attendees[w];

@@ -234,8 +234,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      part->granted = part->sent = part->in_source = 0;
-      part->source = 0;
+      part->granted = part->sent = 0;
+      if (!MLFAB__PLANTED(5)) part->source = 0, part->in_source = 0;
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -380,7 +380,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have numbers in a row; one between may have been withdrawn. */
-  if (update->seq + update->members != worker->next_seq) return NULL;
+  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->clip_norm > 0.0 ||

@@ -15,10 +15,10 @@ MLFAB__INTERNAL int mlfab__sync_may_pull(uint32_t kind, const mlfab__sync_state 
 }
 
 MLFAB__INTERNAL int mlfab__sync_may_push(uint32_t kind, const mlfab__sync_state *state) {
-  if (MLFAB__PLANTED(1)) return 1;
   return kind == MLFAB_SYNC_BSP ? state->progress <= state->v_train : 1;
 }
 
 MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_state *state) {
+  if (MLFAB__PLANTED(1)) return state->arrived > 0;
   return kind == MLFAB_SYNC_BSP && state->arrived >= state->members;
 }
