@@ -1109,8 +1109,11 @@ static int node_return(mlfab_node *node, int code, const mlfab_error *error) {
 }
 
 static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error *error) {
-  memset(error, 0, sizeof *error);
+  /* Not the whole of it: the text is long, and this is on the way of every push. */
+  error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
+  error->waited_ns = 0;
+  error->text[0] = 0;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   if (worker && !node->is_worker)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this node is not a worker");

@@ -80,8 +80,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
                       int code, uint32_t server, uint64_t now_ns) {
-  char waited[24];
-  mlfab__duration(waited, now_ns - request->started_ns);
+  char waited[24] = "";
+  if (code) mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
   switch (code) {
     case 0:
