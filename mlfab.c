@@ -2126,11 +2126,11 @@ MLFAB__INTERNAL int mlfab__sync_may_pull(uint32_t kind, const mlfab__sync_state 
 }
 
 MLFAB__INTERNAL int mlfab__sync_may_push(uint32_t kind, const mlfab__sync_state *state) {
-  if (MLFAB__PLANTED(1)) return 1;
   return kind == MLFAB_SYNC_BSP ? state->progress <= state->v_train : 1;
 }
 
 MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_state *state) {
+  if (MLFAB__PLANTED(1)) return state->arrived > 0;
   return kind == MLFAB_SYNC_BSP && state->arrived >= state->members;
 }
 
@@ -4058,8 +4058,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      part->granted = part->sent = part->in_source = 0;
-      part->source = 0;
+      part->granted = part->sent = 0;
+      if (!MLFAB__PLANTED(5)) part->source = 0, part->in_source = 0;
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -4204,7 +4204,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have numbers in a row; one between may have been withdrawn. */
-  if (update->seq + update->members != worker->next_seq) return NULL;
+  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->clip_norm > 0.0 ||
@@ -4417,7 +4417,7 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
   /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
-  if (update->mergeable && stream->small >= 2 && i + 1 == worker->norder &&
+  if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
     return 0;
   }
@@ -5551,7 +5551,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   *(update->previous ? &update->previous->next : &server->first) = update->next;
   *(update->next ? &update->next->previous : &server->last) = update->previous;
   if (server->head == update) {
-    for (uint32_t p = 0; p < server->store.positions; p++) {
+    for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
       mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
     }
     server->head = NULL;
@@ -6031,7 +6031,7 @@ static void intake_round(mlfab__server *server) {
   for (uint32_t i = 0; i < server->workers; i++) {
     const mlfab__server_peer *peer = &server->peers[i];
     arrived += peer->arrived;
-    if (peer->dead || peer->left || peer->done) continue;
+    if ((peer->dead && !MLFAB__PLANTED(6)) || peer->left || peer->done) continue;
     state.members++;
     state.arrived += peer->arrived;
   }
@@ -6603,7 +6603,8 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     bytes = mlfab__min(bytes, server->config->chunk_bytes);
     if (pull->segment + 1 < pull->segments_used || pull->in_segment + bytes < segment->bytes)
       model.flags = 0;
-    uint32_t block = pull->pinned[in_slice / store->block_bytes];
+    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
     model.version = pull->version;
     model.commit = pull->commit;
     model.slice = slice + store->first_slice;
@@ -6821,6 +6822,7 @@ static void host_barrier_check(mlfab__host *host) {
     }
   }
   if (waiting == 0) return;
+  if (MLFAB__PLANTED(7)) missing = MLFAB_NO_RANK;
   if (missing == MLFAB_NO_RANK) host->barriers++;
   for (uint32_t w = 0; w < host->workers; w++) {
     mlfab__attendee *a = &host->attendees[w];

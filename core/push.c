@@ -593,7 +593,7 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
   /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
-  if (update->mergeable && stream->small >= 2 && i + 1 == worker->norder &&
+  if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
     return 0;
   }
