@@ -13,6 +13,7 @@
 #include "core/slice.h"
 
 #include <math.h>
+#include <unistd.h>
 
 enum { TENSORS = 20, WORKERS = 4 };
 
@@ -208,6 +209,10 @@ static void scene_start(scene *s) {
   }
 }
 
+/* Server callbacks of the next scene. */
+static mlfab_update_fn hooks_update;
+static void *hooks_user;
+
 /* A world with random dimensions. kinds: 1 with int64, 2 of one element type. */
 static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, int kinds) {
   memset(s, 0, sizeof *s);
@@ -221,6 +226,8 @@ static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, in
   s->w.config.chunk_bytes = sizes[below(s, 7)];
   s->w.config.eager_bytes = sizes[below(s, 7)];
   s->w.config.merge_max = (uint32_t)below(s, 3);
+  s->w.config.on_update = hooks_update;
+  s->w.config.user = hooks_update ? hooks_user : NULL;
   mlfab__env_init(&s->env, NULL);
   s->options.size = sizeof s->options;
   s->options.rule = rule;
@@ -490,10 +497,329 @@ static void test_rounds(void **state) {
   }
 }
 
+/* --- the version that an update was computed from, and its norm --- */
+
+/* The version that a pull reported is the largest of its slices: telling it with the push is right
+ * for all of them, also for those that are behind. An older one adds to the delay. */
+static void test_versions(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 30; seed++) {
+    scene s;
+    char what[32];
+    snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
+    scene_open(&s, 90000 + seed, MLFAB_RULE_ADADELAY, MLFAB_SYNC_ASYNC, 0);
+    scene_start(&s);
+    s.exact = 1;
+    for (int turn = 0; turn < 10; turn++) {
+      update u;
+      mlfab_result got, want, seen;
+      uint32_t k = (uint32_t)below(&s, s.w.workers);
+      uint64_t *base = (uint64_t *)calloc(s.layout.nslices, sizeof *base);
+      update_make(&s, &u, 1);
+      OK(s.w.node[k], mlfab_pull(s.w.node[k], u.bufs, update_nbufs(&u), NULL, &seen));
+      update_free(&u);
+      for (uint32_t i = 0; i < s.layout.nslices; i++) s.pulled[k][i] = s.version[i];
+      uint64_t told = seen.version - (seen.version > 0 ? below(&s, 2) : 0);
+      for (uint32_t i = 0; i < s.layout.nslices; i++) base[i] = told;
+      update_make(&s, &u, 0);
+      mlfab_push_options o = pushing(&u);
+      o.version = told + 1;
+      OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+      literal_push(&s, &u, base, &want);
+      assert_int_equal(got.delay, want.delay);
+      assert_int_equal(got.version, want.version);
+      update_free(&u);
+      free(base);
+    }
+    pull_and_compare(&s, 0, what);
+    scene_close(&s);
+  }
+}
+
+static void test_clipping(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 20; seed++) {
+    scene s;
+    char what[32];
+    snprintf(what, sizeof what, "clip seed %u", (unsigned)seed);
+    scene_open(&s, 80000 + seed, (uint32_t)(seed % 2), MLFAB_SYNC_ASYNC, 0);
+    scene_start(&s);
+    for (int turn = 0; turn < 5; turn++) {
+      update u;
+      mlfab_result got, want;
+      double sum = 0;
+      update_make(&s, &u, 0);
+      for (uint32_t k = 0; k < u.n; k++) {
+        const tensor *t = &s.t[u.which[k]];
+        for (uint64_t i = 0; i < t->count; i++)
+          sum += get(t->dtype, u.data[k], i) * get(t->dtype, u.data[k], i);
+      }
+      mlfab_push_options o = pushing(&u);
+      o.clip_norm = sqrt(sum) * (turn % 2 ? 0.3 : 1.7);
+      OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, &got));
+      if (turn % 2) u.scale *= 0.3;
+      literal_push(&s, &u, s.pulled[0], &want);
+      update_free(&u);
+    }
+    pull_and_compare(&s, 0, what);
+    scene_close(&s);
+  }
+}
+
+/* --- weights that are updated in place --- */
+
+static void test_differences(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 20; seed++) {
+    scene s;
+    char what[32];
+    snprintf(what, sizeof what, "difference seed %u", (unsigned)seed);
+    scene_open(&s, 70000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    scene_start(&s);
+    update mine, change;
+    update_make(&s, &mine, 1);
+    OK(s.w.node[0], mlfab_pull(s.w.node[0], mine.bufs, update_nbufs(&mine), NULL, NULL));
+    OK(s.w.node[0], mlfab_snapshot(s.w.node[0], mine.bufs, update_nbufs(&mine)));
+    for (int turn = 0; turn < 4; turn++) {
+      mlfab_result want;
+      /* The literal update is the same difference, in the tensors' own types. */
+      memcpy(&change, &mine, sizeof change);
+      change.scale = 1.0;
+      for (uint32_t k = 0; k < mine.n; k++) {
+        const tensor *t = &s.t[mine.which[k]];
+        uint8_t *before = (uint8_t *)malloc(t->bytes);
+        change.data[k] = (uint8_t *)malloc(t->bytes);
+        memcpy(before, mine.data[k], t->bytes);
+        draw(&s, t->dtype, mine.data[k], t->count);
+        mlfab__reduce_subtract(t->dtype, change.data[k], mine.data[k], before, t->count);
+        free(before);
+      }
+      OK(s.w.node[0],
+         mlfab_push_difference(s.w.node[0], mine.bufs, update_nbufs(&mine), NULL, NULL));
+      literal_push(&s, &change, s.pulled[0], &want);
+      for (uint32_t k = 0; k < mine.n; k++) free(change.data[k]);
+    }
+    update_free(&mine);
+    pull_and_compare(&s, s.w.workers - 1, what);
+    scene_close(&s);
+  }
+}
+
+/* --- many at once --- */
+
+/* Workers push at the same time, some small enough to be merged on the way: sums do not depend on the
+ * order, versions count every update, and no slice that is pulled meanwhile is of two versions. */
+static void together(uint64_t seed, int dtype) {
+  enum { PUSHES = 12 };
+  scene s;
+  mlfab_request request[WORKERS][PUSHES];
+  uint64_t total = 0;
+  scene_open(&s, seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, 1);
+  /* All of one type, and all updates are ones. */
+  for (uint32_t i = 0; i < s.ntensors; i++) free(s.t[i].w);
+  mlfab__layout_free(&s.env, &s.layout);
+  if (seed % 3 == 0) s.ntensors = 1;
+  scene_tensors(&s, dtype);
+  for (uint32_t k = 0; k < s.w.workers; k++) {
+    free(s.pulled[k]);
+    s.pulled[k] = (uint64_t *)calloc(s.layout.nslices, sizeof *s.pulled[k]);
+  }
+  free(s.version), free(s.commit), free(s.touched);
+  s.version = (uint64_t *)calloc(s.layout.nslices, sizeof *s.version);
+  s.commit = (uint64_t *)calloc(s.layout.nslices, sizeof *s.commit);
+  s.touched = (uint64_t *)calloc(s.layout.nslices, sizeof *s.touched);
+  for (uint32_t i = 0; i < s.ntensors; i++) {
+    OK(s.w.node[0], mlfab_tensor_add(s.w.node[0], s.t[i].id, dtype, s.t[i].count));
+    for (uint32_t k = 1; k < s.w.workers; k++)
+      OK(s.w.node[k], mlfab_tensor_add(s.w.node[k], s.t[i].id, dtype, s.t[i].count));
+  }
+  for (uint32_t k = 0; k < s.w.workers; k++)
+    OK(s.w.node[k], mlfab_model_start(s.w.node[k], &s.options, NULL, 0));
+  uint64_t count = s.layout.bytes / mlfab__dtype_bytes(dtype);
+  uint8_t *ones = (uint8_t *)malloc(s.layout.bytes), *got = (uint8_t *)malloc(s.layout.bytes);
+  for (uint64_t i = 0; i < count; i++) {
+    if (dtype == MLFAB_F32) ((float *)(void *)ones)[i] = 1;
+    if (dtype == MLFAB_F64) ((double *)(void *)ones)[i] = 1;
+    if (dtype == MLFAB_I64) ((int64_t *)(void *)ones)[i] = 1;
+  }
+  mlfab_buf b = {MLFAB_ALL, 0, ones, count}, g = {MLFAB_ALL, 0, got, count};
+  for (int p = 0; p < PUSHES; p++) {
+    for (uint32_t k = 0; k < s.w.workers; k++, total++)
+      OK(s.w.node[k], mlfab_push_start(s.w.node[k], &b, 1, NULL, &request[k][p]));
+    if (p % 3) continue;
+    mlfab_result result;
+    OK(s.w.node[0], mlfab_pull(s.w.node[0], &g, 1, NULL, &result));
+    double newest = 0;
+    for (uint64_t i = 0; i < count; i++) {
+      uint32_t slice = mlfab__layout_slice_at(&s.layout, i * mlfab__dtype_bytes(dtype));
+      uint64_t first = s.layout.slices[slice].offset / mlfab__dtype_bytes(dtype);
+      if (get(dtype, got, i) < get(dtype, got, first) ||
+          get(dtype, got, i) > get(dtype, got, first))
+        fail_msg("together seed %u: slice %u is of two versions", (unsigned)seed, slice);
+      newest = fmax(newest, get(dtype, got, i));
+    }
+    assert_int_equal(result.version, (uint64_t)newest);
+  }
+  for (int p = 0; p < PUSHES; p++) {
+    for (uint32_t k = 0; k < s.w.workers; k++)
+      OK(s.w.node[k], mlfab_wait(s.w.node[k], request[k][p], 0, NULL));
+  }
+  OK(s.w.node[0], mlfab_pull(s.w.node[0], &g, 1, NULL, NULL));
+  for (uint64_t i = 0; i < count; i++) assert_true(get(dtype, got, i) == (double)total);
+  free(ones);
+  free(got);
+  scene_close(&s);
+}
+
+static void test_together(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 30; seed++) together(40000 + seed, 1 + (int)(seed % 3));
+}
+
+/* --- the update callback --- */
+
+typedef struct witness {
+  scene *s;
+  uint32_t calls, worker;
+  uint64_t delay, seq, bytes;
+  double scale;
+  uint32_t members;
+} witness;
+
+/* Applies the sum, and counts every element in the literal tensor's `sum`. */
+static int witness_update(void *user, const mlfab_update_info *info, uint32_t id, int dtype,
+                          uint64_t first, uint64_t count, void *w, const void *sum) {
+  witness *v = (witness *)user;
+  v->calls++;
+  v->worker = info->worker;
+  v->delay = info->delay > v->delay ? info->delay : v->delay;
+  v->seq = info->seq;
+  v->members = info->members;
+  v->scale = info->scale;
+  for (uint32_t k = 0; k < v->s->ntensors; k++) {
+    tensor *t = &v->s->t[k];
+    if (t->id != id) continue;
+    if (t->dtype != dtype || first + count > t->count || count == 0) return 1;
+    for (uint64_t i = first; i < first + count; i++) t->sum[i]++;
+    (void)mlfab__reduce_add(dtype, w, w, sum, info->scale, count, 0);
+    return 0;
+  }
+  return 1;
+}
+
+static void test_callback(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 30; seed++) {
+    scene s;
+    witness v;
+    char what[32];
+    memset(&v, 0, sizeof v);
+    v.s = &s;
+    snprintf(what, sizeof what, "callback seed %u", (unsigned)seed);
+    hooks_update = witness_update;
+    hooks_user = &v;
+    scene_open(&s, 30000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    hooks_update = NULL;
+    scene_start(&s);
+    s.exact = 1;
+    for (int turn = 0; turn < 8; turn++) {
+      update u;
+      mlfab_result got, want;
+      uint32_t k = (uint32_t)below(&s, s.w.workers);
+      update_make(&s, &u, 0);
+      mlfab_push_options o = pushing(&u);
+      for (uint32_t i = 0; i < s.ntensors; i++) memset(s.t[i].sum, 0, s.t[i].bytes);
+      v.delay = v.members = 0;
+      OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+      literal_push(&s, &u, s.pulled[k], &want);
+      assert_int_equal(v.worker, k);
+      assert_int_equal(v.seq, got.seq);
+      assert_int_equal(v.members, 1);
+      assert_int_equal(v.delay, want.delay);
+      assert_true(v.scale == u.scale);
+      for (uint32_t i = 0; i < s.ntensors; i++) {
+        int pushed = 0;
+        for (uint32_t j = 0; j < u.n; j++) pushed |= u.which[j] == i;
+        for (uint64_t e = 0; e < s.t[i].count; e++) assert_int_equal(s.t[i].sum[e], pushed);
+      }
+      update_free(&u);
+    }
+    pull_and_compare(&s, 0, what);
+    scene_close(&s);
+  }
+}
+
+/* --- saving --- */
+
+/* Finds "id":{...,"data_offsets":[a,b]} in a safetensors header; the little of JSON that it takes. */
+static void saved_tensor(const scene *s, const tensor *t, const char *header, const uint8_t *data,
+                         size_t bytes) {
+  static const char *const types[] = {"", "F32", "F64", "I64"};
+  char name[32], type[8];
+  unsigned long long shape, from, to;
+  (void)s;
+  snprintf(name, sizeof name, "\"%u\":{", (unsigned)t->id);
+  const char *at = strstr(header, name);
+  assert_non_null(at);
+  assert_int_equal(sscanf(at + strlen(name),
+                          "\"dtype\":\"%3[A-Z0-9]\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                          type, &shape, &from, &to),
+                   4);
+  assert_string_equal(type, types[t->dtype]);
+  assert_int_equal(shape, t->count);
+  assert_int_equal(to - from, t->bytes);
+  assert_true(to <= bytes);
+  same(s, t, data + from, "saved");
+}
+
+static void test_save(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 8; seed++) {
+    scene s;
+    update u;
+    mlfab_result want;
+    char path[64];
+    scene_open(&s, 20000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    scene_start(&s);
+    s.exact = 1;
+    update_make(&s, &u, 1);
+    mlfab_push_options o = pushing(&u);
+    OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, NULL));
+    literal_push(&s, &u, s.pulled[0], &want);
+    update_free(&u);
+    snprintf(path, sizeof path, "/tmp/mlfab_test_model.%ld", (long)getpid());
+    OK(s.w.node[0], mlfab_save(s.w.node[0], path));
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t room = s.layout.bytes + 65536, n;
+    uint8_t *bytes = (uint8_t *)calloc(1, room);
+    n = fread(bytes, 1, room, file);
+    fclose(file);
+    remove(path);
+    uint64_t header = 0;
+    for (int i = 0; i < 8; i++) header |= (uint64_t)bytes[i] << (8 * i);
+    assert_int_equal(header % 8, 0);
+    assert_int_equal(8 + header + s.layout.bytes, n);
+    char *text = (char *)calloc(1, header + 1);
+    memcpy(text, bytes + 8, header);
+    assert_int_equal(text[0], '{');
+    for (uint32_t i = 0; i < s.ntensors; i++)
+      saved_tensor(&s, &s.t[i], text, bytes + 8 + header, n - 8 - header);
+    size_t end = header;
+    while (text[end - 1] == ' ') end--;
+    assert_int_equal(text[end - 1], '}');
+    free(text);
+    free(bytes);
+    scene_close(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_async_rules),
-      cmocka_unit_test(test_rounds),
+      cmocka_unit_test(test_async_rules), cmocka_unit_test(test_rounds),
+      cmocka_unit_test(test_versions),    cmocka_unit_test(test_clipping),
+      cmocka_unit_test(test_differences), cmocka_unit_test(test_together),
+      cmocka_unit_test(test_callback),    cmocka_unit_test(test_save),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
