@@ -763,7 +763,7 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   const mlfab__window *window = &server->dedup.windows[worker];
   enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
   /* A repetition of what is decided: worker 0's first weights for a model that stands count as such. */
-  if (known == MLFAB__UNDECIDED && (push.flags & MLFAB__PUSH_INIT) &&
+  if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
       mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 1);
