@@ -71,8 +71,10 @@ static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *pus
   update->segment_room = kept.segment_room;
   update->version_room = kept.version_room;
   update->push = *push;
-  memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
-  memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
+  if (push->segments > 0)
+    memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
+  if (push->versions > 0)
+    memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
   return update;
 }
 
@@ -755,7 +757,8 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__push push;
   if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
-                         server->versions_scratch)) {
+                         server->versions_scratch) ||
+      push.seq == 0) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PUSH that does not parse");
     return;
   }
