@@ -1,0 +1,715 @@
+/* test_node.c - nodes driven by hand, and what broken or hostile frames do to them.
+ *
+ * Three nodes (node 0 serves) are joined by queues, as in examples/04_event_loop.c. A fourth party has
+ * links of its own to node 0 and says whatever a test makes it say: the link is given up, counted, and
+ * nothing else happens: the model holds the same bits, and the others go on. */
+#include "core/env.h"
+#include "core/node.h"
+#include "core/prng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { NODES = 3, COUNT = 6000, QUEUE = 4096, LINKS = 512, OUTSIDE = NODES };
+
+/* The other end of a link, by its number: a node, or OUTSIDE. */
+typedef struct net_link {
+  int up, from, to;
+} net_link;
+
+typedef struct net {
+  mlfab_node *node[NODES];
+  mlfab_io_event queue[NODES][QUEUE];
+  uint64_t due[NODES][QUEUE]; /* when it arrives */
+  unsigned taken[NODES], put[NODES];
+  net_link link[LINKS];
+  uint32_t links;
+  uint64_t now, slow_ns[NODES];
+  uint64_t job;
+  /* What node 0 last said to the outside. */
+  uint8_t heard_type;
+  int heard, closed;
+  uint32_t heard_generation;
+  int32_t heard_code;
+} net;
+
+static net n;
+
+static void *copy(const void *bytes, uint32_t size) {
+  void *p = size && bytes ? malloc(size) : NULL;
+  if (p) memcpy(p, bytes, size);
+  return p;
+}
+
+static void post(int to, mlfab_io_event event) {
+  if (to == OUTSIDE) {
+    n.closed += event.kind == MLFAB_IO_DOWN;
+    return;
+  }
+  assert_true(n.put[to] - n.taken[to] < QUEUE);
+  n.due[to][n.put[to] % QUEUE] = n.now + n.slow_ns[to];
+  n.queue[to][n.put[to]++ % QUEUE] = event;
+}
+
+static uint32_t new_link(int from, int to) {
+  assert_true(n.links + 1 < LINKS);
+  n.link[++n.links] = (net_link){1, from, to};
+  return n.links;
+}
+
+static int far_end(uint32_t link, int me) {
+  return n.link[link].from == me ? n.link[link].to : n.link[link].from;
+}
+
+static void hear(const mlfab_action *a) {
+  mlfab__header header;
+  mlfab__wire_open((const uint8_t *)a->head, &header);
+  if (header.type == MLFAB__HEARTBEAT || header.type == MLFAB__MEMBER) return;
+  if (header.type == MLFAB__HELLO_ACK) {
+    mlfab__hello_ack ack;
+    assert_int_equal(mlfab__decode_hello_ack((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
+                                             header.meta_bytes, &ack),
+                     0);
+    n.heard_generation = ack.generation;
+  }
+  if (header.type == MLFAB__PUSH_ACK) {
+    mlfab__push_ack ack;
+    assert_int_equal(mlfab__decode_push_ack((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
+                                            header.meta_bytes, &ack),
+                     0);
+    n.heard_code = ack.code;
+  }
+  n.heard_type = header.type;
+  n.heard++;
+}
+
+static void act(int me, const mlfab_action *a) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.link = a->link;
+  if (a->kind == MLFAB_ACTION_CONNECT) {
+    int to = a->address[strlen(a->address) - 1] - '0';
+    e.link = new_link(me, to);
+    e.kind = MLFAB_IO_UP;
+    e.token = a->token;
+    post(me, e);
+    e.token = 0;
+    post(to, e);
+  } else if (a->kind == MLFAB_ACTION_SEND) {
+    int to = far_end(a->link, me);
+    if (!n.link[a->link].up) return;
+    if (to == OUTSIDE) {
+      hear(a);
+    } else {
+      e.kind = MLFAB_IO_FRAME;
+      e.head = copy(a->head, e.head_bytes = a->head_bytes);
+      e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
+      post(to, e);
+    }
+    memset(&e, 0, sizeof e);
+    e.kind = MLFAB_IO_SENT;
+    e.link = a->link;
+    e.token = a->token;
+    if (a->token) post(me, e);
+  } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
+    n.link[a->link].up = 0;
+    e.kind = MLFAB_IO_DOWN;
+    e.text = "closed";
+    post(far_end(a->link, me), e);
+  }
+}
+
+static void drop_event(mlfab_io_event *e) {
+  if (e->kind != MLFAB_IO_FRAME) return;
+  free((void *)(uintptr_t)e->head);
+  free((void *)(uintptr_t)e->bulk);
+}
+
+static void turn(void) {
+  n.now += 10000;
+  for (int i = 0; i < NODES; i++) {
+    if (!n.node[i]) continue;
+    if (n.taken[i] != n.put[i] && n.due[i][n.taken[i] % QUEUE] <= n.now) {
+      mlfab_io_event *e = &n.queue[i][n.taken[i]++ % QUEUE];
+      mlfab_node_event(n.node[i], e, n.now);
+      drop_event(e);
+    }
+    if (mlfab_node_deadline(n.node[i]) <= n.now) mlfab_node_tick(n.node[i], n.now);
+    for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
+      act(i, &a);
+      mlfab_node_done(n.node[i], &a, 0, n.now);
+    }
+  }
+}
+
+static void run(uint64_t ns) {
+  for (uint64_t end = n.now + ns; n.now < end;) turn();
+}
+
+static int finish(int i, mlfab_request request) {
+  mlfab_result result;
+  memset(&result, 0, sizeof result);
+  for (int done = 0; !done; turn()) {
+    if (mlfab_node_test(n.node[i], request, &done, &result)) return MLFAB_ERR_REQUEST;
+  }
+  return result.status;
+}
+
+static int setup_with(uint32_t sync) {
+  static float w[COUNT];
+  mlfab_buf first = {0, 0, w, COUNT};
+  mlfab_model_options o;
+  mlfab_request request[NODES];
+  memset(&n, 0, sizeof n);
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.sync = sync;
+  o.slices = 5;
+  n.job = mlfab__hash(0, "mlfab", 5);
+  for (int i = 0; i < NODES; i++) {
+    mlfab_config c;
+    char address[16];
+    mlfab_config_init(&c);
+    c.rank = i;
+    c.workers = NODES;
+    c.eager_bytes = 4096;
+    c.timeout_ns = 20000000000u;
+    strcpy(c.coordinator, "queue:0");
+    snprintf(address, sizeof address, "queue:%d", i);
+    assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
+  }
+  for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
+  for (int i = 0; i < NODES; i++) {
+    assert_int_equal(mlfab_node_tensor_add(n.node[i], 0, MLFAB_F32, COUNT), 0);
+    for (int k = 0; k < COUNT; k++) w[k] = (float)k;
+    assert_int_equal(mlfab_node_model_start(n.node[i], &o, &first, 1, n.now, &request[i]), 0);
+    assert_int_equal(finish(i, request[i]), 0);
+  }
+  return 0;
+}
+
+static int setup(void **state) {
+  (void)state;
+  return setup_with(MLFAB_SYNC_ASYNC);
+}
+
+static int teardown(void **state) {
+  (void)state;
+  for (int i = NODES - 1; i >= 0; i--) {
+    while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
+    mlfab_node_close(&n.node[i]);
+  }
+  return 0;
+}
+
+static void pull(int i, float *w) {
+  mlfab_buf b = {0, 0, w, COUNT};
+  mlfab_request request;
+  assert_int_equal(mlfab_node_pull(n.node[i], &b, 1, NULL, n.now, &request), 0);
+  assert_int_equal(finish(i, request), 0);
+}
+
+/* The model is as it was made, and the two honest workers can still push and pull. */
+static void all_is_well(const float *before) {
+  float w[COUNT], minus[COUNT], one[COUNT];
+  for (int i = 1; i < NODES; i++) {
+    mlfab_buf u = {0, 0, one, COUNT}, back = {0, 0, minus, COUNT};
+    mlfab_request request;
+    pull(i, w);
+    assert_memory_equal(w, before, sizeof w);
+    for (int k = 0; k < COUNT; k++) one[k] = 1, minus[k] = -1;
+    assert_int_equal(mlfab_node_push(n.node[i], &u, 1, NULL, n.now, &request), 0);
+    assert_int_equal(finish(i, request), 0);
+    assert_int_equal(mlfab_node_push(n.node[i], &back, 1, NULL, n.now, &request), 0);
+    assert_int_equal(finish(i, request), 0);
+  }
+}
+
+static mlfab_stats stats(int i) {
+  mlfab_stats s;
+  assert_int_equal(mlfab_node_stats(n.node[i], &s, sizeof s), 0);
+  return s;
+}
+
+/* --- the outside --- */
+
+static uint32_t dial(void) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.kind = MLFAB_IO_UP;
+  e.link = new_link(OUTSIDE, 0);
+  post(0, e);
+  run(50000);
+  n.closed = n.heard = n.heard_type = 0;
+  return e.link;
+}
+
+/* A frame to be: head in place, meta behind it. */
+typedef struct made {
+  uint8_t head[MLFAB_HEADER_BYTES + 4096], bulk[8192];
+  mlfab__header h;
+} made;
+
+static void made_begin(made *m, uint8_t type, uint32_t meta_bytes, uint32_t bulk_bytes) {
+  memset(&m->h, 0, sizeof m->h);
+  m->h.type = type;
+  m->h.meta_bytes = meta_bytes;
+  m->h.bulk_bytes = bulk_bytes;
+  m->h.job = n.job;
+  m->h.epoch = 1;
+  m->h.sender = 1;
+  m->h.incarnation = 9;
+}
+
+static void deliver(uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
+                    uint32_t bulk_bytes) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.kind = MLFAB_IO_FRAME;
+  e.link = link;
+  e.head = copy(head, e.head_bytes = head_bytes);
+  e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
+  post(0, e);
+  run(100000);
+}
+
+static void send(uint32_t link, made *m) {
+  if (m->h.bulk_bytes) m->h.flags = MLFAB__WIRE_BULK_CRC;
+  mlfab__wire_seal(m->head, &m->h, m->h.bulk_bytes ? m->bulk : NULL);
+  deliver(link, m->head, MLFAB_HEADER_BYTES + m->h.meta_bytes, m->bulk, m->h.bulk_bytes);
+}
+
+static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
+  made m;
+  mlfab__hello hello = {worker, incarnation, MLFAB_ROLE_WORKER, 0};
+  uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
+  made_begin(&m, MLFAB__HELLO, bytes, 0);
+  send(link, &m);
+}
+
+/* A link that is dead: node 0 hung up on it. */
+static void given_up(uint32_t link, const char *what) {
+  run(1000000);
+  if (n.link[link].up) fail_msg("%s: the link still stands", what);
+  assert_true(n.closed >= 1);
+}
+
+/* The incarnation that node 0 gave to a worker. */
+static uint32_t incarnation_of(int i) { return n.node[i]->incarnation; }
+
+/* Takes the place of worker 2 on a link of the test's own, under its true incarnation: from now on
+ * the outside speaks for it. */
+static uint32_t impersonate(void) {
+  uint32_t number = incarnation_of(2);
+  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
+  mlfab_node_close(&n.node[2]);
+  uint32_t link = dial();
+  say_hello(link, 2, number);
+  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+  n.closed = n.heard = 0;
+  return link;
+}
+
+static void again(uint32_t *link) {
+  if (n.link[*link].up) return;
+  *link = dial();
+  say_hello(*link, 2, n.node[0]->server.peers[2].incarnation);
+  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+  n.closed = n.heard = 0;
+}
+
+/* --- frames that are none --- */
+
+/* Cut at every length, every bit flipped: refused, counted, the link gone. */
+static void test_damage(void **state) {
+  float before[COUNT];
+  made m;
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0};
+  (void)state;
+  pull(1, before);
+  uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
+  uint32_t all = MLFAB_HEADER_BYTES + meta;
+  made_begin(&m, MLFAB__HELLO, meta, 0);
+  mlfab__wire_seal(m.head, &m.h, NULL);
+  for (uint32_t cut = 0; cut < all; cut += cut < 60 ? 7 : 1) {
+    uint64_t refused = stats(0).frames_refused;
+    uint32_t link = dial();
+    deliver(link, m.head, cut, NULL, 0);
+    given_up(link, "a cut frame");
+    assert_int_equal(stats(0).frames_refused, refused + 1);
+    if (n.links > LINKS - 300) break;
+  }
+  for (uint32_t bit = 0; bit < all * 8; bit += 5) {
+    uint8_t flipped[256];
+    uint64_t refused = stats(0).frames_refused;
+    memcpy(flipped, m.head, all);
+    flipped[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    uint32_t link = dial();
+    deliver(link, flipped, all, NULL, 0);
+    given_up(link, "a flipped bit");
+    assert_int_equal(stats(0).frames_refused, refused + 1);
+  }
+  all_is_well(before);
+}
+
+/* Another job, another protocol, nothing at all: strangers. */
+static void test_strangers(void **state) {
+  float before[COUNT];
+  made m;
+  (void)state;
+  pull(1, before);
+  uint64_t strangers = stats(0).strangers_refused;
+  uint32_t link = dial();
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0};
+  uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
+  made_begin(&m, MLFAB__HELLO, meta, 0);
+  m.h.job++;
+  send(link, &m);
+  given_up(link, "another job");
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(stats(0).strangers_refused, strangers + 1);
+  for (int protocol = 0; protocol < 256; protocol += 51) {
+    if (protocol == MLFAB_PROTOCOL) continue;
+    made_begin(&m, MLFAB__HELLO, meta, 0);
+    m.h.protocol = (uint8_t)(protocol ? protocol : 2);
+    link = dial();
+    send(link, &m);
+    given_up(link, "another protocol");
+  }
+  link = dial(); /* says nothing */
+  run(6 * 500000000ull);
+  given_up(link, "silence");
+  all_is_well(before);
+}
+
+/* The first frame of a link must say who it is. */
+static void test_first_frames(void **state) {
+  float before[COUNT];
+  made m;
+  (void)state;
+  pull(1, before);
+  for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
+    uint32_t link = dial();
+    memset(m.head, 0, sizeof m.head);
+    made_begin(&m, (uint8_t)type, 8, 0);
+    send(link, &m);
+    given_up(link, mlfab__frame_name((uint8_t)type));
+  }
+  /* Workers that do not exist. */
+  uint32_t link = dial();
+  say_hello(link, NODES, 1);
+  given_up(link, "a worker out of range");
+  link = dial();
+  say_hello(link, UINT32_MAX, 1);
+  given_up(link, "a worker far out of range");
+  all_is_well(before);
+}
+
+/* A process of the past, or of a future that never joined, is fenced; the living one is not touched. */
+static void test_incarnations(void **state) {
+  float before[COUNT];
+  (void)state;
+  pull(1, before);
+  uint32_t now = incarnation_of(2);
+  for (int i = -1; i <= 1; i += 2) {
+    uint32_t link = dial();
+    say_hello(link, 2, now + (uint32_t)i);
+    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    given_up(link, "another incarnation");
+  }
+  all_is_well(before);
+}
+
+/* --- a worker that breaks the rules --- */
+
+/* Frames that no worker sends, and metas that do not parse, of every type. */
+static void test_wrong_types(void **state) {
+  static const uint8_t harmless[] = {MLFAB__HEARTBEAT, MLFAB__BYE};
+  float before[COUNT];
+  made m;
+  (void)state;
+  pull(1, before);
+  uint32_t link = impersonate();
+  for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
+    if (type == harmless[0] || type == harmless[1]) continue;
+    again(&link);
+    uint64_t refused = stats(0).frames_refused;
+    memset(m.head, 0xee, sizeof m.head);
+    made_begin(&m, (uint8_t)type, 3, 0);
+    send(link, &m);
+    given_up(link, mlfab__frame_name((uint8_t)type));
+    assert_true(stats(0).frames_refused > refused);
+  }
+  n.node[2] = NULL;
+  float w[COUNT];
+  pull(1, w);
+  assert_memory_equal(before, w, sizeof w);
+}
+
+static void say_push(uint32_t link, const mlfab__push *push, const mlfab__segment *segments,
+                     const uint64_t *versions, uint32_t bulk) {
+  made m;
+  uint32_t bytes = mlfab__encode_push(m.head + MLFAB_HEADER_BYTES, push, segments, versions);
+  made_begin(&m, MLFAB__PUSH, bytes, bulk);
+  memset(m.bulk, 0, sizeof m.bulk);
+  send(link, &m);
+}
+
+static void say_chunk(uint32_t link, uint64_t seq, uint64_t offset, uint32_t generation,
+                      uint32_t bulk) {
+  made m;
+  mlfab__chunk chunk = {seq, offset, generation};
+  uint32_t bytes = mlfab__encode_chunk(m.head + MLFAB_HEADER_BYTES, &chunk);
+  made_begin(&m, MLFAB__CHUNK, bytes, bulk);
+  memset(m.bulk, 0, sizeof m.bulk);
+  send(link, &m);
+}
+
+/* A push that would be right: 400 bytes from the model's beginning, all eager. */
+static mlfab__push right_push(void) {
+  mlfab__push p;
+  memset(&p, 0, sizeof p);
+  p.seq = 1000;
+  p.members = 1;
+  p.generation = n.heard_generation;
+  p.eager = 400;
+  p.bytes = 400;
+  p.scale = 1.0;
+  p.segments = p.versions = 1;
+  return p;
+}
+
+static void test_wrong_pushes(void **state) {
+  float before[COUNT], w[COUNT];
+  mlfab__segment s = {0, 400}, far = {COUNT * 4, 400}, cut = {2, 400};
+  uint64_t many[MLFAB__SLICES_MAX] = {0};
+  mlfab__push p;
+  (void)state;
+  pull(1, before);
+  uint32_t link = impersonate();
+#define WRONG(segment, bulk, what, ...)    \
+  again(&link);                            \
+  p = right_push();                        \
+  __VA_ARGS__;                             \
+  say_push(link, &p, segment, many, bulk); \
+  given_up(link, what)
+  WRONG(&s, 400, "first weights of another", p.flags = MLFAB__PUSH_INIT);
+  WRONG(&s, 400, "unknown flags", p.flags = 128);
+  WRONG(&s, 400, "number zero", p.seq = 0);
+  WRONG(&far, 400, "outside the model", (void)0);
+  WRONG(&cut, 400, "between elements", (void)0);
+  WRONG(&s, 400, "more than eager", p.eager = 64);
+  WRONG(&s, 0, "more than credit", s.bytes = p.bytes = 8000, p.eager = 5000);
+  s.bytes = 400;
+  /* Credit is for all that is under way together. */
+  again(&link);
+  s.bytes = 8000;
+  p = right_push(), p.seq = 2000, p.bytes = 8000, p.eager = 4096;
+  say_push(link, &p, &s, many, 0);
+  assert_true(n.link[link].up);
+  p = right_push(), p.seq = 2001, p.bytes = 8000, p.eager = 64;
+  say_push(link, &p, &s, many, 64);
+  given_up(link, "credit twice");
+  /* A number that goes back. */
+  again(&link);
+  p = right_push(), p.seq = 3000, p.bytes = 8000, p.eager = 64;
+  say_push(link, &p, &s, many, 64);
+  p = right_push(), p.seq = 2999, p.bytes = 8000, p.eager = 0;
+  say_push(link, &p, &s, many, 0);
+  given_up(link, "a number that went back");
+  /* Chunks: of an update that is not there (ignored: it may have been refused), out of place, beyond
+   * the update. */
+  again(&link);
+  say_chunk(link, 77777, 0, n.heard_generation, 64);
+  assert_true(n.link[link].up);
+  p = right_push(), p.seq = 4000, p.bytes = 8000, p.eager = 64;
+  say_push(link, &p, &s, many, 64);
+  say_chunk(link, 4000, 4096, n.heard_generation, 64);
+  given_up(link, "a chunk out of place");
+  again(&link);
+  p = right_push(), p.seq = 4001, p.bytes = 4000, p.eager = 64, s.bytes = 4000;
+  say_push(link, &p, &s, many, 64);
+  say_chunk(link, 4001, 64, n.heard_generation, 8000);
+  given_up(link, "a chunk that is too long");
+  again(&link);
+  p = right_push(), p.seq = 4002, p.bytes = 4000, p.eager = 64;
+  say_push(link, &p, &s, many, 64);
+  say_chunk(link, 4002, 64, n.heard_generation, 6); /* cuts an element: the update is refused */
+  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
+  /* Chunks and pushes of a stream that was begun anew are passed over. */
+  uint64_t updates = stats(0).updates_applied;
+  p = right_push(), p.seq = 5000, p.generation--, s.bytes = 400;
+  say_push(link, &p, &s, many, 400);
+  say_chunk(link, 5000, 0, n.heard_generation - 1, 64);
+  assert_true(n.link[link].up);
+  assert_int_equal(stats(0).updates_applied, updates);
+#undef WRONG
+  n.node[2] = NULL;
+  pull(1, w);
+  assert_memory_equal(before, w, sizeof w);
+  /* And a right one is taken, once. */
+  p = right_push(), p.seq = 6000;
+  n.heard = 0;
+  say_push(link, &p, &s, many, 400);
+  say_push(link, &p, &s, many, 400);
+  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(n.heard, 2);
+  assert_int_equal(stats(0).updates_applied, updates + 1);
+}
+
+/* Too few versions for the slices that are touched: refused, and not read. */
+static void test_few_versions(void **state) {
+  mlfab__segment s = {0, COUNT * 4};
+  uint64_t versions[2] = {0, 1};
+  float before[COUNT], w[COUNT];
+  (void)state;
+  pull(1, before);
+  uint32_t link = impersonate();
+  mlfab__push p = right_push();
+  p.bytes = COUNT * 4;
+  p.eager = 64;
+  p.versions = 2;
+  n.heard_code = 0;
+  say_push(link, &p, &s, versions, 64);
+  assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
+  assert_int_equal(n.heard_code, MLFAB_ERR_ARGUMENT);
+  n.node[2] = NULL;
+  pull(1, w);
+  assert_memory_equal(before, w, sizeof w);
+}
+
+static void test_wrong_pulls(void **state) {
+  static const mlfab__segment bad[] = {
+      {COUNT * 4, 8}, {2, 4}, {0, COUNT * 4 + 4}, {UINT64_MAX - 3, 4}};
+  float before[COUNT], w[COUNT];
+  made m;
+  (void)state;
+  pull(1, before);
+  uint32_t link = impersonate();
+  for (size_t i = 0; i < 5; i++) {
+    mlfab__pull p = {i == 4 ? 0 : 7, 0, 1};
+    mlfab__segment s = {0, 8};
+    again(&link);
+    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, i < 4 ? &bad[i] : &s);
+    made_begin(&m, MLFAB__PULL, bytes, 0);
+    send(link, &m);
+    given_up(link, "a wrong pull");
+  }
+  /* More pulls at once than there is room for: the last is told so. */
+  again(&link);
+  for (uint64_t i = 1; i <= 12; i++) {
+    mlfab__pull p = {i, 1000, 1}; /* of a round that never comes, were there rounds */
+    mlfab__segment s = {0, 8};
+    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s);
+    made_begin(&m, MLFAB__PULL, bytes, 0);
+    send(link, &m);
+  }
+  assert_true(n.link[link].up);
+  n.node[2] = NULL;
+  pull(1, w);
+  assert_memory_equal(before, w, sizeof w);
+}
+
+/* Broadcast bytes from one who is not the root, of wrong sizes, out of place. */
+static void test_wrong_broadcasts(void **state) {
+  made m;
+  (void)state;
+  uint32_t link = impersonate();
+  const mlfab__bcast bad[] = {
+      {1, 100, 0, 3, 0, 0}, {1, 100, 0, -1, 0, 0}, {1, 0, 0, 2, 0, 0}, {0, 100, 0, 2, 0, 0}};
+  for (size_t i = 0; i < 4; i++) {
+    again(&link);
+    uint32_t bytes = mlfab__encode_bcast(m.head + MLFAB_HEADER_BYTES, &bad[i]);
+    made_begin(&m, MLFAB__BCAST, bytes, 0);
+    send(link, &m);
+    given_up(link, "a wrong broadcast");
+  }
+  again(&link);
+  mlfab__bcast ask = {1, 100, 0, 2, 0, 0}, out = {1, 100, 60, 2, 0, 0};
+  uint32_t bytes = mlfab__encode_bcast(m.head + MLFAB_HEADER_BYTES, &ask);
+  made_begin(&m, MLFAB__BCAST, bytes, 0);
+  send(link, &m);
+  bytes = mlfab__encode_bcast(m.head + MLFAB_HEADER_BYTES, &out);
+  made_begin(&m, MLFAB__BCAST, bytes, 60);
+  send(link, &m);
+  given_up(link, "broadcast bytes out of place");
+  n.node[2] = NULL;
+}
+
+/* Random bytes behind honest headers, of every type, thousands of times. */
+static void test_random_metas(void **state) {
+  float before[COUNT], w[COUNT];
+  mlfab__prng prng;
+  made m;
+  (void)state;
+  pull(1, before);
+  mlfab__prng_seed(&prng, 7);
+  uint32_t link = impersonate();
+  for (int i = 0; i < 3000 && n.links < LINKS - 2; i++) {
+    again(&link);
+    uint32_t type = 1 + (uint32_t)mlfab__prng_below(&prng, MLFAB__FRAME_TYPES - 1);
+    if (type == MLFAB__BYE || type == MLFAB__DONE) continue; /* these are the worker's right */
+    uint32_t meta = (uint32_t)mlfab__prng_below(&prng, 200);
+    uint32_t bulk = mlfab__prng_below(&prng, 2) ? (uint32_t)mlfab__prng_below(&prng, 600) : 0;
+    for (uint32_t k = 0; k < meta; k++)
+      m.head[MLFAB_HEADER_BYTES + k] =
+          (uint8_t)(mlfab__prng_below(&prng, 3) ? 0 : mlfab__prng_next(&prng));
+    memset(m.bulk, 0, sizeof m.bulk);
+    made_begin(&m, (uint8_t)type, meta, bulk);
+    send(link, &m);
+  }
+  n.node[2] = NULL;
+  pull(1, w);
+  assert_memory_equal(before, w, sizeof w);
+}
+
+/* --- broadcasts in a row, one worker slower than the others --- */
+
+/* Who is through with one broadcast asks for the next while others still receive. */
+static void test_broadcasts_in_a_row(void **state) {
+  enum { ROUNDS = 12, SIZE = 3000 };
+  uint8_t data[NODES][SIZE];
+  mlfab_request request[NODES] = {0, 0, 0};
+  int at[NODES] = {0, 0, 0};
+  (void)state;
+  n.slow_ns[2] = 3000000;
+  for (int through = 0; through < NODES; turn()) {
+    through = 0;
+    for (int i = 0; i < NODES; i++) {
+      int root = at[i] % NODES, done = 0;
+      uint64_t size = (uint64_t)(100 + 211 * at[i]);
+      mlfab_result result;
+      through += at[i] == ROUNDS;
+      if (at[i] == ROUNDS) continue;
+      if (!request[i]) {
+        memset(data[i], root == i ? 50 + at[i] : 0, SIZE);
+        assert_int_equal(
+            mlfab_node_broadcast(n.node[i], root, data[i], size, 0, n.now, &request[i]), 0);
+      }
+      assert_int_equal(mlfab_node_test(n.node[i], request[i], &done, &result), 0);
+      if (!done) continue;
+      if (result.status)
+        fail_msg("broadcast %d at %d: %s", at[i], i, mlfab_error_name(result.status));
+      for (uint64_t k = 0; k < size; k++) assert_int_equal(data[i][k], 50 + at[i]);
+      request[i] = 0;
+      at[i]++;
+    }
+  }
+}
+
+#define HOSTILE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      HOSTILE(test_damage),       HOSTILE(test_strangers),           HOSTILE(test_first_frames),
+      HOSTILE(test_incarnations), HOSTILE(test_wrong_types),         HOSTILE(test_wrong_pushes),
+      HOSTILE(test_few_versions), HOSTILE(test_wrong_pulls),         HOSTILE(test_wrong_broadcasts),
+      HOSTILE(test_random_metas), HOSTILE(test_broadcasts_in_a_row),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
