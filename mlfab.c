@@ -5171,9 +5171,10 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
-  peer->arena = mlfab__alloc(server->env, 2 * server->eager_bytes);
+  uint64_t bytes = 2 * server->eager_bytes + 16 * MLFAB__SERVER_QUEUED;
+  peer->arena = mlfab__alloc(server->env, bytes);
   if (!peer->arena) return 0;
-  peer->arena_bytes = 2 * server->eager_bytes;
+  peer->arena_bytes = bytes;
   return (uint32_t)server->eager_bytes;
 }
 
@@ -5567,7 +5568,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   server->free_list = update;
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit. */
+/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding takes. */
 static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -5575,7 +5576,7 @@ static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint64_t at = peer->arena_head % peer->arena_bytes;
   if (at + eager > peer->arena_bytes) peer->arena_head += peer->arena_bytes - at;
   update->arena_at = peer->arena_head;
-  peer->arena_head += eager;
+  peer->arena_head += (eager + 7u) / 8 * 8; /* the next may begin with doubles */
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 

@@ -105,7 +105,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   server->free_list = update;
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit. */
+/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding takes. */
 static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -113,7 +113,7 @@ static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint64_t at = peer->arena_head % peer->arena_bytes;
   if (at + eager > peer->arena_bytes) peer->arena_head += peer->arena_bytes - at;
   update->arena_at = peer->arena_head;
-  peer->arena_head += eager;
+  peer->arena_head += (eager + 7u) / 8 * 8; /* the next may begin with doubles */
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 

@@ -94,9 +94,10 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
-  peer->arena = mlfab__alloc(server->env, 2 * server->eager_bytes);
+  uint64_t bytes = 2 * server->eager_bytes + 16 * MLFAB__SERVER_QUEUED;
+  peer->arena = mlfab__alloc(server->env, bytes);
   if (!peer->arena) return 0;
-  peer->arena_bytes = 2 * server->eager_bytes;
+  peer->arena_bytes = bytes;
   return (uint32_t)server->eager_bytes;
 }
 
