@@ -8884,6 +8884,10 @@ static void boot_complete(mlfab_node *node) {
 static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, uint32_t *id_p,
                       char *text, size_t room) {
   const mlfab_config *c = &node->config;
+  if (node->phase == MLFAB__BOOT_FAILED) {
+    snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
+    return MLFAB_ERR_REFUSED;
+  }
   if (join->workers != c->workers || join->servers != c->servers ||
       join->dedicated != c->dedicated) {
     snprintf(text, room,
