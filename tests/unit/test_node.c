@@ -172,7 +172,7 @@ static int setup_with(uint32_t sync) {
   n.job = mlfab__hash(0, "mlfab", 5);
   for (int i = 0; i < NODES; i++) {
     mlfab_config c;
-    char address[16];
+    char address[24];
     mlfab_config_init(&c);
     c.rank = i;
     c.workers = NODES;
