@@ -820,7 +820,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
   worker->norder = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].small = 0;
+  for (uint32_t s = 0; worker->streams && s < worker->servers; s++) worker->streams[s].small = 0;
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
