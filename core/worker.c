@@ -234,6 +234,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
   worker->pulled = mlfab__alloc_array(env, worker->layout.nslices, sizeof *worker->pulled);
   if (n > 0) worker->model_bufs = mlfab__alloc_array(env, n, sizeof *worker->model_bufs);
+  worker->nmodel_bufs = n;
   if (!worker->table || !worker->pulled || (n > 0 && !worker->model_bufs)) {
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                         "out of memory for the model");
@@ -243,7 +244,6 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
                               &worker->tensors[i]);
   }
   if (n > 0) memcpy(worker->model_bufs, bufs, n * sizeof *bufs);
-  worker->nmodel_bufs = n;
   if (worker->define.first_weights) return mlfab__push_first(worker, bufs, n, 0, error);
   return 0;
 }
