@@ -25,6 +25,9 @@ enum {
   DRIVE_TRANSPORTS = 2,
   DRIVE_BATCH = 64,
   DRIVE_LINK_BITS = 24,
+  DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
+  DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
+  DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
@@ -53,7 +56,11 @@ struct mlfab {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
-  int has_thread, stop, parked;
+  int has_thread, stop;
+  int parked;                  /* the thread stays aside: callers move things */
+  int dozing;                  /* it does so for long, and wants to be told when there is work */
+  uint64_t calls;              /* that have ended */
+  uint32_t calls_asleep;       /* during the thread's present sleep */
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
   int simulated;        /* time stands still while we run */
@@ -329,15 +336,23 @@ static int drive_busy(const mlfab *ctx) {
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
+/* Stays aside while others drive: until nobody has called for a moment, if something is under way. */
+static void drive_step_aside(mlfab *ctx) {
+  uint64_t calls = ctx->calls;
+  int long_doze = ctx->waiters > 0 || !drive_busy(ctx);
+  ctx->dozing = long_doze;
+  drive_cond_wait(ctx, long_doze ? mlfab__min(ctx->heartbeat_ns / 4, 50000000) : DRIVE_GRACE_NS);
+  ctx->dozing = 0;
+  if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
+}
+
 static void *drive_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
     if (ctx->waiters > 0 || ctx->parked) {
-      /* Somebody drives, or has just done so and left nothing behind. */
-      drive_cond_wait(ctx, mlfab__min(ctx->heartbeat_ns / 4, 50000000));
-      if (ctx->waiters == 0) ctx->parked = 0;
+      drive_step_aside(ctx);
       idle_since = 0;
     } else if (drive_pump(ctx)) {
       idle_since = 0;
@@ -348,6 +363,7 @@ static void *drive_thread(void *argument) {
       pthread_mutex_lock(&ctx->lock);
     } else {
       idle_since = 0;
+      ctx->calls_asleep = 0;
       ctx->thread_sleeps = 1;
       drive_sleep(ctx, MLFAB__NEVER);
       ctx->thread_sleeps = 0;
@@ -360,14 +376,15 @@ static void *drive_thread(void *argument) {
 /* Every public call that touches the node is between these two. */
 static void drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
 
+/* Who looks after what is left? The caller, as long as it calls again and again and so moves things
+ * itself: two threads would only wake each other. Else the thread. */
 static void drive_leave(mlfab *ctx) {
+  ctx->calls++;
   if (ctx->has_thread && ctx->waiters == 0) {
     int busy = drive_busy(ctx);
-    if (busy && ctx->parked) {
-      ctx->parked = 0;
-      pthread_cond_broadcast(&ctx->changed);
-    }
+    if (ctx->thread_sleeps && ++ctx->calls_asleep >= DRIVE_CALLS_ASLEEP) ctx->parked = 1;
     if (!busy && !ctx->thread_sleeps) ctx->parked = 1;
+    if (busy && ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   }
   if (ctx->fd >= 0) {
     for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -650,9 +667,11 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
   if (!(ctx)) return MLFAB_ERR_ARGUMENT
 
 /* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would not
- * notice. */
+ * notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
 static void drive_send(mlfab *ctx, uint64_t now) {
-  if (drive_actions(ctx, now) && ctx->sleeping) drive_pump(ctx);
+  int moved = drive_actions(ctx, now);
+  int turn = ctx->parked && ctx->calls % DRIVE_PUMP_EVERY == 0;
+  if (turn || (moved && ctx->sleeping)) drive_pump(ctx);
 }
 
 /* A call that starts a request, under the lock. */
