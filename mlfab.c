@@ -4961,7 +4961,8 @@ typedef struct mlfab__server_peer {
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
-  uint8_t *definition; /* a definition that came before worker 0's: tensor table */
+  uint64_t refused_told; /* the refused round that it has heard of, plus one */
+  uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
   mlfab__define definition_options;
 } mlfab__server_peer;
@@ -6471,7 +6472,10 @@ static int answer_may(const mlfab__server *server, const mlfab__server_pull *pul
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
-  if (server->refused_round != 0 && pull->progress == server->refused_round) {
+  /* Said once: the next pull gets the model as it stands. */
+  uint64_t refused = server->refused_round;
+  if (refused != 0 && pull->progress == refused && server->peers[worker].refused_told != refused) {
+    server->peers[worker].refused_told = refused;
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
                 "the server's update callback refused the round");
     answer_end(server, pull);

@@ -78,7 +78,10 @@ static int answer_may(const mlfab__server *server, const mlfab__server_pull *pul
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
-  if (server->refused_round != 0 && pull->progress == server->refused_round) {
+  /* Said once: the next pull gets the model as it stands. */
+  uint64_t refused = server->refused_round;
+  if (refused != 0 && pull->progress == refused && server->peers[worker].refused_told != refused) {
+    server->peers[worker].refused_told = refused;
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
                 "the server's update callback refused the round");
     answer_end(server, pull);

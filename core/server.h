@@ -73,7 +73,8 @@ typedef struct mlfab__server_peer {
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
-  uint8_t *definition; /* a definition that came before worker 0's: tensor table */
+  uint64_t refused_told; /* the refused round that it has heard of, plus one */
+  uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
   mlfab__define definition_options;
 } mlfab__server_peer;
