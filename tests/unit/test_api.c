@@ -926,6 +926,12 @@ static void test_update_callback(void **state) {
       EXPECT(f.w.node[k], mlfab_pull(f.w.node[k], &g, 1, NULL, NULL), MLFAB_ERR_CALLBACK);
       said(f.w.node[k], MLFAB_ERR_CALLBACK, "server 0");
     }
+    /* Once said, the model can be had: as it was. */
+    for (uint32_t k = 0; k < 2; k++) {
+      void *after = pulled(&f, k);
+      assert_memory_equal(before, after, COUNT * sizeof(float));
+      free(after);
+    }
     assert_true(j.calls >= 12); /* the stretches of two updates, or of one round */
     j.refuse = 0;
     for (uint32_t k = 0; k < 2; k++)
