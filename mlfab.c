@@ -7372,6 +7372,7 @@ struct mlfab_node {
   uint32_t actions_begin, actions_count, actions_room;
   uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
   int doomed;                        /* a link is */
+  int self_lost;                     /* the inner link broke */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,
@@ -7823,6 +7824,20 @@ static void node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
+/* The inner link broke too, for want of memory: both roles forget what was under way, and greet each
+ * other again at the next look at the clock. */
+static void node_lose_self(mlfab_node *node) {
+  if (node->self_lost) return;
+  node->self_lost = 1;
+  for (int i = 0; i < 2; i++) {
+    mlfab__link *link = &node->links[i ? node->self_worker : node->self_server];
+    link->queue_begin = link->queue_end = 0;
+  }
+  mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
+  if (node->is_coordinator) mlfab__guest_lost(&node->guest);
+  mlfab__server_lost(&node->server, (uint32_t)node->config.rank, node->now_ns);
+}
+
 /* Gives up the links that a role, or a full queue, asked to. A last word still goes out. */
 static void node_settle(mlfab_node *node) {
   while (node->doomed) {
@@ -7831,13 +7846,29 @@ static void node_settle(mlfab_node *node) {
       mlfab__link *link = &node->links[i];
       if (!link->doomed || link->kind == MLFAB__LINK_FREE) continue;
       link->doomed = 0;
-      if (link->self) continue;
-      node_hang_up(node, i, "given up");
+      if (link->self) {
+        node_lose_self(node);
+      } else {
+        node_hang_up(node, i, "given up");
+      }
     }
   }
 }
 
 /* --- greeting --- */
+
+/* The worker role greets the server role of this node. */
+static void node_greet_self(mlfab_node *node, int fresh) {
+  uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
+  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0};
+  mlfab__hello_ack ack;
+  node->self_lost = 0;
+  if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
+  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  ack.was_dead = 0;
+  mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
+  if (server == 0) mlfab__guest_hello(&node->guest);
+}
 
 static void node_hello_self(mlfab_node *node, uint32_t server) {
   uint32_t up = node_new_link(node);
@@ -7860,13 +7891,7 @@ static void node_hello_self(mlfab_node *node, uint32_t server) {
   node->routes[server].link = up;
   node->routes[server].greeted = 1;
   node->worker_links[worker] = down;
-  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0};
-  mlfab__hello_ack ack;
-  if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
-  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, 1);
-  ack.was_dead = 0;
-  mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) mlfab__guest_hello(&node->guest);
+  node_greet_self(node, 1);
 }
 
 static void node_call(mlfab_node *node, uint32_t server) {
@@ -8513,6 +8538,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     mlfab__boot_tick(node);
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
+    if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
 }

@@ -124,6 +124,7 @@ struct mlfab_node {
   uint32_t actions_begin, actions_count, actions_room;
   uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
   int doomed;                        /* a link is */
+  int self_lost;                     /* the inner link broke */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,
