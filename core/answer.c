@@ -101,12 +101,15 @@ MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
   }
 }
 
-static mlfab__server_pull *answer_slot(mlfab__server *server, uint32_t worker, uint32_t segments) {
+static mlfab__server_pull *answer_slot(mlfab__server *server, uint32_t worker, uint32_t segments,
+                                       int *code_p) {
   mlfab__server_pull *pull = NULL;
+  *code_p = MLFAB_ERR_LIMIT;
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS && !pull; k++) {
     if (server->peers[worker].pulls[k].request == 0) pull = &server->peers[worker].pulls[k];
   }
   if (!pull) return NULL;
+  *code_p = MLFAB_ERR_MEMORY;
   if (!pull->pinned && server->store.positions_per_slice > 0) {
     pull->pinned =
         mlfab__alloc_array(server->env, server->store.positions_per_slice, sizeof *pull->pinned);
@@ -148,10 +151,11 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                 "the server's request callback refused");
     return;
   }
-  mlfab__server_pull *pull = answer_slot(server, worker, in.segments);
+  int code;
+  mlfab__server_pull *pull = answer_slot(server, worker, in.segments, &code);
   if (!pull) {
-    answer_fail(server, worker, in.request, MLFAB_ERR_LIMIT,
-                "too many pulls at once, or out of memory");
+    answer_fail(server, worker, in.request, code,
+                code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
   memcpy(pull->segments, server->segments_scratch, in.segments * sizeof *pull->segments);
