@@ -1,0 +1,355 @@
+/* test_oom.c - the k-th allocation fails, for every k of a session, in a world of one and on each node
+ * of a small fabric in the simulator; and so does every file that is written.
+ *
+ * Whatever fails, fails with an error in its time: nothing crashes or hangs, nothing leaks (the
+ * allocator counts), the model holds exactly the pushes that succeeded, and what failed works when it
+ * is tried again. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "mlfab.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 6000, NODES = 3, MOST = 5000 };
+#define SECOND 1000000000ull
+
+/* ---- an allocator that fails once, files that fail once ---- */
+
+typedef struct faults {
+  uint64_t calls, fail_at; /* the fail_at-th call from the first fails; 0: none */
+  uint64_t bytes;
+  int fired;
+  int store_fails, stored;
+} faults;
+
+static void *allocate(void *user, size_t bytes) {
+  faults *f = user;
+  if (++f->calls == f->fail_at) {
+    f->fired = 1;
+    return NULL;
+  }
+  f->bytes += bytes;
+  return malloc(bytes);
+}
+
+static void release(void *user, void *memory, size_t bytes) {
+  faults *f = user;
+  assert_true(f->bytes >= bytes);
+  f->bytes -= bytes;
+  free(memory);
+}
+
+static int store(void *user, const char *path, const void *data, size_t bytes) {
+  faults *f = user;
+  (void)path;
+  assert_non_null(data);
+  assert_true(bytes > 8);
+  if (f->store_fails) return MLFAB_ERR_IO;
+  f->stored++;
+  return 0;
+}
+
+static void env_of(faults *f, mlfab_env *env) {
+  memset(env, 0, sizeof *env);
+  env->size = sizeof *env;
+  env->user = f;
+  env->allocate = allocate;
+  env->release = release;
+  env->store = store;
+}
+
+/* ---- a world of one ---- */
+
+typedef struct alone {
+  faults faults;
+  mlfab *ctx;
+  int64_t data[COUNT], weights[COUNT];
+  int64_t pushed; /* what the model must hold */
+} alone;
+
+typedef int (*call)(alone *a);
+
+static int alone_open(alone *a) {
+  mlfab_config config;
+  mlfab_env env;
+  mlfab_error error;
+  env_of(&a->faults, &env);
+  mlfab_config_init(&config);
+  config.env = &env;
+  config.timeout_ns = 5 * SECOND;
+  config.heartbeat_ns = SECOND / 50; /* what was lost for want of memory is said again then */
+  config.eager_bytes = 4096;
+  return mlfab_open(&config, &a->ctx, &error);
+}
+
+static mlfab_buf alone_buf(int64_t *data) { return (mlfab_buf){7, 0, data, COUNT}; }
+
+static int alone_tensor(alone *a) { return mlfab_tensor_add(a->ctx, 7, MLFAB_I64, COUNT); }
+
+static int alone_model(alone *a) {
+  for (int i = 0; i < COUNT; i++) a->weights[i] = 5;
+  a->pushed = 5;
+  mlfab_buf w = alone_buf(a->weights);
+  return mlfab_model_start(a->ctx, NULL, &w, 1);
+}
+
+static int alone_push(alone *a) {
+  for (int i = 0; i < COUNT; i++) a->data[i] = 1;
+  mlfab_buf u = alone_buf(a->data);
+  int code = mlfab_push(a->ctx, &u, 1, NULL, NULL);
+  a->pushed += code == 0;
+  return code;
+}
+
+static int alone_start(alone *a) {
+  mlfab_buf u = alone_buf(a->data);
+  mlfab_request request = 0;
+  int code = mlfab_push_start(a->ctx, &u, 1, NULL, &request);
+  if (!code) code = mlfab_wait(a->ctx, request, 0, NULL);
+  a->pushed += code == 0;
+  return code;
+}
+
+static int alone_snapshot(alone *a) {
+  mlfab_buf u = alone_buf(a->data);
+  return mlfab_snapshot(a->ctx, &u, 1);
+}
+
+static int alone_difference(alone *a) {
+  mlfab_buf u = alone_buf(a->data);
+  for (int i = 0; i < COUNT; i++) a->data[i] = 3; /* 2 more than in the snapshot */
+  int code = mlfab_push_difference(a->ctx, &u, 1, NULL, NULL);
+  a->pushed += code == 0 ? 2 : 0;
+  return code;
+}
+
+static int alone_pull(alone *a) {
+  mlfab_buf w = alone_buf(a->weights);
+  int code = mlfab_pull(a->ctx, &w, 1, NULL, NULL);
+  for (int i = 0; i < COUNT && !code; i++) assert_int_equal(a->weights[i], a->pushed);
+  return code;
+}
+
+static int alone_barrier(alone *a) { return mlfab_barrier(a->ctx, 0); }
+static int alone_broadcast(alone *a) { return mlfab_broadcast(a->ctx, 0, a->data, 100, 0); }
+static int alone_save(alone *a) { return mlfab_save(a->ctx, "a model"); }
+static int alone_join(alone *a) { return mlfab_join(a->ctx, 0); }
+
+/* The session; 1 when the fault came. */
+static int alone_session(uint64_t fail_at) {
+  static const call calls[] = {alone_open,    alone_tensor,    alone_model,      alone_push,
+                               alone_start,   alone_snapshot,  alone_difference, alone_pull,
+                               alone_barrier, alone_broadcast, alone_save,       alone_join};
+  alone *a = calloc(1, sizeof *a);
+  assert_non_null(a);
+  a->faults.fail_at = fail_at;
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    int fired = a->faults.fired, code = calls[i](a);
+    if (!code) continue;
+    if (fired || !a->faults.fired || code != MLFAB_ERR_MEMORY)
+      print_error("allocation %d, call %d: %s\n", (int)fail_at, (int)i, mlfab_error_name(code));
+    assert_true(!fired && a->faults.fired);
+    assert_int_equal(code, MLFAB_ERR_MEMORY);
+    code = calls[i](a);
+    if (code)
+      print_error("allocation %d, call %d again: %s\n", (int)fail_at, (int)i,
+                  mlfab_error_name(code));
+    assert_int_equal(code, 0);
+  }
+  assert_int_equal(alone_pull(a), 0);
+  assert_int_equal(mlfab_close(&a->ctx), 0);
+  if (a->faults.bytes)
+    print_error("allocation %d: %d bytes stay\n", (int)fail_at, (int)a->faults.bytes);
+  assert_int_equal(a->faults.bytes, 0);
+  int fired = a->faults.fired;
+  free(a);
+  return fired;
+}
+
+static void test_world_of_one(void **state) {
+  (void)state;
+  uint64_t k = 1;
+  while (k < MOST && alone_session(k)) k++;
+  print_message("%d allocations\n", (int)k - 1);
+  assert_true(k > 10 && k < MOST);
+}
+
+static void test_files(void **state) {
+  (void)state;
+  alone *a = calloc(1, sizeof *a);
+  assert_non_null(a);
+  assert_int_equal(alone_open(a), 0);
+  assert_int_equal(alone_tensor(a), 0);
+  assert_int_equal(alone_model(a), 0);
+  a->faults.store_fails = 1;
+  assert_int_equal(alone_save(a), MLFAB_ERR_IO);
+  a->faults.store_fails = 0;
+  assert_int_equal(alone_save(a), 0);
+  assert_int_equal(a->faults.stored, 1);
+  assert_int_equal(mlfab_close(&a->ctx), 0);
+  assert_int_equal(a->faults.bytes, 0);
+  free(a);
+}
+
+/* ---- a server and two workers ---- */
+
+typedef struct fabric {
+  mlfab_sim *sim;
+  faults faults[NODES];
+  mlfab *node[NODES]; /* the server, then the workers */
+  int64_t data[COUNT], weights[COUNT];
+  int64_t most, least; /* what the model may hold: a push that failed may have come through */
+  int barriers;
+  int failures;
+} fabric;
+
+static int fabric_open(fabric *f, uint32_t i) {
+  mlfab_config config;
+  mlfab_env env;
+  mlfab_error error;
+  env_of(&f->faults[i], &env);
+  mlfab_config_init(&config);
+  config.env = &env;
+  config.workers = NODES - 1;
+  config.dedicated = 1;
+  config.roles = i == 0 ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
+  config.rank = (int32_t)(i == 0 ? 0 : i - 1);
+  config.timeout_ns = 5 * SECOND;
+  config.eager_bytes = 4096;
+  config.chunk_bytes = 8192;
+  config.block_bytes = 8192;
+  return mlfab_sim_open(f->sim, i, &config, &f->node[i], &error);
+}
+
+/* Opens all, those that fail again and again: the fault comes once. */
+static void fabric_join(fabric *f) {
+  uint64_t until = mlfab_sim_clock(f->sim) + 60 * SECOND;
+  for (uint32_t ready = 0; ready < NODES;) {
+    ready = 0;
+    assert_true(mlfab_sim_clock(f->sim) < until);
+    for (uint32_t i = 0; i < NODES; i++) {
+      if (!f->node[i] && fabric_open(f, i)) f->failures++;
+      int code = f->node[i] ? mlfab_is_ready(f->node[i], NULL) : 0;
+      if (code < 0) {
+        f->failures++;
+        mlfab_abandon(&f->node[i]);
+      }
+      ready += code == 1;
+    }
+    mlfab_sim_run(f->sim, SECOND / 100);
+  }
+}
+
+static int fabric_model(fabric *f, uint32_t i) {
+  mlfab_buf w = {1, 0, f->weights, COUNT};
+  memset(f->weights, 0, sizeof f->weights);
+  int code = mlfab_tensor_add(f->node[i], 1, MLFAB_I64, COUNT);
+  if (code && code != MLFAB_ERR_TENSOR) return code;
+  return mlfab_model_start(f->node[i], NULL, &w, 1);
+}
+
+static int fabric_push(fabric *f, uint32_t i) {
+  for (int k = 0; k < COUNT; k++) f->data[k] = 1;
+  mlfab_buf u = {1, 0, f->data, COUNT};
+  int code = mlfab_push(f->node[i], &u, 1, NULL, NULL);
+  f->most++;
+  f->least += code == 0;
+  return code;
+}
+
+static int fabric_pull(fabric *f, uint32_t i) {
+  mlfab_buf w = {1, 0, f->weights, COUNT};
+  int code = mlfab_pull(f->node[i], &w, 1, NULL, NULL);
+  for (int k = 0; k < COUNT && !code; k++) {
+    /* All of one update or nothing; a slice may be of another version than the next. */
+    assert_true(f->weights[k] >= f->least && f->weights[k] <= f->most);
+  }
+  return code;
+}
+
+static int fabric_save(fabric *f, uint32_t i) { return mlfab_save(f->node[i], "a model"); }
+
+static void other_barrier(void *user) {
+  fabric *f = user;
+  f->barriers += mlfab_barrier(f->node[2], 2 * SECOND) == 0;
+}
+
+static int fabric_barrier(fabric *f, uint32_t i) {
+  if (i != 1) return 0;
+  mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_barrier, f);
+  return mlfab_barrier(f->node[1], 2 * SECOND);
+}
+
+/* Calls once on both workers, and again what fails; a worker that lost the server starts anew. */
+static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
+  for (uint32_t i = 1; i < NODES; i++) {
+    int code = -1;
+    for (int attempt = 0; attempt < 4 && code; attempt++) {
+      uint64_t since = mlfab_sim_clock(f->sim);
+      code = fn(f, i);
+      assert_true(mlfab_sim_clock(f->sim) - since < 12 * SECOND);
+      f->failures += code != 0;
+      if (code != MLFAB_ERR_PEER_DEAD) continue;
+      mlfab_abandon(&f->node[i]);
+      fabric_join(f);
+      if (fn != fabric_model) assert_int_equal(fabric_model(f, i), 0);
+    }
+    if (code) print_error("%s on node %d: %s\n", what, (int)i, mlfab_error_name(code));
+    assert_int_equal(code, 0);
+  }
+}
+
+/* The session, with the fault on one node; 1 when it came. */
+static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p) {
+  mlfab_sim_options options = {.size = sizeof options, .hosts = NODES, .seed = 3};
+  fabric *f = calloc(1, sizeof *f);
+  assert_non_null(f);
+  assert_int_equal(mlfab_sim_create(&options, &f->sim), 0);
+  f->faults[victim].fail_at = fail_at;
+  fabric_join(f);
+  fabric_call(f, fabric_model, "model_start");
+  fabric_call(f, fabric_push, "push");
+  fabric_call(f, fabric_pull, "pull");
+  fabric_call(f, fabric_barrier, "barrier");
+  fabric_call(f, fabric_push, "push");
+  fabric_call(f, fabric_save, "save");
+  fabric_call(f, fabric_pull, "pull");
+  for (uint32_t i = NODES; i-- > 0;) {
+    if (i) mlfab_close(&f->node[i]);
+    if (!i) mlfab_abandon(&f->node[i]);
+    if (f->faults[i].bytes)
+      print_error("node %d, allocation %d of node %d: %d bytes stay\n", (int)i, (int)fail_at,
+                  (int)victim, (int)f->faults[i].bytes);
+    assert_int_equal(f->faults[i].bytes, 0);
+  }
+  mlfab_sim_destroy(&f->sim);
+  int fired = f->faults[victim].fired;
+  *failures_p += (uint64_t)f->failures;
+  free(f);
+  return fired;
+}
+
+static void test_fabric(void **state) {
+  (void)state;
+  for (uint32_t victim = 0; victim < NODES; victim++) {
+    uint64_t k = 1, failures = 0;
+    while (k < MOST && fabric_session(victim, k, &failures)) k++;
+    print_message("node %u: %d allocations, %d calls that failed\n", victim, (int)k - 1,
+                  (int)failures);
+    assert_true(k > 10 && k < MOST);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_files),
+      cmocka_unit_test(test_fabric),
+  };
+  return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
+}
