@@ -4053,13 +4053,13 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
-    } else if (part->state == MLFAB__PART_ANNOUNCED) {
+    } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
       if (update->mergeable) stream->small--;
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      part->granted = part->sent = 0;
-      if (!MLFAB__PLANTED(5)) part->source = 0, part->in_source = 0;
+      part->granted = part->sent = part->in_source = 0;
+      part->source = 0;
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
