@@ -11489,11 +11489,13 @@ static int tcp_piece_detach(tcp_self *self, tcp_link *link, tcp_piece *piece) {
 static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
-  for (uint32_t i = 0; link && i < link->piece_count; i++) {
+  int code = 0;
+  /* Many sends may have the same token: the chunks of an update do. */
+  for (uint32_t i = 0; link && i < link->piece_count && !code; i++) {
     tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
-    if (!piece->owner && piece->token == token) return tcp_piece_detach(self, link, piece);
+    if (!piece->owner && piece->token == token) code = tcp_piece_detach(self, link, piece);
   }
-  return 0;
+  return code;
 }
 
 /* Accepted output that the socket does not take at once is written by later polls from memory of

@@ -738,7 +738,7 @@ typedef struct mlfab_transport {
   int (*poll)(void *self, mlfab_io_event *event_p);
   /* Ends the borrowing of a FRAME event's memory; in the order of the events. */
   void (*release)(void *self, const mlfab_io_event *event);
-  /* Stops borrowing the bulk of the send with this token: what is still needed of it is copied.
+  /* Stops borrowing the bulks of all sends with this token: what is still needed of them is copied.
    * Afterwards SENT for it may or may not come. Errors: MEMORY (still borrowed). */
   int (*detach)(void *self, uint32_t link, uint64_t token);
   /* Sleeps until poll may have something, wake is called, or timeout_ns. */

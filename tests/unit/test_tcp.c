@@ -461,6 +461,48 @@ static void test_idle_links(void **state) {
   end_close(&b);
 }
 
+/* All bulks that were sent with a token are given back by one detach: the chunks of an update share
+ * theirs. What the receiver gets is what was sent, whatever is written there afterwards. */
+static void test_detach_all(void **state) {
+  enum { CHUNKS = 64, BYTES = 262144 };
+  end a, b;
+  (void)state;
+  assert_int_equal(end_open(&a, "tcp:127.0.0.1:0", "", 0), 0);
+  assert_int_equal(end_open(&b, "tcp:127.0.0.1:0", "", 0), 0);
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups == 1);
+  uint8_t *bulk = malloc(BYTES), head[128];
+  int sent = 0, came = 0, wrong = 0;
+  assert_non_null(bulk);
+  memset(bulk, 7, BYTES);
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BYTES};
+  mlfab__chunk chunk = {.seq = 1};
+  header.meta_bytes = mlfab__encode_chunk(head + MLFAB_HEADER_BYTES, &chunk);
+  mlfab__wire_seal(head, &header, bulk);
+  uint32_t bytes = MLFAB_HEADER_BYTES + header.meta_bytes;
+  while (sent < CHUNKS && tcp()->send(a.self, a.link, head, bytes, bulk, BYTES, 99) == 0) sent++;
+  tcp()->flush(a.self);
+  assert_int_equal(tcp()->detach(a.self, a.link, 99), 0);
+  memset(bulk, 9, BYTES);
+  for (int tries = 0; came < sent; tries++) {
+    mlfab_io_event event;
+    assert_true(tries < 100000);
+    end_poll(&a);
+    while (tcp()->poll(b.self, &event)) {
+      const uint8_t *got = event.bulk;
+      if (event.kind == MLFAB_IO_FRAME) came++;
+      if (event.kind == MLFAB_IO_FRAME) wrong += got[0] != 7 || got[BYTES - 1] != 7;
+      tcp()->release(b.self, &event);
+    }
+    usleep(200);
+  }
+  assert_true(sent > 2);
+  assert_int_equal(wrong, 0);
+  free(bulk);
+  end_close(&a);
+  end_close(&b);
+}
+
 /* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
 static void test_out_of_memory(void **state) {
   uint8_t head[128];
@@ -505,6 +547,7 @@ int main(void) {
       cmocka_unit_test(test_unix_path),  cmocka_unit_test(test_slow_strangers),
       cmocka_unit_test(test_protocol),   cmocka_unit_test(test_linger),
       cmocka_unit_test(test_idle_links), cmocka_unit_test(test_out_of_memory),
+      cmocka_unit_test(test_detach_all),
   };
   return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
 }
