@@ -879,13 +879,14 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
-#define MLFAB__WIRE_PAIRS(X)                                                                       \
-  X(join)                                                                                          \
-  X(welcome)                                                                                       \
-  X(refuse)                                                                                        \
-  X(hello)                                                                                         \
-  X(hello_ack) X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant) X(push_ack) \
-      X(resend) X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+#define MLFAB__WIRE_PAIRS(X)                                                                    \
+  X(join)                                                                                       \
+  X(welcome)                                                                                    \
+  X(refuse)                                                                                     \
+  X(hello)                                                                                      \
+  X(hello_ack)                                                                                  \
+  X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) \
+      X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
@@ -3619,8 +3620,7 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
   mlfab__done done = {worker->next_seq - 1};
   uint8_t meta[32];
   worker->streams[server].done_told = 1;
-  worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
-                    mlfab__encode_done(meta, &done));
+  worker->port.post(worker->port.self, server, MLFAB__DONE, meta, mlfab__encode_done(meta, &done));
 }
 
 /* Each server is told as soon as it has decided everything, not only when all have: they may be at
@@ -3893,7 +3893,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
     if (part->state != MLFAB__PART_DECIDED) continue;
     ++*(part->code ? refused_p : applied_p);
     /* A dead server may have applied it: that weighs more than another's having dropped it. */
-    if (part->code && (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
+    if (part->code &&
+        (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
       code = part->code;
       *server_p = s;
     }

@@ -69,7 +69,8 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
     if (part->state != MLFAB__PART_DECIDED) continue;
     ++*(part->code ? refused_p : applied_p);
     /* A dead server may have applied it: that weighs more than another's having dropped it. */
-    if (part->code && (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
+    if (part->code &&
+        (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
       code = part->code;
       *server_p = s;
     }

@@ -361,8 +361,7 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
   mlfab__done done = {worker->next_seq - 1};
   uint8_t meta[32];
   worker->streams[server].done_told = 1;
-  worker->port.post(worker->port.self, server, MLFAB__DONE, meta,
-                    mlfab__encode_done(meta, &done));
+  worker->port.post(worker->port.self, server, MLFAB__DONE, meta, mlfab__encode_done(meta, &done));
 }
 
 /* Each server is told as soon as it has decided everything, not only when all have: they may be at
