@@ -5057,6 +5057,8 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
                                             const mlfab__frame_in *frame);
 /* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker);
+/* Finishes applying an update of this worker, if one is being applied. */
+MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker);
 /* Does whatever can be done now: heads, commits, rounds. */
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server);
 /* Revokes the head when it stalls. */
@@ -5199,6 +5201,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
+  /* The answer tells what is decided, and the window may be a new process's from here on: what is past
+   * recall is decided first, at the price of one long step. */
+  mlfab__intake_finish(server, worker);
   int code = mlfab__dedup_admit(&server->dedup, worker, hello->incarnation);
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;
@@ -6343,6 +6348,11 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
     update->received = update->granted = update->push.bytes;
   }
   mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker) {
+  if (server->applying == MLFAB__APPLY_UPDATE && server->head->worker == worker)
+    intake_apply_update(server, MLFAB__NEVER);
 }
 
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker) {

@@ -880,6 +880,11 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
   mlfab__intake_advance(server);
 }
 
+MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker) {
+  if (server->applying == MLFAB__APPLY_UPDATE && server->head->worker == worker)
+    intake_apply_update(server, MLFAB__NEVER);
+}
+
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__incoming *next;

@@ -120,6 +120,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
+  /* The answer tells what is decided, and the window may be a new process's from here on: what is past
+   * recall is decided first, at the price of one long step. */
+  mlfab__intake_finish(server, worker);
   int code = mlfab__dedup_admit(&server->dedup, worker, hello->incarnation);
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;

@@ -168,6 +168,8 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
                                             const mlfab__frame_in *frame);
 /* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker);
+/* Finishes applying an update of this worker, if one is being applied. */
+MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker);
 /* Does whatever can be done now: heads, commits, rounds. */
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server);
 /* Revokes the head when it stalls. */

@@ -1,0 +1,158 @@
+/* test_server.c - the server role alone: what it says to workers whose links break at bad moments. */
+#include "core/server.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* A model of more bytes than are applied at one go, so that there is a between. */
+enum { COUNT = 3 << 20, BYTES = COUNT * 4, CHUNK = 1 << 20 };
+
+typedef struct fixture {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab_stats stats;
+  mlfab__server server;
+  mlfab__push_ack ack; /* the last */
+  uint32_t acks, drops;
+} fixture;
+
+static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  fixture *f = self;
+  (void)peer;
+  if (type != MLFAB__PUSH_ACK) return;
+  assert_int_equal(mlfab__decode_push_ack(meta, bytes, &f->ack), 0);
+  f->acks++;
+}
+static void port_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void port_drop(void *self, uint32_t peer, int code, const char *text) {
+  fixture *f = self;
+  (void)peer, (void)code, (void)text;
+  f->drops++;
+}
+static void port_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+static void frame(fixture *f, uint8_t type, const uint8_t *meta, uint32_t bytes, const void *bulk,
+                  uint32_t bulk_bytes) {
+  mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
+  mlfab__server_frame(&f->server, 0, &in, 1000);
+}
+
+static mlfab__hello_ack hello(fixture *f, uint32_t incarnation) {
+  mlfab__hello h = {0, incarnation, MLFAB_ROLE_WORKER, 0};
+  mlfab__hello_ack ack;
+  assert_int_equal(mlfab__server_hello(&f->server, 0, &h, &ack, 1000), 0);
+  return ack;
+}
+
+static void define(fixture *f, const mlfab__define *define, uint32_t id, uint64_t count) {
+  uint8_t meta[256], table[MLFAB__TENSOR_INFO_BYTES];
+  mlfab__tensor_info info = {id, MLFAB_F32, count};
+  mlfab__encode_tensor_info(table, &info);
+  frame(f, MLFAB__DEFINE, meta, mlfab__encode_define(meta, define), table, sizeof table);
+}
+
+static int open_server(void **state) {
+  static fixture f;
+  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event};
+  memset(&f, 0, sizeof f);
+  assert_int_equal(mlfab__env_init(&f.env, NULL), 0);
+  mlfab_config_init(&f.config);
+  f.config.workers = f.config.servers = 1;
+  f.config.block_bytes = f.config.chunk_bytes = CHUNK;
+  f.config.eager_bytes = 65536;
+  f.config.heartbeat_ns = 500000000;
+  f.config.model_max_bytes = 1 << 30;
+  assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
+  *state = &f;
+  return 0;
+}
+
+static int close_server(void **state) {
+  fixture *f = *state;
+  mlfab__server_free(&f->server);
+  assert_int_equal(f->env.bytes, 0);
+  return 0;
+}
+
+/* All bytes of update `seq`, under a generation; it is then being applied, in several steps. */
+static void push_whole(fixture *f, uint64_t seq, uint32_t generation) {
+  static float ones[CHUNK / 4];
+  uint8_t meta[512];
+  mlfab__segment segment = {0, BYTES};
+  uint64_t version = 0;
+  mlfab__push p;
+  for (uint32_t i = 0; i < CHUNK / 4; i++) ones[i] = 1.0f;
+  memset(&p, 0, sizeof p);
+  p.seq = seq;
+  p.members = p.segments = p.versions = 1;
+  p.generation = generation;
+  p.bytes = BYTES;
+  p.scale = 1.0;
+  frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), NULL, 0);
+  for (uint64_t at = 0; at < BYTES; at += CHUNK) {
+    mlfab__chunk chunk = {seq, at, generation};
+    frame(f, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), ones, CHUNK);
+  }
+  assert_int_equal(f->server.applying, MLFAB__APPLY_UPDATE);
+}
+
+static void start(fixture *f, mlfab__hello_ack *ack) {
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  d.rule = MLFAB_RULE_MOMENTUM;
+  d.gamma = 0.5;
+  hello(f, 1);
+  define(f, &d, 0, COUNT);
+  *ack = hello(f, 1);
+  assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
+}
+
+/* The link breaks while an update is applied: the answer to the next HELLO tells that it is applied, as
+ * a worker that has withdrawn it would believe that it was not, and push it again. */
+static void test_reconnect_while_applying(void **state) {
+  fixture *f = *state;
+  mlfab__hello_ack ack;
+  start(f, &ack);
+  push_whole(f, 7, ack.generation);
+  mlfab__server_lost(&f->server, 0, 1000);
+  ack = hello(f, 1);
+  assert_int_equal(ack.top, 7);
+  assert_int_equal(ack.applied[0] & 1, 1);
+  assert_int_equal(f->stats.updates_applied, 1);
+}
+
+/* A new process takes the rank while the old one's update is applied: its own numbers begin anew, and
+ * what it pushes is applied. */
+static void test_new_process_while_applying(void **state) {
+  fixture *f = *state;
+  mlfab__hello_ack ack;
+  start(f, &ack);
+  push_whole(f, 7, ack.generation);
+  mlfab__server_lost(&f->server, 0, 1000);
+  ack = hello(f, 2);
+  assert_int_equal(ack.top, 0);
+  while (f->server.applying) mlfab__server_tick(&f->server, 2000);
+  assert_int_equal(f->server.dedup.windows[0].top, 0);
+  push_whole(f, 1, ack.generation);
+  while (f->server.applying) mlfab__server_tick(&f->server, 3000);
+  assert_int_equal(f->ack.seq, 1);
+  assert_int_equal(f->ack.code, 0);
+  assert_int_equal(f->stats.updates_applied, 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(test_reconnect_while_applying, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_new_process_while_applying, open_server, close_server),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
