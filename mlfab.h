@@ -32,31 +32,47 @@
  *      }
  *      float w[1000] = {0}, gradient[1000];
  *      mlfab_buf weights = {MLFAB_ALL, 0, w, 1000}, update = {MLFAB_ALL, 0, gradient, 1000};
- *      mlfab_tensor_add(fabric, 0, MLFAB_F32, 1000);
- *      mlfab_model_start(fabric, NULL, &weights, 1);        // worker 0's first weights win
- *      for (int step = 0; step < 100; step++) {
- *        mlfab_pull(fabric, &weights, 1, NULL, NULL);
+ *      mlfab_push_options options = {.size = sizeof options, .scale = -0.01};  // -learning rate
+ *      int status = mlfab_tensor_add(fabric, 0, MLFAB_F32, 1000);
+ *      if (!status) status = mlfab_model_start(fabric, NULL, &weights, 1);  // worker 0's weights win
+ *      for (int step = 0; step < 1000 && !status; step++) {
+ *        status = mlfab_pull(fabric, &weights, 1, NULL, NULL);
  *        for (int i = 0; i < 1000; i++) gradient[i] = w[i] - 1.0f;
- *        mlfab_push_options options = {sizeof options, -0.01};  // w <- w - 0.01 * gradient
- *        mlfab_push(fabric, &update, 1, &options, NULL);
+ *        if (!status) status = mlfab_push(fabric, &update, 1, &options, NULL);
+ *      }
+ *      if (status) {
+ *        mlfab_last_error(fabric, &error);
+ *        fprintf(stderr, "%s\n", error.text);
  *      }
  *      mlfab_close(&fabric);
- *      return 0;
+ *      return status ? 1 : 0;
  *    }
+ *
+ * Started by hand it is a world of one: it learns alone, without a server or sockets. So does a
+ * program that forgets mlfab_config_from_env, however many of it are started.
  *
  * Conventions
  * -----------
- * Every function returns 0 or a negative MLFAB_ERR_* code; outputs end in `_p`, come last, and are
- * set on success only. NULL is accepted where a comment says so and refused with MLFAB_ERR_ARGUMENT
- * everywhere else. Structs that callers fill begin with `size`, which the caller sets to sizeof:
- * later versions append members, and a member that an older caller does not have means its default.
- * Zero means default in every option, and the default is told beside it. Counts are elements, sizes
- * are bytes, times are nanoseconds, rates are bytes a second.
+ * Every function that returns an int returns 0 or a negative MLFAB_ERR_* code (some, 1 as well: their
+ * comments say so); outputs end in `_p`, come last, and are set on success only. NULL is accepted
+ * where a comment says so and refused with MLFAB_ERR_ARGUMENT everywhere else.
+ *
+ * Structs that callers fill begin with `size`, which the caller sets to sizeof: later versions append
+ * members, and a member that an older caller does not have means its default. Zero means default in
+ * every option, and the default is told beside it; so zero the rest:
+ *    mlfab_push_options options = {.size = sizeof options};                      // C
+ *    mlfab_push_options options{}; options.size = sizeof options;                // C++
+ * mlfab_config has mlfab_config_init for that. Counts are elements, sizes are bytes, times are
+ * nanoseconds, rates are bytes a second.
  *
  * Threads: a context may be used from several threads at once; calls on one context exclude each
  * other for a few microseconds and blocking calls wait without holding the others up. Contexts
  * share nothing. No function exits, aborts, prints, installs a signal handler, raises SIGPIPE or
  * reads the environment (except mlfab_config_from_env, whose purpose it is).
+ *
+ * Limits: of a context, 64 requests may be open and 8 pulls under way, those of blocking calls
+ * included; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is therefore pushed
+ * as one list of buffers, or in parts that are waited for in between.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -268,7 +284,7 @@ typedef struct mlfab_config {
   uint32_t transports;     /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts */
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C over payloads on TCP (headers keep theirs) */
-  uint64_t timeout_ns;     /* default deadline of every blocking call; 0: 300 s */
+  uint64_t timeout_ns;     /* default deadline of every blocking call, joining included; 0: 300 s */
   uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3, dead after 5; a worker
                             whose connection broke and does not come back, after 2 */
   uint64_t spin_ns;        /* a waiter polls this long before it sleeps; 0: 20 us, ~0: for ever */
@@ -321,7 +337,10 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
 
 /* Leaves the fabric and frees everything; finishes sends that are under way, waits at most one
- * heartbeat for them. *ctx_p becomes NULL; a second call gets MLFAB_ERR_CLOSED.
+ * heartbeat for them. A worker that serves too (dedicated 0) first goes on serving until all other
+ * workers have closed or died, at most timeout_ns of the config: without servers of their own (a
+ * launcher, mlfab-run -s 0) those are the first workers.
+ * *ctx_p becomes NULL; a second call gets MLFAB_ERR_CLOSED.
  * Requests that are open are forgotten, their buffers are the caller's again. */
 MLFAB_API int mlfab_close(mlfab **ctx_p);
 
@@ -342,6 +361,9 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
  * the servers. Every worker defines it; worker 0's definition, options and first weights win, and a
  * definition with other tensors is refused with an error that names the first difference.
  */
+/* t, and what mhat and vhat are corrected by, counts the commits that touched a slice, and small
+ * tensors share slices. With ADADELAY, ADAM and ADAMW push all tensors in one call therefore, or with
+ * MLFAB_PUSH_MORE in rounds: one asynchronous push a tensor makes t run ahead. */
 enum mlfab_rule_kind {
   MLFAB_RULE_PLAIN = 0,    /* w <- w + scale * u */
   MLFAB_RULE_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h          (MLfabric eq. 2) */
@@ -406,7 +428,7 @@ typedef struct mlfab_push_options {
   double scale;
   uint32_t flags; /* MLFAB_PUSH_* */
   uint32_t reserved;
-  double clip_norm; /* > 0: scale is reduced so that the update's global norm is at most this */
+  double clip_norm; /* > 0: scale *= clip_norm / n where n, u's global norm, is larger; not I64 */
   uint64_t version; /* the model version the update was computed from, plus one; 0: last pulled */
   uint64_t timeout_ns; /* 0: the config's */
   uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
@@ -441,13 +463,15 @@ MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 /* The same without waiting: the buffers stay borrowed until the request has finished. Updates of up
  * to 64 KiB are copied: their buffers are the caller's again at return. request_p NULL: nobody will
  * ask; a failure then shows in the stats, in mlfab_flush and in mlfab_last_error.
- * Errors: usage codes, AGAIN when 64 requests are open that were not waited for. */
+ * Errors: usage codes, AGAIN when 64 requests are open that were not ended with mlfab_wait or
+ * mlfab_test, or 64 updates are under way: wait for one, or call mlfab_flush, and try again. */
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p);
 
 /* Pulls whole tensors, one version per slice, into the caller's buffers. BSP: waits for the round of
  * this worker's last push. Errors as mlfab_push; a pull that fails may have written some buffers.
- * At most 8 pulls may be under way at once: one more gets AGAIN.
+ * At most 8 pulls may be under way at once: one more gets AGAIN. mlfab_pull_start needs its
+ * request_p; its buffers are borrowed until the request has finished.
  * Cost: one small frame up, tensor bytes down, per server. */
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p);
@@ -516,7 +540,7 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
 
 /* Server: serves until every worker has closed or died, then returns 0. timeout_ns 0: no limit. With
- * a progress thread it only waits. */
+ * a progress thread it only waits. Errors: TIMEOUT; STATE on a node that does not serve. */
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* ------------------------------------------------------------------------------------------------
