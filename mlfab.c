@@ -4955,8 +4955,9 @@ typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, arrived, contributed, hand;
   uint32_t incarnation, generation;
   uint32_t queued;
-  uint64_t last_queued; /* newest member in the queue */
-  uint8_t *arena;       /* a ring of twice the credit, so that every update is contiguous */
+  uint64_t last_queued;   /* newest member in the queue */
+  uint64_t last_progress; /* its round */
+  uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
   uint64_t arena_head, arena_tail, arena_bytes;
   uint64_t eager_used;
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
@@ -5182,6 +5183,12 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
+/* The round that the worker's next update will be of. */
+static uint64_t server_round(const mlfab__server *server, uint32_t worker) {
+  int closed = server->peers[worker].arrived || server->applying == MLFAB__APPLY_ROUND;
+  return server->v_train + (closed ? 1 : 0);
+}
+
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
   const mlfab__window *window = &server->dedup.windows[worker];
@@ -5191,7 +5198,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server->v_train;
+  ack->v_train = server_round(server, worker);
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
 }
@@ -5226,7 +5233,6 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
   server_hello_ack(server, worker, was_dead, ack);
-  ack->v_train += peer->arrived;
   mlfab__intake_advance(server);
   return 0;
 }
@@ -5261,7 +5267,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   memset(&ack, 0, sizeof ack);
   ack.code = code;
   ack.server = server->number;
-  ack.v_train = server->v_train + server->peers[worker].arrived;
+  ack.v_train = server_round(server, worker);
   ack.options = server->options;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
@@ -5396,6 +5402,11 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   peer->definition = copy;
   peer->definition_bytes = frame->bulk_bytes;
   peer->definition_options = define;
+  if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
+    /* Its first weights never came: it tries again, perhaps with another model. */
+    mlfab__intake_free(server);
+    server_free_model(server);
+  }
   if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
     mlfab_error error;
     int code = server_build(server, &define, copy, &error);
@@ -6197,9 +6208,14 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
 
 /* --- frames --- */
 
+/* Bytes for a model that has none, or none for one that has. */
+static int intake_strange(const mlfab__server *server, const mlfab__frame_in *frame) {
+  return frame->bulk_bytes > 0 && (frame->bulk == NULL) != (server->store.ghost != 0);
+}
+
 /* Checks an announcement against model and credit. Returns a text when it breaks the protocol. */
 static const char *intake_check(const mlfab__server *server, uint32_t worker,
-                                const mlfab__push *push, uint32_t bulk_bytes) {
+                                const mlfab__push *push, const mlfab__frame_in *frame) {
   const mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase == MLFAB__NO_MODEL) return "a push before the model exists";
   if (push->seq == 0) return "an update without a number";
@@ -6213,7 +6229,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   }
   if (push->eager > 0 && peer->arena_bytes == 0 && !server->store.ghost)
     return "eager bytes without credit";
-  if (bulk_bytes > push->eager) return "more bytes than granted";
+  if (frame->bulk_bytes > push->eager) return "more bytes than granted";
+  if (intake_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
+  if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
+  if (peer->queued > 0 && push->progress < peer->last_progress && intake_rounds(server))
+    return "a round that went back";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";
@@ -6248,9 +6268,7 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
                known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
     return;
   }
-  const char *wrong = intake_check(server, worker, &push, frame->bulk_bytes);
-  if (!wrong && push.seq <= peer->last_queued && peer->queued > 0)
-    wrong = "an update number that went back";
+  const char *wrong = intake_check(server, worker, &push, frame);
   if (wrong) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
@@ -6266,6 +6284,7 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   update->last_byte_ns = server->now_ns;
   peer->queued++;
   peer->last_queued = push.seq + push.members - 1;
+  peer->last_progress = push.progress;
   intake_append(server, update);
   intake_reserve(peer, update);
   int at_once = !server->head && server->applying == MLFAB__APPLY_NONE && server->first == update &&
@@ -6298,7 +6317,8 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
   if (!update) return; /* refused or withdrawn meanwhile */
-  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received) {
+  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received ||
+      intake_strange(server, frame)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
     return;
   }

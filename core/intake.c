@@ -727,9 +727,14 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
 
 /* --- frames --- */
 
+/* Bytes for a model that has none, or none for one that has. */
+static int intake_strange(const mlfab__server *server, const mlfab__frame_in *frame) {
+  return frame->bulk_bytes > 0 && (frame->bulk == NULL) != (server->store.ghost != 0);
+}
+
 /* Checks an announcement against model and credit. Returns a text when it breaks the protocol. */
 static const char *intake_check(const mlfab__server *server, uint32_t worker,
-                                const mlfab__push *push, uint32_t bulk_bytes) {
+                                const mlfab__push *push, const mlfab__frame_in *frame) {
   const mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase == MLFAB__NO_MODEL) return "a push before the model exists";
   if (push->seq == 0) return "an update without a number";
@@ -743,7 +748,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   }
   if (push->eager > 0 && peer->arena_bytes == 0 && !server->store.ghost)
     return "eager bytes without credit";
-  if (bulk_bytes > push->eager) return "more bytes than granted";
+  if (frame->bulk_bytes > push->eager) return "more bytes than granted";
+  if (intake_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
+  if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
+  if (peer->queued > 0 && push->progress < peer->last_progress && intake_rounds(server))
+    return "a round that went back";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";
@@ -778,9 +787,7 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
                known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
     return;
   }
-  const char *wrong = intake_check(server, worker, &push, frame->bulk_bytes);
-  if (!wrong && push.seq <= peer->last_queued && peer->queued > 0)
-    wrong = "an update number that went back";
+  const char *wrong = intake_check(server, worker, &push, frame);
   if (wrong) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
@@ -796,6 +803,7 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   update->last_byte_ns = server->now_ns;
   peer->queued++;
   peer->last_queued = push.seq + push.members - 1;
+  peer->last_progress = push.progress;
   intake_append(server, update);
   intake_reserve(peer, update);
   int at_once = !server->head && server->applying == MLFAB__APPLY_NONE && server->first == update &&
@@ -828,7 +836,8 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
   if (!update) return; /* refused or withdrawn meanwhile */
-  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received) {
+  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received ||
+      intake_strange(server, frame)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
     return;
   }

@@ -101,6 +101,12 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
+/* The round that the worker's next update will be of. */
+static uint64_t server_round(const mlfab__server *server, uint32_t worker) {
+  int closed = server->peers[worker].arrived || server->applying == MLFAB__APPLY_ROUND;
+  return server->v_train + (closed ? 1 : 0);
+}
+
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
   const mlfab__window *window = &server->dedup.windows[worker];
@@ -110,7 +116,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server->v_train;
+  ack->v_train = server_round(server, worker);
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
 }
@@ -145,7 +151,6 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
   server_hello_ack(server, worker, was_dead, ack);
-  ack->v_train += peer->arrived;
   mlfab__intake_advance(server);
   return 0;
 }
@@ -180,7 +185,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   memset(&ack, 0, sizeof ack);
   ack.code = code;
   ack.server = server->number;
-  ack.v_train = server->v_train + server->peers[worker].arrived;
+  ack.v_train = server_round(server, worker);
   ack.options = server->options;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
@@ -315,6 +320,11 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   peer->definition = copy;
   peer->definition_bytes = frame->bulk_bytes;
   peer->definition_options = define;
+  if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
+    /* Its first weights never came: it tries again, perhaps with another model. */
+    mlfab__intake_free(server);
+    server_free_model(server);
+  }
   if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
     mlfab_error error;
     int code = server_build(server, &define, copy, &error);

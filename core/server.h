@@ -66,8 +66,9 @@ typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, arrived, contributed, hand;
   uint32_t incarnation, generation;
   uint32_t queued;
-  uint64_t last_queued; /* newest member in the queue */
-  uint8_t *arena;       /* a ring of twice the credit, so that every update is contiguous */
+  uint64_t last_queued;   /* newest member in the queue */
+  uint64_t last_progress; /* its round */
+  uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
   uint64_t arena_head, arena_tail, arena_bytes;
   uint64_t eager_used;
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS];

@@ -149,10 +149,127 @@ static void test_new_process_while_applying(void **state) {
   assert_int_equal(f->stats.updates_applied, 2);
 }
 
+/* Worker 0 gives up before its first weights were in, and tries again with another model: that counts. */
+static void test_other_model_again(void **state) {
+  fixture *f = *state;
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = d.first_weights = 1;
+  hello(f, 1);
+  define(f, &d, 0, COUNT);
+  assert_int_equal(f->server.phase, MLFAB__MODEL_DEFINED);
+  define(f, &d, 5, 1000);
+  assert_int_equal(f->server.layout.bytes, 4000);
+  assert_int_equal(f->server.layout.tensors[0].id, 5);
+  d.first_weights = 0;
+  define(f, &d, 5, 2000);
+  assert_int_equal(f->server.layout.bytes, 8000);
+  assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
+}
+
+static void say_push(fixture *f, uint64_t seq, uint64_t progress, uint32_t eager, uint64_t bytes,
+                     uint32_t generation, const void *bulk, uint32_t bulk_bytes) {
+  uint8_t meta[512];
+  mlfab__segment segment = {0, bytes};
+  uint64_t version = 0;
+  mlfab__push p;
+  memset(&p, 0, sizeof p);
+  p.seq = seq;
+  p.members = p.segments = p.versions = 1;
+  p.generation = generation;
+  p.progress = progress;
+  p.eager = eager;
+  p.bytes = bytes;
+  p.scale = 1.0;
+  frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), bulk, bulk_bytes);
+}
+
+/* A ghost model has no place for bytes, and a real one cannot take ghosts in: either way the sender
+ * loses its link. */
+static void test_ghosts_and_bytes(void **state) {
+  static uint8_t bytes[4096];
+  fixture *f = *state;
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = d.ghost = 1;
+  hello(f, 1);
+  define(f, &d, 0, COUNT);
+  mlfab__hello_ack ack = hello(f, 1);
+  say_push(f, 1, 0, 4096, 8192, ack.generation, bytes, 4096);
+  assert_int_equal(f->drops, 1);
+  ack = hello(f, 1);
+  say_push(f, 2, 0, 4096, 8192, ack.generation, NULL, 4096);
+  assert_int_equal(f->drops, 1);
+  uint8_t meta[64];
+  mlfab__chunk chunk = {2, 4096, ack.generation};
+  frame(f, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), bytes, 4096);
+  assert_int_equal(f->drops, 2);
+}
+
+static void test_ghosts_for_real(void **state) {
+  fixture *f = *state;
+  mlfab__hello_ack ack;
+  start(f, &ack);
+  say_push(f, 1, 0, 4096, 8192, ack.generation, NULL, 4096);
+  assert_int_equal(f->drops, 1);
+}
+
+/* Updates of a worker belong to rounds in the order of their numbers: who says otherwise loses its link,
+ * as what it has staged is given back in that order. */
+static void test_progress_back(void **state) {
+  static uint8_t bytes[65536];
+  fixture *f = *state;
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  d.sync = MLFAB_SYNC_BSP;
+  hello(f, 1);
+  define(f, &d, 0, COUNT);
+  mlfab__hello_ack ack = hello(f, 1);
+  say_push(f, 1, 9, 64, 64, ack.generation, bytes, 64);
+  assert_int_equal(f->drops, 0);
+  say_push(f, 2, 0, 64, 64, ack.generation, bytes, 64);
+  assert_int_equal(f->drops, 1);
+}
+
+/* Who comes back while a round is applied that went on without it pushes into the next one, and is
+ * told so: its pulls wait for that one. */
+static void test_rejoin_while_round_is_applied(void **state) {
+  fixture *f = *state;
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  d.rule = MLFAB_RULE_MOMENTUM;
+  d.sync = MLFAB_SYNC_BSP;
+  hello(f, 1);
+  define(f, &d, 0, COUNT);
+  mlfab__hello_ack ack = hello(f, 1);
+  assert_int_equal(ack.v_train, 0);
+  f->server.applying = MLFAB__APPLY_ROUND;
+  f->server.contributors = 1;
+  f->server.apply_slice = f->server.apply_position = 0;
+  for (uint32_t p = 0; p < f->server.store.positions; p++) {
+    f->server.store.sum[p] = mlfab__store_take(&f->server.store);
+    memset(f->server.store.blocks[f->server.store.sum[p]].data, 0, f->server.store.block_bytes);
+  }
+  ack = hello(f, 1);
+  assert_int_equal(f->server.applying, MLFAB__APPLY_ROUND);
+  assert_int_equal(ack.v_train, 1);
+  while (f->server.applying) mlfab__server_tick(&f->server, 2000);
+  ack = hello(f, 1);
+  assert_int_equal(ack.v_train, 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_reconnect_while_applying, open_server, close_server),
       cmocka_unit_test_setup_teardown(test_new_process_while_applying, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_other_model_again, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_ghosts_and_bytes, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_ghosts_for_real, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_progress_back, open_server, close_server),
+      cmocka_unit_test_setup_teardown(test_rejoin_while_round_is_applied, open_server,
+                                      close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
