@@ -3246,6 +3246,8 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
+/* An update that the server will never hear of: pulls behind it wait for a round less. */
+MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
@@ -4615,6 +4617,8 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
+      if (push_rounds(worker) && push_whole_round(update))
+        mlfab__pull_earlier(worker, s, update->seq);
     }
   }
   return announced;
@@ -4853,6 +4857,18 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     const mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->waiting[server]) pull_ask(worker, server, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint8_t meta[32];
+    if (fetch->request == 0 || !fetch->waiting[server] || fetch->after_seq <= seq) continue;
+    worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
+                      mlfab__encode_pull_cancel(meta, &cancel));
+    pull_ask(worker, server, fetch);
   }
 }
 
@@ -6975,6 +6991,8 @@ static void host_bcast_ask(mlfab__host *host, uint32_t worker, const mlfab__bcas
     return;
   }
   if (all > host->bcasts + 1) {
+    /* It is through with this one, even if the link broke under the frame that said so. */
+    a->bcast_acked = 1;
     a->bcast_later = *in;
     return;
   }
@@ -7190,6 +7208,9 @@ MLFAB__INTERNAL void mlfab__guest_hello(mlfab__guest *guest) {
     guest->moved = 0;
     guest->go = 0;
     guest_ask_bcast(guest, 0);
+  } else if (guest->bcasts > 0 && guest->rank != guest->root) {
+    /* That we have the last one may have been lost with the old link, and the root waits for it. */
+    guest_ask_bcast(guest, guest->bytes);
   }
 }
 
@@ -9111,6 +9132,9 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
   mlfab__member member;
   if (frame->type == MLFAB__JOIN) {
     boot_join(node, link, frame);
+  } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a frame that no node sends that joins");
   } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOT_JOINING) {
     boot_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&

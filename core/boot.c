@@ -346,6 +346,9 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
   mlfab__member member;
   if (frame->type == MLFAB__JOIN) {
     boot_join(node, link, frame);
+  } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a frame that no node sends that joins");
   } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOT_JOINING) {
     boot_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&

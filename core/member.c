@@ -152,6 +152,8 @@ static void host_bcast_ask(mlfab__host *host, uint32_t worker, const mlfab__bcas
     return;
   }
   if (all > host->bcasts + 1) {
+    /* It is through with this one, even if the link broke under the frame that said so. */
+    a->bcast_acked = 1;
     a->bcast_later = *in;
     return;
   }
@@ -367,6 +369,9 @@ MLFAB__INTERNAL void mlfab__guest_hello(mlfab__guest *guest) {
     guest->moved = 0;
     guest->go = 0;
     guest_ask_bcast(guest, 0);
+  } else if (guest->bcasts > 0 && guest->rank != guest->root) {
+    /* That we have the last one may have been lost with the old link, and the root waits for it. */
+    guest_ask_bcast(guest, guest->bytes);
   }
 }
 

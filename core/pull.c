@@ -186,6 +186,18 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   }
 }
 
+MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint8_t meta[32];
+    if (fetch->request == 0 || !fetch->waiting[server] || fetch->after_seq <= seq) continue;
+    worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
+                      mlfab__encode_pull_cancel(meta, &cancel));
+    pull_ask(worker, server, fetch);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
                                       uint64_t now_ns) {
   char text[128], silent[24];

@@ -791,6 +791,8 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
+      if (push_rounds(worker) && push_whole_round(update))
+        mlfab__pull_earlier(worker, s, update->seq);
     }
   }
   return announced;

@@ -202,6 +202,8 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
+/* An update that the server will never hear of: pulls behind it wait for a round less. */
+MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,

@@ -704,12 +704,130 @@ static void test_broadcasts_in_a_row(void **state) {
 
 #define HOSTILE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
+/* The link breaks under the last word of a broadcast: it is said again, by itself or by asking for the
+ * next one, and the root does not wait for ever. */
+static void lose_last_word(int next) {
+  uint8_t data[NODES][64];
+  mlfab_request request[NODES], more[NODES];
+  mlfab_result result;
+  int done = 0;
+  memset(data, 0, sizeof data);
+  memset(data[0], 5, sizeof data[0]);
+  n.slow_ns[0] = 1000000;
+  for (int i = 0; i < NODES; i++)
+    assert_int_equal(mlfab_node_broadcast(n.node[i], 0, data[i], 64, 0, n.now, &request[i]), 0);
+  while (!done) {
+    turn();
+    assert_int_equal(mlfab_node_test(n.node[1], request[1], &done, &result), 0);
+  }
+  assert_int_equal(result.status, 0);
+  uint32_t lost = n.node[1]->links[n.node[1]->routes[0].link].id;
+  mlfab_io_event down;
+  memset(&down, 0, sizeof down);
+  down.kind = MLFAB_IO_DOWN;
+  down.link = lost;
+  for (unsigned at = n.taken[0]; at != n.put[0]; at++) {
+    mlfab_io_event *e = &n.queue[0][at % QUEUE];
+    if (e->link != lost) continue;
+    drop_event(e);
+    e->kind = 0;
+  }
+  n.link[lost].up = 0;
+  post(0, down);
+  post(1, down);
+  for (int i = 0; i < NODES && next; i++) {
+    if (i != 1) continue;
+    assert_int_equal(mlfab_node_broadcast(n.node[i], 0, data[i], 64, 0, n.now, &more[i]), 0);
+  }
+  assert_int_equal(finish(0, request[0]), 0);
+  assert_int_equal(finish(2, request[2]), 0);
+  for (int i = 0; i < NODES && next; i += 2)
+    assert_int_equal(mlfab_node_broadcast(n.node[i], 0, data[i], 64, 0, n.now, &more[i]), 0);
+  for (int i = 0; i < NODES && next; i++) assert_int_equal(finish(i, more[i]), 0);
+}
+
+static void test_last_word_lost(void **state) {
+  (void)state;
+  lose_last_word(0);
+}
+
+static void test_last_word_lost_before_next(void **state) {
+  (void)state;
+  lose_last_word(1);
+}
+
+static int setup_rounds(void **state) {
+  (void)state;
+  return setup_with(MLFAB_SYNC_BSP);
+}
+
+/* An update is withdrawn before it left: a pull behind it does not wait for its round. */
+static void test_pull_behind_withdrawn(void **state) {
+  static float u[COUNT], w[COUNT];
+  mlfab_buf update = {0, 0, u, COUNT}, weights = {0, 0, w, COUNT};
+  mlfab_request push, get;
+  (void)state;
+  assert_int_equal(mlfab_node_push(n.node[1], &update, 1, NULL, n.now, &push), 0);
+  assert_int_equal(mlfab_node_pull(n.node[1], &weights, 1, NULL, n.now, &get), 0);
+  assert_int_equal(mlfab_node_cancel(n.node[1], push, n.now), 0);
+  assert_int_equal(finish(1, push), MLFAB_ERR_CANCELLED);
+  assert_int_equal(finish(1, get), 0);
+}
+
+/* Who joins is told why it is refused; it cannot tell server 0 the same. */
+static void test_refusing_server_0(void **state) {
+  mlfab_config c;
+  made m;
+  (void)state;
+  memset(&n, 0, sizeof n);
+  n.job = mlfab__hash(0, "mlfab", 5);
+  mlfab_config_init(&c);
+  c.workers = NODES;
+  strcpy(c.coordinator, "queue:0");
+  assert_int_equal(mlfab_node_open(&c, "queue:0", 0, &n.node[0], NULL), 0);
+  for (int welcome = 0; welcome < 2; welcome++) {
+    mlfab__join join;
+    mlfab__refuse refuse;
+    mlfab__welcome in = {7, 0};
+    memset(&join, 0, sizeof join);
+    memset(&refuse, 0, sizeof refuse);
+    join.rank = 1;
+    join.roles = MLFAB_ROLE_WORKER;
+    join.workers = NODES;
+    join.servers = 1;
+    refuse.code = MLFAB_ERR_WORLD;
+    uint32_t link = dial();
+    made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
+    send(link, &m);
+    if (welcome) {
+      made_begin(&m, MLFAB__WELCOME, mlfab__encode_welcome(m.head + MLFAB_HEADER_BYTES, &in), 0);
+    } else {
+      made_begin(&m, MLFAB__REFUSE, mlfab__encode_refuse(m.head + MLFAB_HEADER_BYTES, &refuse), 0);
+    }
+    send(link, &m);
+    given_up(link, "a frame of server 0's");
+    assert_int_equal(mlfab_node_ready(n.node[0], NULL), 0);
+    assert_int_equal(n.node[0]->phase, MLFAB__BOOT_JOINING);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      HOSTILE(test_damage),       HOSTILE(test_strangers),           HOSTILE(test_first_frames),
-      HOSTILE(test_incarnations), HOSTILE(test_wrong_types),         HOSTILE(test_wrong_pushes),
-      HOSTILE(test_few_versions), HOSTILE(test_wrong_pulls),         HOSTILE(test_wrong_broadcasts),
-      HOSTILE(test_random_metas), HOSTILE(test_broadcasts_in_a_row),
+      HOSTILE(test_damage),
+      HOSTILE(test_strangers),
+      HOSTILE(test_first_frames),
+      HOSTILE(test_incarnations),
+      HOSTILE(test_wrong_types),
+      HOSTILE(test_wrong_pushes),
+      HOSTILE(test_few_versions),
+      HOSTILE(test_wrong_pulls),
+      HOSTILE(test_wrong_broadcasts),
+      HOSTILE(test_random_metas),
+      HOSTILE(test_broadcasts_in_a_row),
+      HOSTILE(test_last_word_lost),
+      HOSTILE(test_last_word_lost_before_next),
+      cmocka_unit_test_setup_teardown(test_pull_behind_withdrawn, setup_rounds, teardown),
+      cmocka_unit_test_teardown(test_refusing_server_0, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
