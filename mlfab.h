@@ -509,9 +509,11 @@ MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p);
  * waited for. timeout_ns 0: the config's. */
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns);
 
-/* A descriptor that becomes readable when mlfab_progress has something to do: for poll, epoll, a GUI
- * loop. The library's; do not read or close it. Call mlfab_progress(ctx, 0) after it fires, and at
- * least once a heartbeat. Errors: UNSUPPORTED (simulator). */
+/* A descriptor for poll, epoll, a GUI loop: readable from the moment that mlfab_progress would do
+ * something, or that something was done inside another call, until mlfab_progress(ctx, 0) has returned
+ * 0. The loop: while (mlfab_progress(ctx, 0) == 1) {}; look after your requests; sleep on the descriptor
+ * until mlfab_deadline at the latest. The library's: do not read or close it. With a progress thread
+ * it tells that the thread did something. Errors: UNSUPPORTED (simulator, other systems than Linux). */
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p);
 
 /* Moves data for at most timeout_ns, 0: without waiting. Returns 1 if anything happened, 0 if not, or

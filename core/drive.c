@@ -19,6 +19,7 @@
 #include <unistd.h>
 #if defined(__linux__)
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #endif
 
 enum {
@@ -69,8 +70,9 @@ struct mlfab {
   uint32_t quiet_looks; /* at a transport without links, that were left out */
   uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  int fd; /* given out by mlfab_fd, or -1 */
-  int fd_own;
+  int fd;              /* given out by mlfab_fd, or -1 */
+  int tell;            /* an eventfd in it */
+  uint64_t moves_told; /* moves, when mlfab_progress last returned */
   drive_snapshot *snapshots;
 };
 
@@ -178,6 +180,13 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two calls, and of `tell`, which
+ * is readable when something has moved inside another call, or by the thread, since mlfab_progress last returned. */
+static void drive_tell(mlfab *ctx) {
+  uint64_t one = 1;
+  if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
+}
+
 /* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
  * now and then, and after every sleep. */
 static int drive_quiet(mlfab *ctx, uint32_t t) {
@@ -209,6 +218,7 @@ static int drive_pump(mlfab *ctx) {
   if (moved) {
     ctx->idle_looks = 0;
     ctx->moves++;
+    if (ctx->has_thread) drive_tell(ctx);
   }
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
@@ -242,7 +252,7 @@ static int drive_arm(mlfab *ctx, struct pollfd *fds) {
 }
 
 static void drive_disarm(mlfab *ctx) {
-  for (uint32_t t = 0; t < ctx->ntransports && ctx->fd < 0; t++) {
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
     ctx->transports[t].table->arm(ctx->transports[t].self, 0);
   }
 }
@@ -305,7 +315,9 @@ static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *wha
   while (!(holds = test(ctx, what))) {
     if (drive_pump(ctx)) {
       idle_since = 0;
-      continue;
+      if (ctx->now_ns < deadline) continue;
+      holds = test(ctx, what);
+      break;
     }
     uint64_t now = ctx->simulated ? drive_now(ctx) : ctx->now_ns;
     if (now >= deadline) break;
@@ -373,6 +385,15 @@ static void *drive_thread(void *argument) {
   return NULL;
 }
 
+static void drive_rearm(mlfab *ctx) {
+  if (ctx->fd < 0) return;
+  int pending = ctx->moves != ctx->moves_told;
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->has_thread; t++) {
+    pending |= ctx->transports[t].table->arm(ctx->transports[t].self, 1);
+  }
+  if (pending) drive_tell(ctx);
+}
+
 /* Every public call that touches the node is between these two. */
 static void drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
 
@@ -386,11 +407,7 @@ static void drive_leave(mlfab *ctx) {
     if (!busy && !ctx->thread_sleeps) ctx->parked = 1;
     if (busy && ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   }
-  if (ctx->fd >= 0) {
-    for (uint32_t t = 0; t < ctx->ntransports; t++) {
-      while (ctx->transports[t].table->arm(ctx->transports[t].self, 1) && drive_pump(ctx)) continue;
-    }
-  }
+  drive_rearm(ctx);
   pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -472,7 +489,8 @@ static void drive_free(mlfab *ctx) {
     mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
     mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
   }
-  if (ctx->fd_own) close(ctx->fd);
+  if (ctx->fd >= 0) close(ctx->fd);
+  if (ctx->tell >= 0) close(ctx->tell);
   pthread_cond_destroy(&ctx->changed);
   pthread_mutex_destroy(&ctx->lock);
   mlfab__free(&env, ctx, sizeof *ctx);
@@ -495,7 +513,7 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = drive_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = drive_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = drive_store;
-  ctx->fd = -1;
+  ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
   ctx->heartbeat_ns = c->heartbeat_ns;
@@ -807,14 +825,27 @@ static int drive_test_moved(mlfab *ctx, void *what) {
   return ctx->moves != *before;
 }
 
+/* Empties the descriptor: what was told is taken in by the call that begins. */
+static void drive_untell(mlfab *ctx) {
+  uint64_t count;
+  if (ctx->fd < 0) return;
+  if (read(ctx->tell, &count, sizeof count) < 0) count = 0; /* nothing was told */
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->has_thread; t++) {
+    ctx->transports[t].table->arm(ctx->transports[t].self, 0);
+  }
+  ctx->idle_looks = 0; /* deadlines count: somebody slept until one */
+}
+
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   drive_enter(ctx);
+  drive_untell(ctx);
   uint64_t before = ctx->moves;
-  int moved = drive_pump(ctx);
+  int moved = drive_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
   if (!moved && timeout_ns > 0) {
     moved = drive_until(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns), drive_test_moved, &before);
   }
+  ctx->moves_told = ctx->moves;
   drive_leave(ctx);
   return moved;
 }
@@ -840,30 +871,46 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
 
 /* --- descriptors, numbers --- */
 
+#if defined(__linux__)
+static int drive_open_fd(mlfab *ctx) {
+  int fds[DRIVE_TRANSPORTS + 1], n = 0, code = 0;
+  int fd = epoll_create1(EPOLL_CLOEXEC);
+  ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  fds[n++] = ctx->tell;
+  /* The thread, where there is one, listens to the transports. */
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->has_thread; t++) {
+    fds[n++] = ctx->transports[t].table->fd(ctx->transports[t].self);
+  }
+  for (int i = 0; i < n && !code; i++) {
+    struct epoll_event event;
+    memset(&event, 0, sizeof event);
+    event.events = EPOLLIN;
+    if (fds[i] < 0) code = i == 0 ? MLFAB_ERR_IO : MLFAB_ERR_UNSUPPORTED;
+    if (!code && (fd < 0 || epoll_ctl(fd, EPOLL_CTL_ADD, fds[i], &event))) code = MLFAB_ERR_IO;
+  }
+  if (!code) {
+    ctx->fd = fd;
+    ctx->moves_told = ctx->moves;
+    return 0;
+  }
+  if (fd >= 0) close(fd);
+  if (ctx->tell >= 0) close(ctx->tell);
+  ctx->tell = -1;
+  return mlfab__error(&ctx->node->requests.last, code, MLFAB_NO_RANK, 0, 0, "fd: %s",
+                      code == MLFAB_ERR_IO ? strerror(errno) : "the transport has no descriptor");
+}
+#else
+static int drive_open_fd(mlfab *ctx) {
+  return mlfab__error(&ctx->node->requests.last, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                      "fd: only on Linux");
+}
+#endif
+
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   DRIVE_CHECK(ctx);
   if (!fd_p) return MLFAB_ERR_ARGUMENT;
   drive_enter(ctx);
-  int code = 0;
-  if (ctx->fd < 0 && ctx->ntransports == 1) {
-    ctx->fd = ctx->transports[0].table->fd(ctx->transports[0].self);
-    if (ctx->fd < 0) code = MLFAB_ERR_UNSUPPORTED;
-  } else if (ctx->fd < 0) {
-#if defined(__linux__)
-    ctx->fd = epoll_create1(EPOLL_CLOEXEC);
-    ctx->fd_own = ctx->fd >= 0;
-    if (ctx->fd < 0) code = MLFAB_ERR_IO;
-    for (uint32_t t = 0; t < ctx->ntransports && !code; t++) {
-      struct epoll_event event;
-      memset(&event, 0, sizeof event);
-      event.events = EPOLLIN;
-      int fd = ctx->transports[t].table->fd(ctx->transports[t].self);
-      if (epoll_ctl(ctx->fd, EPOLL_CTL_ADD, fd, &event)) code = MLFAB_ERR_IO;
-    }
-#else
-    code = MLFAB_ERR_UNSUPPORTED;
-#endif
-  }
+  int code = ctx->fd >= 0 ? 0 : drive_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
   drive_leave(ctx);
   return code;

@@ -1484,6 +1484,8 @@ static int tcp_fd(void *opaque) {
 static int tcp_arm(void *opaque, int on) {
   tcp_self *self = opaque;
   if (!on) tcp_wake_drain(self);
+  self->idle =
+      TCP_LOOK_EVERY - 1; /* whoever sleeps on the descriptor wants the next poll to look */
   return self->ready.next != &self->ready;
 }
 
