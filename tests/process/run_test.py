@@ -7,7 +7,7 @@ import signal
 import tempfile
 import time
 
-from process import (RUN, clean_environment, expect, finish, is_alive, launch, main, start,
+from process import (RUN, clean_environment, expect, finish, helper, is_alive, launch, main, start,
                      wait_until)
 
 
@@ -235,6 +235,16 @@ def test_environment_of_another_run_is_not_passed_down():
     result = launch("-n", 1, "-s", 0, *shell('echo "$MLFAB_RANK,$MLFAB_ROLE,$MLFAB_LISTEN"'),
                     env=environment)
     expect(result.out == "[worker 0] 0,,\n", "a place of its own", result)
+
+
+def test_the_descriptor_neither_loses_a_wake_up_nor_burns_a_core():
+    for transport in (["--tcp"], ["--shm"], []):
+        result = launch("-n", 1, "-s", 1, *transport, helper("descriptor"))
+        found = re.search(r"pulls (\d+) lost (\d+) late (\d+) empty (\d+)", result.out)
+        expect(result.code == 0 and found, "it ends well", result)
+        pulls, lost, late, empty = map(int, found.groups())
+        expect(lost == 0, "no wake-up is lost", result)
+        expect(empty <= pulls, "and few come for nothing", result)
 
 
 if __name__ == "__main__":

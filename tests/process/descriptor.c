@@ -1,0 +1,54 @@
+/* descriptor.c - a worker that waits on the descriptor of mlfab_fd alone, hand-driven.
+ *
+ * It pulls again and again and sleeps in poll() in between. Prints how often poll() came to its timeout
+ * although the pull had finished (a wake-up was lost), and how often the descriptor was readable with
+ * nothing to do (it burns a core). */
+#include "mlfab.h"
+
+#include <poll.h>
+#include <stdio.h>
+
+enum { COUNT = 10000, PULLS = 2000, TIMEOUT_MS = 2000 };
+
+static float weights[COUNT];
+
+static int fail(mlfab *fabric, const char *what) {
+  mlfab_error error = {.text = ""};
+  if (fabric) mlfab_last_error(fabric, &error);
+  printf("%s: %s\n", what, error.text);
+  return 1;
+}
+
+int main(void) {
+  mlfab *fabric = NULL;
+  mlfab_error error;
+  mlfab_config config;
+  mlfab_buf buf = {0, 0, weights, COUNT};
+  struct pollfd fd = {.events = POLLIN};
+  int late = 0, lost = 0, empty = 0;
+  mlfab_config_init(&config);
+  config.progress = MLFAB_PROGRESS_HAND;
+  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+    printf("open: %s\n", error.text);
+    return 1;
+  }
+  if (mlfab_tensor_add(fabric, 0, MLFAB_F32, COUNT) || mlfab_model_start(fabric, NULL, &buf, 1) ||
+      mlfab_fd(fabric, &fd.fd)) {
+    return fail(fabric, "start");
+  }
+  for (int i = 0; i < PULLS; i++) {
+    mlfab_request request;
+    int done = 0;
+    if (mlfab_pull_start(fabric, &buf, 1, NULL, &request)) return fail(fabric, "pull");
+    while (!mlfab_test(fabric, request, &done, NULL) && !done) {
+      int timeout = poll(&fd, 1, TIMEOUT_MS) == 0;
+      int moved = mlfab_progress(fabric, 0);
+      late += timeout;
+      lost += timeout && moved;
+      empty += !timeout && moved == 0;
+    }
+  }
+  printf("pulls %d lost %d late %d empty %d\n", PULLS, lost, late, empty);
+  mlfab_close(&fabric);
+  return 0;
+}
