@@ -662,7 +662,8 @@ static void node_taken(mlfab_node *node);
 static void node_run_self(mlfab_node *node) {
   uint32_t pair[2] = {node->self_server, node->self_worker};
   if (pair[0] == MLFAB__NO_LINK || node->out != MLFAB__OUT_NONE) return;
-  for (int moved = 1, budget = 256; moved && budget > 0;) {
+  int budget = 256;
+  for (int moved = 1; moved && budget > 0;) {
     moved = 0;
     for (int i = 0; i < 2; i++) {
       while (budget-- > 0 && node_yield(node, pair[i])) {
@@ -682,6 +683,8 @@ static void node_run_self(mlfab_node *node) {
       }
     }
   }
+  /* No event tells of what is left: the next tick is due at once. */
+  node->self_more = budget <= 0;
 }
 
 /* After everything that may have changed something. */
@@ -1110,6 +1113,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
+  if (node->self_more) return 0;
   uint64_t deadline = node->scan_ns;
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));

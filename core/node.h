@@ -125,6 +125,7 @@ struct mlfab_node {
   uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
   int doomed;                        /* a link is */
   int self_lost;                     /* the inner link broke */
+  int self_more;                     /* the inner link has more to carry than one look may */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,

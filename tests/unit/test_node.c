@@ -811,6 +811,34 @@ static void test_refusing_server_0(void **state) {
   }
 }
 
+/* What worker and server of one node have for each other does not wait for a clock: while there is more of
+ * it, the node asks to be called at once. */
+static void test_inner_link_goes_on(void **state) {
+  static float u[COUNT];
+  mlfab_buf update = {0, 0, u, COUNT};
+  mlfab_config c;
+  mlfab_request request = 0;
+  mlfab_result result;
+  int done = 0;
+  (void)state;
+  memset(&n, 0, sizeof n);
+  mlfab_config_init(&c);
+  c.chunk_bytes = 64; /* hundreds of frames */
+  assert_int_equal(mlfab_node_open(&c, "", 0, &n.node[0], NULL), 0);
+  assert_int_equal(mlfab_node_tensor_add(n.node[0], 0, MLFAB_F32, COUNT), 0);
+  assert_int_equal(mlfab_node_model_start(n.node[0], NULL, NULL, 0, 0, &request), 0);
+  assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
+  assert_int_equal(done, 1);
+  assert_int_equal(mlfab_node_push(n.node[0], &update, 1, NULL, 1, &request), 0);
+  for (;;) {
+    assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
+    if (done) break;
+    assert_true(mlfab_node_deadline(n.node[0]) <= 1);
+    mlfab_node_tick(n.node[0], 1);
+  }
+  assert_int_equal(result.status, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
@@ -828,6 +856,7 @@ int main(void) {
       HOSTILE(test_last_word_lost_before_next),
       cmocka_unit_test_setup_teardown(test_pull_behind_withdrawn, setup_rounds, teardown),
       cmocka_unit_test_teardown(test_refusing_server_0, teardown),
+      cmocka_unit_test_teardown(test_inner_link_goes_on, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
