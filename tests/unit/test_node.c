@@ -829,6 +829,8 @@ static void test_inner_link_goes_on(void **state) {
   assert_int_equal(mlfab_node_model_start(n.node[0], NULL, NULL, 0, 0, &request), 0);
   assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
   assert_int_equal(done, 1);
+  mlfab_node_tick(n.node[0], 1); /* the next is far away */
+  assert_true(mlfab_node_deadline(n.node[0]) > 1000);
   assert_int_equal(mlfab_node_push(n.node[0], &update, 1, NULL, 1, &request), 0);
   for (;;) {
     assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
