@@ -1384,6 +1384,41 @@ static void test_save(void **state) {
   world_close(&f.w);
 }
 
+/* A node that closes while its link is full waits until its goodbye has room: it has left, not died. */
+static void test_close_when_full(void **state) {
+  enum { MANY = 1 << 20 };
+  static float u[MANY];
+  mlfab_buf update = {MLFAB_ALL, 0, u, MANY};
+  mlfab_sim_options o;
+  mlfab_error error;
+  world w;
+  (void)state;
+  world_init(&w, 2, 1, 1);
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.hosts = w.nodes;
+  o.buffer_bytes = 300000;
+  o.rate_bytes_per_s = 100000000;
+  assert_int_equal(mlfab_sim_create(&o, &w.sim), 0);
+  for (uint32_t i = 0; i < w.nodes; i++) {
+    mlfab_config c = world_config(&w, i);
+    assert_int_equal(mlfab_sim_open(w.sim, i, &c, &w.node[i], &error), 0);
+  }
+  for (uint32_t i = 0; i < w.nodes; i += mlfab_is_ready(w.node[i], &error) == 1)
+    mlfab_sim_step(w.sim);
+  for (int i = 0; i < 2; i++) {
+    OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F32, MANY));
+    OK(w.node[i], mlfab_model_start(w.node[i], NULL, NULL, 0));
+  }
+  OK(w.node[1], mlfab_push_start(w.node[1], &update, 1, NULL, NULL));
+  mlfab_sim_run(w.sim, 3 * WORLD_MS);
+  OK(NULL, mlfab_close(&w.node[1]));
+  mlfab_sim_run(w.sim, 3 * (uint64_t)WORLD_S);
+  assert_true(world_saw(&w, MLFAB_EVENT_LEFT, 1, 0));
+  assert_false(world_saw(&w, MLFAB_EVENT_DEAD, 1, 0));
+  world_close(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_null_context),
@@ -1394,6 +1429,7 @@ int main(void) {
       cmocka_unit_test(test_misfits),
       cmocka_unit_test(test_missing),
       cmocka_unit_test(test_close_twice),
+      cmocka_unit_test(test_close_when_full),
       cmocka_unit_test(test_definition),
       cmocka_unit_test(test_int64_options),
       cmocka_unit_test(test_other_models),
