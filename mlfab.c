@@ -3121,10 +3121,12 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t after_seq; /* numbers below are of pushes before it */
   uint8_t *waiting;   /* by server */
   uint32_t nwaiting;
+  int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
+  uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
@@ -3549,8 +3551,8 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 }
 
 /* Ends model_start; what failed can be tried again with another model. */
-static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, uint64_t now_ns,
-                             const char *text) {
+static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int is_server,
+                             uint64_t now_ns, const char *text) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
@@ -3566,7 +3568,7 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, uint
     worker->nmodel_bufs = 0;
   }
   if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
 }
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -3579,10 +3581,14 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     return;
   }
   if (!worker->model_request || stream->defined) return;
+  if (ack.code == MLFAB_ERR_AGAIN) {
+    stream->undefined = 1;
+    return;
+  }
   if (ack.code) {
     char text[MLFAB__TEXT_MAX + 64];
     snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
-    worker_model_end(worker, ack.code, (int32_t)server, now_ns, text);
+    worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
     return;
   }
   /* Worker 0's options win, but for what belongs to this worker alone. */
@@ -3591,7 +3597,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     char text[128];
     snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
              worker->define.slices, ack.options.slices);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, now_ns, text);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
   stream->own_weights = ack.options.first_weights != 0;
@@ -3609,13 +3615,13 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
   if (own || worker->nmodel_bufs == 0) {
-    worker_model_end(worker, 0, MLFAB_NO_RANK, now_ns, "");
+    worker_model_end(worker, 0, MLFAB_NO_RANK, 0, now_ns, "");
     return;
   }
   mlfab_error error;
   int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, 0, now_ns,
                                 &worker->model_pull, &error);
-  if (code) worker_model_end(worker, code, error.rank, now_ns, error.text);
+  if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
 static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
@@ -3647,8 +3653,8 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
-    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, now_ns,
-                     worker->requests->last.text);
+    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK,
+                     worker->requests->last.is_server, now_ns, worker->requests->last.text);
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -3688,7 +3694,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
-  char text[160], waited[24];
+  char text[200], waited[24];
   uint32_t s = 0;
   mlfab__duration(waited, now_ns - request->started_ns);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
@@ -3701,9 +3707,16 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       break;
     case MLFAB__REQUEST_MODEL:
       while (s + 1 < worker->servers && worker->streams[s].defined) s++;
-      snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u%s", what, waited, s,
-               worker->rank != 0 ? " (or worker 0's definition)" : "");
-      worker_model_end(worker, code, (int32_t)s, now_ns, text);
+      if (worker->streams[s].undefined) {
+        snprintf(text, sizeof text,
+                 "model_start: %s after %s awaiting worker 0, which has not defined the model at "
+                 "server %u",
+                 what, waited, s);
+      } else {
+        snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u", what, waited, s);
+      }
+      worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
+                       !worker->streams[s].undefined, now_ns, text);
       break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
@@ -3754,7 +3767,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
              mlfab__duration(silent, silent_ns));
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
   }
   mlfab__worker_progress(worker, now_ns);
 }
@@ -4695,7 +4708,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
 
 /* Ends a pull with an error, and tells the servers that still answer. */
 static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
-                      uint64_t now_ns, const char *text) {
+                      int is_server, uint64_t now_ns, const char *text) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -4705,7 +4718,8 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
   fetch->request = 0;
-  if (request) mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+  if (request)
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   mlfab__worker_progress(worker, now_ns);
 }
 
@@ -4777,6 +4791,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->request = request->id;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
+  fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -4846,10 +4861,14 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   }
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
+  if (fail.code == MLFAB_ERR_AGAIN) {
+    fetch->missing = fail.rank;
+    return;
+  }
   char text[MLFAB__TEXT_MAX + 64];
   snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
   fetch->waiting[server] = 0;
-  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, now_ns,
+  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
             text);
 }
 
@@ -4880,7 +4899,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->waiting[server]) {
-      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
     }
   }
 }
@@ -4891,11 +4910,19 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   uint32_t server = 0;
   while (server + 1 < worker->servers && fetch && !fetch->waiting[server]) server++;
   char text[200], waited[24];
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s",
-           code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-           mlfab__duration(waited, now_ns - request->started_ns), server,
-           worker->define.sync == MLFAB_SYNC_BSP ? ", which waits for a round of all workers" : "");
-  if (fetch) pull_fail(worker, fetch, code, (int32_t)server, now_ns, text);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (!fetch) return;
+  if (fetch->missing != MLFAB_NO_RANK) {
+    snprintf(
+        text, sizeof text,
+        "pull: %s after %s awaiting worker %d, whose update of the round is missing at server %u",
+        what, waited, (int)fetch->missing, server);
+    pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
+    return;
+  }
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u", what, waited, server);
+  pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
@@ -5436,6 +5463,8 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__server_stands(server);
+  /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+  if (server->phase == MLFAB__NO_MODEL) server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
 }
 
 /* --- frames and time --- */
@@ -6510,6 +6539,23 @@ static void answer_fail(mlfab__server *server, uint32_t worker, uint64_t request
                     mlfab__encode_pull_fail(meta, &fail));
 }
 
+/* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
+static void answer_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  mlfab__pull_fail wait;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&wait, 0, sizeof wait);
+  wait.request = pull->request;
+  wait.code = MLFAB_ERR_AGAIN;
+  wait.rank = MLFAB_NO_RANK;
+  for (uint32_t w = server->workers; w-- > 0;) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) wait.rank = (int32_t)w;
+  }
+  pull->progress_ns = server->now_ns;
+  server->port.post(server->port.self, worker, MLFAB__PULL_FAIL, meta,
+                    mlfab__encode_pull_fail(meta, &wait));
+}
+
 static int answer_may(const mlfab__server *server, const mlfab__server_pull *pull) {
   mlfab__sync_state state = {server->v_train, pull->progress, 0, 0};
   return mlfab__sync_may_pull(server->options.sync, &state);
@@ -6612,6 +6658,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
     answer_start(server, worker, pull);
   } else {
     server->stats->pulls_delayed++;
+    answer_wait(server, worker, pull);
   }
 }
 
@@ -6728,7 +6775,9 @@ MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->waiting || pull->slice == MLFAB__NO_BLOCK) continue;
+      if (pull->request == 0 || server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+      if (pull->waiting) answer_wait(server, w, pull);
+      if (pull->slice == MLFAB__NO_BLOCK) continue;
       if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
       answer_restart(server, pull);
       pull->progress_ns = server->now_ns;

@@ -69,6 +69,23 @@ static void answer_fail(mlfab__server *server, uint32_t worker, uint64_t request
                     mlfab__encode_pull_fail(meta, &fail));
 }
 
+/* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
+static void answer_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  mlfab__pull_fail wait;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&wait, 0, sizeof wait);
+  wait.request = pull->request;
+  wait.code = MLFAB_ERR_AGAIN;
+  wait.rank = MLFAB_NO_RANK;
+  for (uint32_t w = server->workers; w-- > 0;) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) wait.rank = (int32_t)w;
+  }
+  pull->progress_ns = server->now_ns;
+  server->port.post(server->port.self, worker, MLFAB__PULL_FAIL, meta,
+                    mlfab__encode_pull_fail(meta, &wait));
+}
+
 static int answer_may(const mlfab__server *server, const mlfab__server_pull *pull) {
   mlfab__sync_state state = {server->v_train, pull->progress, 0, 0};
   return mlfab__sync_may_pull(server->options.sync, &state);
@@ -171,6 +188,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
     answer_start(server, worker, pull);
   } else {
     server->stats->pulls_delayed++;
+    answer_wait(server, worker, pull);
   }
 }
 
@@ -287,7 +305,9 @@ MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->waiting || pull->slice == MLFAB__NO_BLOCK) continue;
+      if (pull->request == 0 || server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+      if (pull->waiting) answer_wait(server, w, pull);
+      if (pull->slice == MLFAB__NO_BLOCK) continue;
       if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
       answer_restart(server, pull);
       pull->progress_ns = server->now_ns;

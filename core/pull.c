@@ -21,7 +21,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
 
 /* Ends a pull with an error, and tells the servers that still answer. */
 static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
-                      uint64_t now_ns, const char *text) {
+                      int is_server, uint64_t now_ns, const char *text) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -31,7 +31,8 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
   fetch->request = 0;
-  if (request) mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+  if (request)
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   mlfab__worker_progress(worker, now_ns);
 }
 
@@ -103,6 +104,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->request = request->id;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
+  fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -172,10 +174,14 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   }
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
+  if (fail.code == MLFAB_ERR_AGAIN) {
+    fetch->missing = fail.rank;
+    return;
+  }
   char text[MLFAB__TEXT_MAX + 64];
   snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
   fetch->waiting[server] = 0;
-  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, now_ns,
+  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
             text);
 }
 
@@ -206,7 +212,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->waiting[server]) {
-      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
     }
   }
 }
@@ -217,11 +223,19 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   uint32_t server = 0;
   while (server + 1 < worker->servers && fetch && !fetch->waiting[server]) server++;
   char text[200], waited[24];
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s",
-           code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-           mlfab__duration(waited, now_ns - request->started_ns), server,
-           worker->define.sync == MLFAB_SYNC_BSP ? ", which waits for a round of all workers" : "");
-  if (fetch) pull_fail(worker, fetch, code, (int32_t)server, now_ns, text);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (!fetch) return;
+  if (fetch->missing != MLFAB_NO_RANK) {
+    snprintf(
+        text, sizeof text,
+        "pull: %s after %s awaiting worker %d, whose update of the round is missing at server %u",
+        what, waited, (int)fetch->missing, server);
+    pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
+    return;
+  }
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u", what, waited, server);
+  pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {

@@ -338,6 +338,8 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__server_stands(server);
+  /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+  if (server->phase == MLFAB__NO_MODEL) server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
 }
 
 /* --- frames and time --- */

@@ -288,8 +288,8 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 }
 
 /* Ends model_start; what failed can be tried again with another model. */
-static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, uint64_t now_ns,
-                             const char *text) {
+static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int is_server,
+                             uint64_t now_ns, const char *text) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
@@ -305,7 +305,7 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, uint
     worker->nmodel_bufs = 0;
   }
   if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, code, rank, 1, now_ns, "%s", text);
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
 }
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -318,10 +318,14 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     return;
   }
   if (!worker->model_request || stream->defined) return;
+  if (ack.code == MLFAB_ERR_AGAIN) {
+    stream->undefined = 1;
+    return;
+  }
   if (ack.code) {
     char text[MLFAB__TEXT_MAX + 64];
     snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
-    worker_model_end(worker, ack.code, (int32_t)server, now_ns, text);
+    worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
     return;
   }
   /* Worker 0's options win, but for what belongs to this worker alone. */
@@ -330,7 +334,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     char text[128];
     snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
              worker->define.slices, ack.options.slices);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, now_ns, text);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
   stream->own_weights = ack.options.first_weights != 0;
@@ -348,13 +352,13 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
   if (own || worker->nmodel_bufs == 0) {
-    worker_model_end(worker, 0, MLFAB_NO_RANK, now_ns, "");
+    worker_model_end(worker, 0, MLFAB_NO_RANK, 0, now_ns, "");
     return;
   }
   mlfab_error error;
   int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, 0, now_ns,
                                 &worker->model_pull, &error);
-  if (code) worker_model_end(worker, code, error.rank, now_ns, error.text);
+  if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
 static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
@@ -386,8 +390,8 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
-    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, now_ns,
-                     worker->requests->last.text);
+    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK,
+                     worker->requests->last.is_server, now_ns, worker->requests->last.text);
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -427,7 +431,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
-  char text[160], waited[24];
+  char text[200], waited[24];
   uint32_t s = 0;
   mlfab__duration(waited, now_ns - request->started_ns);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
@@ -440,9 +444,16 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       break;
     case MLFAB__REQUEST_MODEL:
       while (s + 1 < worker->servers && worker->streams[s].defined) s++;
-      snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u%s", what, waited, s,
-               worker->rank != 0 ? " (or worker 0's definition)" : "");
-      worker_model_end(worker, code, (int32_t)s, now_ns, text);
+      if (worker->streams[s].undefined) {
+        snprintf(text, sizeof text,
+                 "model_start: %s after %s awaiting worker 0, which has not defined the model at "
+                 "server %u",
+                 what, waited, s);
+      } else {
+        snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u", what, waited, s);
+      }
+      worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
+                       !worker->streams[s].undefined, now_ns, text);
       break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
@@ -493,7 +504,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
              mlfab__duration(silent, silent_ns));
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, now_ns, text);
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
   }
   mlfab__worker_progress(worker, now_ns);
 }

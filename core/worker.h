@@ -77,10 +77,12 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t after_seq; /* numbers below are of pushes before it */
   uint8_t *waiting;   /* by server */
   uint32_t nwaiting;
+  int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
+  uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
