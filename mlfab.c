@@ -7289,7 +7289,8 @@ static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab
   if (!guest->bcast_request || in->number != guest->bcasts) return;
   if (in->code) {
     guest_end(guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
-              mlfab_error_text(in->code));
+              in->code == MLFAB_ERR_SHAPE ? "calls it with another size or root than others"
+                                          : mlfab_error_text(in->code));
     return;
   }
   if (guest->rank == guest->root) {
@@ -8186,7 +8187,10 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   /* A refusal may come from another job: that is what it says. */
   if (header.job != node->job && header.type != MLFAB__REFUSE) {
     node->stats.strangers_refused++;
-    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, "another job");
+    char text[128];
+    snprintf(text, sizeof text, "here is job '%s', and yours has another name (MLFAB_JOB)",
+             node->config.job);
+    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, text);
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -8597,7 +8601,9 @@ static void node_scan_peers(mlfab_node *node) {
   for (uint32_t w = 0; node->is_server && w < node->config.workers; w++) {
     const mlfab__server_peer *peer = &node->server.peers[w];
     uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
-    if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING) continue;
+    if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING ||
+        node->phase == MLFAB__BOOT_FAILED)
+      continue;
     /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
     uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
     int over = node->now_ns - node->worker_heard[w] >= limit;
@@ -8709,11 +8715,17 @@ MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, ui
   return node_return(node, code, &error);
 }
 
-#define NODE_CALL(call)                               \
-  mlfab_error error;                                  \
-  if (!node || !request_p) return MLFAB_ERR_ARGUMENT; \
-  int code = node_enter(node, now_ns, 1, &error);     \
-  if (!code) code = call;                             \
+/* A wrong call at the border: told like any other error. */
+static int node_wrong(mlfab_node *node, int code, const char *text) {
+  return mlfab__error(&node->requests.last, code, MLFAB_NO_RANK, 0, 0, "%s", text);
+}
+
+#define NODE_CALL(call)                                                             \
+  mlfab_error error;                                                                \
+  if (!node) return MLFAB_ERR_ARGUMENT;                                             \
+  if (!request_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "request_p is NULL"); \
+  int code = node_enter(node, now_ns, 1, &error);                                   \
+  if (!code) code = call;                                                           \
   return node_return(node, code, &error)
 
 MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
@@ -8798,7 +8810,9 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
                               mlfab_result *result_p) {
   if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request) return MLFAB_ERR_REQUEST;
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "the request is unknown, or was ended by test or wait before");
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
@@ -8810,7 +8824,9 @@ MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now
   if (!node) return MLFAB_ERR_ARGUMENT;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request) return MLFAB_ERR_REQUEST;
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "cancel: the request is unknown, or was ended before");
   if (!request->done) node_withdraw(node, request, MLFAB_ERR_CANCELLED);
   node_epilogue(node);
   return 0;
@@ -9381,6 +9397,10 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
     uint64_t rank = 0, size = 0;
     const char *text = getenv(sources[i][0]);
+    if (i == 1 && (!text || !*text) && getenv(sources[i][1]) && *getenv(sources[i][1])) {
+      return config_bad(error, sources[i][1], getenv(sources[i][1]),
+                        "is set, but not RANK beside it");
+    }
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int found = config_number(sources[i][0], 0, INT32_MAX, &rank, error);
     if (found < 0) return found;
@@ -10251,8 +10271,13 @@ static int drive_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  if (!ctx->node->is_worker) return MLFAB_ERR_STATE;
   drive_enter(ctx);
+  if (!ctx->node->is_worker) {
+    int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                             "flush: this node is not a worker");
+    drive_leave(ctx);
+    return wrong;
+  }
   uint64_t start = drive_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
@@ -10313,12 +10338,21 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  if (!ctx->node->is_server) return MLFAB_ERR_STATE;
   drive_enter(ctx);
+  if (!ctx->node->is_server) {
+    int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                             "serve: this node is not a server");
+    drive_leave(ctx);
+    return wrong;
+  }
   uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
   int served = drive_until(ctx, deadline, drive_test_served, NULL);
+  int code =
+      served ? 0
+             : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                            timeout_ns, "serve: the deadline passed, and workers are still here");
   drive_leave(ctx);
-  return served ? 0 : MLFAB_ERR_TIMEOUT;
+  return code;
 }
 
 /* --- descriptors, numbers --- */
@@ -10541,8 +10575,8 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   drive_leave(ctx);
   if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
     drive_enter(ctx);
-    code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0, "save: '%.200s' cannot be written",
-                        path);
+    code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
+                        "save: '%.200s' cannot be written (%s)", path, strerror(errno));
     drive_leave(ctx);
   }
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);

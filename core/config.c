@@ -107,6 +107,10 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
     uint64_t rank = 0, size = 0;
     const char *text = getenv(sources[i][0]);
+    if (i == 1 && (!text || !*text) && getenv(sources[i][1]) && *getenv(sources[i][1])) {
+      return config_bad(error, sources[i][1], getenv(sources[i][1]),
+                        "is set, but not RANK beside it");
+    }
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int found = config_number(sources[i][0], 0, INT32_MAX, &rank, error);
     if (found < 0) return found;

@@ -803,8 +803,13 @@ static int drive_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  if (!ctx->node->is_worker) return MLFAB_ERR_STATE;
   drive_enter(ctx);
+  if (!ctx->node->is_worker) {
+    int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                             "flush: this node is not a worker");
+    drive_leave(ctx);
+    return wrong;
+  }
   uint64_t start = drive_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
@@ -865,12 +870,21 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  if (!ctx->node->is_server) return MLFAB_ERR_STATE;
   drive_enter(ctx);
+  if (!ctx->node->is_server) {
+    int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                             "serve: this node is not a server");
+    drive_leave(ctx);
+    return wrong;
+  }
   uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
   int served = drive_until(ctx, deadline, drive_test_served, NULL);
+  int code =
+      served ? 0
+             : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                            timeout_ns, "serve: the deadline passed, and workers are still here");
   drive_leave(ctx);
-  return served ? 0 : MLFAB_ERR_TIMEOUT;
+  return code;
 }
 
 /* --- descriptors, numbers --- */
@@ -1093,8 +1107,8 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   drive_leave(ctx);
   if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
     drive_enter(ctx);
-    code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0, "save: '%.200s' cannot be written",
-                        path);
+    code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
+                        "save: '%.200s' cannot be written (%s)", path, strerror(errno));
     drive_leave(ctx);
   }
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);

@@ -401,7 +401,8 @@ static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab
   if (!guest->bcast_request || in->number != guest->bcasts) return;
   if (in->code) {
     guest_end(guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
-              mlfab_error_text(in->code));
+              in->code == MLFAB_ERR_SHAPE ? "calls it with another size or root than others"
+                                          : mlfab_error_text(in->code));
     return;
   }
   if (guest->rank == guest->root) {

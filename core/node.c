@@ -645,7 +645,10 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   /* A refusal may come from another job: that is what it says. */
   if (header.job != node->job && header.type != MLFAB__REFUSE) {
     node->stats.strangers_refused++;
-    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, "another job");
+    char text[128];
+    snprintf(text, sizeof text, "here is job '%s', and yours has another name (MLFAB_JOB)",
+             node->config.job);
+    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, text);
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -1056,7 +1059,9 @@ static void node_scan_peers(mlfab_node *node) {
   for (uint32_t w = 0; node->is_server && w < node->config.workers; w++) {
     const mlfab__server_peer *peer = &node->server.peers[w];
     uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
-    if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING) continue;
+    if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING ||
+        node->phase == MLFAB__BOOT_FAILED)
+      continue;
     /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
     uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
     int over = node->now_ns - node->worker_heard[w] >= limit;
@@ -1168,11 +1173,17 @@ MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, ui
   return node_return(node, code, &error);
 }
 
-#define NODE_CALL(call)                               \
-  mlfab_error error;                                  \
-  if (!node || !request_p) return MLFAB_ERR_ARGUMENT; \
-  int code = node_enter(node, now_ns, 1, &error);     \
-  if (!code) code = call;                             \
+/* A wrong call at the border: told like any other error. */
+static int node_wrong(mlfab_node *node, int code, const char *text) {
+  return mlfab__error(&node->requests.last, code, MLFAB_NO_RANK, 0, 0, "%s", text);
+}
+
+#define NODE_CALL(call)                                                             \
+  mlfab_error error;                                                                \
+  if (!node) return MLFAB_ERR_ARGUMENT;                                             \
+  if (!request_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "request_p is NULL"); \
+  int code = node_enter(node, now_ns, 1, &error);                                   \
+  if (!code) code = call;                                                           \
   return node_return(node, code, &error)
 
 MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
@@ -1257,7 +1268,9 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
                               mlfab_result *result_p) {
   if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request) return MLFAB_ERR_REQUEST;
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "the request is unknown, or was ended by test or wait before");
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
@@ -1269,7 +1282,9 @@ MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now
   if (!node) return MLFAB_ERR_ARGUMENT;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request) return MLFAB_ERR_REQUEST;
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "cancel: the request is unknown, or was ended before");
   if (!request->done) node_withdraw(node, request, MLFAB_ERR_CANCELLED);
   node_epilogue(node);
   return 0;

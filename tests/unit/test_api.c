@@ -1036,11 +1036,13 @@ static void test_pull_deadline(void **state) {
   EXPECT(n, mlfab_pull(n, &b, 1, &p, &result), MLFAB_ERR_TIMEOUT);
   uint64_t took = mlfab_sim_clock(f.w.sim) - start;
   assert_in_range(took, 3 * (uint64_t)WORLD_S, 3 * (uint64_t)WORLD_S + 10 * WORLD_MS);
+  said(n, MLFAB_ERR_TIMEOUT, "worker 1");
   said(n, MLFAB_ERR_TIMEOUT, "server 0");
   said(n, MLFAB_ERR_TIMEOUT, "3 s");
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_in_range(error.waited_ns, 3 * (uint64_t)WORLD_S, 3 * (uint64_t)WORLD_S + 10 * WORLD_MS);
-  assert_int_equal(result.rank, 0);
+  assert_int_equal(error.is_server, 0);
+  assert_int_equal(result.rank, 1);
   /* When the other does push, everything goes on. */
   OK(f.w.node[1], mlfab_push(f.w.node[1], &b, 1, NULL, NULL));
   OK(n, mlfab_pull(n, &b, 1, &p, NULL));
