@@ -879,14 +879,12 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
-#define MLFAB__WIRE_PAIRS(X)                                                                    \
-  X(join)                                                                                       \
-  X(welcome)                                                                                    \
-  X(refuse)                                                                                     \
-  X(hello)                                                                                      \
-  X(hello_ack)                                                                                  \
-  X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) \
-      X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+/* clang-format off */
+#define MLFAB__WIRE_PAIRS(X) \
+  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
+  X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+/* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
@@ -2806,8 +2804,10 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
   /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
-  store->nblocks = store->positions * (sums ? 3 : 2) +
-                   (uint32_t)mlfab__min(store->positions, 2 * store->positions_per_slice + 8);
+  uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
+                    mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
+  if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
+  store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
   if (!store->blocks) goto no_memory;
   for (uint32_t i = store->nblocks; i-- > 0;) {
@@ -4912,7 +4912,12 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   char text[200], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
-  if (!fetch) return;
+  if (!fetch) {
+    /* Its model was given up meanwhile. */
+    mlfab__request_finish(worker->requests, request, code, MLFAB_NO_RANK, 0, now_ns,
+                          "pull: %s after %s", what, waited);
+    return;
+  }
   if (fetch->missing != MLFAB_NO_RANK) {
     snprintf(
         text, sizeof text,
@@ -6917,8 +6922,8 @@ static void host_barrier_post(mlfab__host *host, uint32_t worker, uint64_t numbe
                   mlfab__encode_barrier(meta, &barrier));
 }
 
-/* Releases the barrier when nobody is missing; tells those who wait who is. */
-static void host_barrier_check(mlfab__host *host) {
+/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it changes. */
+static void host_barrier_check(mlfab__host *host, uint32_t newcomer) {
   int32_t missing = MLFAB_NO_RANK;
   uint32_t waiting = 0;
   for (uint32_t w = 0; w < host->workers; w++) {
@@ -6936,12 +6941,14 @@ static void host_barrier_check(mlfab__host *host) {
     mlfab__attendee *a = &host->attendees[w];
     if (!a->barrier_waiting) continue;
     if (missing != MLFAB_NO_RANK) {
+      if (missing == host->missing && w != newcomer) continue;
       host_barrier_post(host, w, MLFAB__BARRIER_MISSING | (uint32_t)missing);
     } else {
       host_barrier_post(host, w, a->barrier_waiting - a->barrier_base);
       a->barrier_waiting = 0;
     }
   }
+  host->missing = missing;
 }
 
 static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
@@ -6952,7 +6959,7 @@ static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
     return;
   }
   a->barrier_waiting = all;
-  host_barrier_check(host);
+  host_barrier_check(host, worker);
 }
 
 static void host_bcast_post(mlfab__host *host, uint32_t worker, uint64_t number, uint64_t offset,
@@ -7102,13 +7109,13 @@ MLFAB__INTERNAL void mlfab__host_gone(mlfab__host *host, uint32_t worker) {
   a->barrier_waiting = 0;
   a->bcast_asked = 0;
   a->bcast_later.number = 0;
-  host_barrier_check(host);
+  host_barrier_check(host, MLFAB__NO_NODE);
   host_bcast_check(host);
 }
 
 MLFAB__INTERNAL void mlfab__host_done(mlfab__host *host, uint32_t worker) {
   host->attendees[worker].done = 1;
-  host_barrier_check(host);
+  host_barrier_check(host, MLFAB__NO_NODE);
   host_bcast_check(host);
 }
 
@@ -7547,6 +7554,9 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
 
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
+/* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
+#define NODE_ACTIONS(node) (64 + (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
+
 /* --- links --- */
 
 static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
@@ -7554,6 +7564,21 @@ static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) 
   if (!mlfab__map_get(&node->by_id, id, &index)) return NULL;
   *index_p = index;
   return &node->links[index];
+}
+
+/* Room for this many actions at least, so that none is ever lost for want of memory. */
+static int node_reserve_actions(mlfab_node *node, uint32_t room) {
+  if (room <= node->actions_room) return 0;
+  mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
+  if (!actions) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->actions_count; i++) {
+    actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
+  }
+  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
+  node->actions = actions;
+  node->actions_begin = 0;
+  node->actions_room = room;
+  return 0;
 }
 
 /* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
@@ -7564,7 +7589,9 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  if (!links || !ready) {
+  /* Beside what updates may ask for: each link closed and dialled again. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 2 * more);
+  if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
     return MLFAB__NO_LINK;
@@ -7589,20 +7616,11 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
 }
 
 static void node_act(mlfab_node *node, uint32_t kind, uint32_t link, uint64_t token) {
-  if (node->actions_count == node->actions_room) {
-    uint32_t more = node->actions_room ? 2 * node->actions_room : 32;
-    mlfab__queued_action *actions = mlfab__alloc_array(&node->env, more, sizeof *actions);
-    if (!actions) {
-      mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
-      return; /* a connect is tried again, a link is noticed by its silence */
-    }
-    for (uint32_t i = 0; i < node->actions_count; i++) {
-      actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
-    }
-    mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
-    node->actions = actions;
-    node->actions_begin = 0;
-    node->actions_room = more;
+  if (node->actions_count == node->actions_room &&
+      node_reserve_actions(node, 2 * node->actions_room)) {
+    /* More than all updates and links can ask for at once: only repeated connects are left over. */
+    mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
+    return;
   }
   mlfab__queued_action *action =
       &node->actions[(node->actions_begin + node->actions_count++) % node->actions_room];
@@ -7808,7 +7826,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
-  if (!node->head || node_init_roles(node)) {
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node));
+  if (!node->head || !reserved || node_init_roles(node)) {
     mlfab_node_close(&node);
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the node");
   }
@@ -8728,10 +8747,24 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
   if (!code) code = call;                                                           \
   return node_return(node, code, &error)
 
+/* Ghosts need transports that carry them. */
+static int node_model_start(mlfab_node *node, const mlfab_model_options *options,
+                            const mlfab_buf *bufs, uint32_t n, mlfab_request *request_p,
+                            mlfab_error *error) {
+  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
+  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
+    uint32_t link = node->routes[s].link;
+    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+                        "not supported: ghost tensors on a transport that carries bytes");
+  }
+  return mlfab__worker_model(&node->worker, options, bufs, n, node->now_ns, request_p, error);
+}
+
 MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
                                      const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
                                      mlfab_request *request_p) {
-  NODE_CALL(mlfab__worker_model(&node->worker, options, bufs, n, node->now_ns, request_p, &error));
+  NODE_CALL(node_model_start(node, options, bufs, n, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
@@ -9085,6 +9118,10 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
   if (code) {
     mlfab__node_refuse(node, link, code, join.rank, text);
+    return;
+  }
+  if (node->links[link].kind == MLFAB__LINK_JOIN_IN && node->links[link].peer != id) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two ranks on one connection");
     return;
   }
   mlfab__peer *peer = &node->peers[id];
@@ -9607,7 +9644,7 @@ static int drive_action(mlfab *ctx, const mlfab_action *action) {
       return transport->table->detach(transport->self, link, action->token);
     case MLFAB_ACTION_DISCONNECT:
       transport->table->disconnect(transport->self, link);
-      transport->links--;
+      if (transport->links > 0) transport->links--;
       return 0;
     default:
       return MLFAB_ERR_INTERNAL;
@@ -9640,9 +9677,11 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
       mapped.caps = transport->table->caps;
       transport->links++;
     }
-    if (event.kind == MLFAB_IO_DOWN && event.link) transport->links--;
+    if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
+    /* What is no longer lent must be out of the transport's hands before the next event writes it. */
+    if (ctx->node->actions_count > 0) drive_actions(ctx, *now_p);
     moved++;
   }
   return moved;

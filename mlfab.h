@@ -256,7 +256,8 @@ struct mlfab_event_info;
 /* Server side, MLfabric Table 1 registerUpdateCallback. Called once per commit and stretch of a
  * tensor: replace w (count elements from element `first` of tensor) by what the sum of the
  * update's members makes of it. On entry w holds the present weights. Returning non-zero refuses
- * the whole update: the model stays bit-identical and the members get MLFAB_ERR_CALLBACK. Must not
+ * the whole update: the model stays bit-identical and the member gets MLFAB_ERR_CALLBACK; of a round, the
+ * pulls that wait for it do, since its pushes were acknowledged when they were in the sum. Must not
  * call back into the context. Runs on whatever thread drives the context. */
 typedef int (*mlfab_update_fn)(void *user, const struct mlfab_update_info *info, uint32_t tensor,
                                int dtype, uint64_t first, uint64_t count, void *w, const void *sum);
@@ -608,6 +609,8 @@ typedef struct mlfab_event_info {
  * A node is a state machine without I/O, clock or threads: feed it events with the present time,
  * carry out the actions that it yields, and call it again at its deadline. mlfab_open is a driver
  * around this; embedders with their own event loop write another (examples/04_event_loop.c).
+ * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
+ * mlfab_node_done.
  * One thread at a time. Time never goes back.
  */
 typedef struct mlfab_node mlfab_node;

@@ -231,6 +231,10 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     mlfab__node_refuse(node, link, code, join.rank, text);
     return;
   }
+  if (node->links[link].kind == MLFAB__LINK_JOIN_IN && node->links[link].peer != id) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two ranks on one connection");
+    return;
+  }
   mlfab__peer *peer = &node->peers[id];
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
   if (!peer->addresses) {

@@ -139,7 +139,7 @@ static int drive_action(mlfab *ctx, const mlfab_action *action) {
       return transport->table->detach(transport->self, link, action->token);
     case MLFAB_ACTION_DISCONNECT:
       transport->table->disconnect(transport->self, link);
-      transport->links--;
+      if (transport->links > 0) transport->links--;
       return 0;
     default:
       return MLFAB_ERR_INTERNAL;
@@ -172,9 +172,11 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
       mapped.caps = transport->table->caps;
       transport->links++;
     }
-    if (event.kind == MLFAB_IO_DOWN && event.link) transport->links--;
+    if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
+    /* What is no longer lent must be out of the transport's hands before the next event writes it. */
+    if (ctx->node->actions_count > 0) drive_actions(ctx, *now_p);
     moved++;
   }
   return moved;

@@ -29,8 +29,8 @@ static void host_barrier_post(mlfab__host *host, uint32_t worker, uint64_t numbe
                   mlfab__encode_barrier(meta, &barrier));
 }
 
-/* Releases the barrier when nobody is missing; tells those who wait who is. */
-static void host_barrier_check(mlfab__host *host) {
+/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it changes. */
+static void host_barrier_check(mlfab__host *host, uint32_t newcomer) {
   int32_t missing = MLFAB_NO_RANK;
   uint32_t waiting = 0;
   for (uint32_t w = 0; w < host->workers; w++) {
@@ -48,12 +48,14 @@ static void host_barrier_check(mlfab__host *host) {
     mlfab__attendee *a = &host->attendees[w];
     if (!a->barrier_waiting) continue;
     if (missing != MLFAB_NO_RANK) {
+      if (missing == host->missing && w != newcomer) continue;
       host_barrier_post(host, w, MLFAB__BARRIER_MISSING | (uint32_t)missing);
     } else {
       host_barrier_post(host, w, a->barrier_waiting - a->barrier_base);
       a->barrier_waiting = 0;
     }
   }
+  host->missing = missing;
 }
 
 static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
@@ -64,7 +66,7 @@ static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
     return;
   }
   a->barrier_waiting = all;
-  host_barrier_check(host);
+  host_barrier_check(host, worker);
 }
 
 static void host_bcast_post(mlfab__host *host, uint32_t worker, uint64_t number, uint64_t offset,
@@ -214,13 +216,13 @@ MLFAB__INTERNAL void mlfab__host_gone(mlfab__host *host, uint32_t worker) {
   a->barrier_waiting = 0;
   a->bcast_asked = 0;
   a->bcast_later.number = 0;
-  host_barrier_check(host);
+  host_barrier_check(host, MLFAB__NO_NODE);
   host_bcast_check(host);
 }
 
 MLFAB__INTERNAL void mlfab__host_done(mlfab__host *host, uint32_t worker) {
   host->attendees[worker].done = 1;
-  host_barrier_check(host);
+  host_barrier_check(host, MLFAB__NO_NODE);
   host_bcast_check(host);
 }
 

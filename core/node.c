@@ -5,6 +5,9 @@
 
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
+/* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
+#define NODE_ACTIONS(node) (64 + (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
+
 /* --- links --- */
 
 static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
@@ -12,6 +15,21 @@ static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) 
   if (!mlfab__map_get(&node->by_id, id, &index)) return NULL;
   *index_p = index;
   return &node->links[index];
+}
+
+/* Room for this many actions at least, so that none is ever lost for want of memory. */
+static int node_reserve_actions(mlfab_node *node, uint32_t room) {
+  if (room <= node->actions_room) return 0;
+  mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
+  if (!actions) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->actions_count; i++) {
+    actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
+  }
+  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
+  node->actions = actions;
+  node->actions_begin = 0;
+  node->actions_room = room;
+  return 0;
 }
 
 /* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
@@ -22,7 +40,9 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  if (!links || !ready) {
+  /* Beside what updates may ask for: each link closed and dialled again. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 2 * more);
+  if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
     return MLFAB__NO_LINK;
@@ -47,20 +67,11 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
 }
 
 static void node_act(mlfab_node *node, uint32_t kind, uint32_t link, uint64_t token) {
-  if (node->actions_count == node->actions_room) {
-    uint32_t more = node->actions_room ? 2 * node->actions_room : 32;
-    mlfab__queued_action *actions = mlfab__alloc_array(&node->env, more, sizeof *actions);
-    if (!actions) {
-      mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
-      return; /* a connect is tried again, a link is noticed by its silence */
-    }
-    for (uint32_t i = 0; i < node->actions_count; i++) {
-      actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
-    }
-    mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
-    node->actions = actions;
-    node->actions_begin = 0;
-    node->actions_room = more;
+  if (node->actions_count == node->actions_room &&
+      node_reserve_actions(node, 2 * node->actions_room)) {
+    /* More than all updates and links can ask for at once: only repeated connects are left over. */
+    mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
+    return;
   }
   mlfab__queued_action *action =
       &node->actions[(node->actions_begin + node->actions_count++) % node->actions_room];
@@ -266,7 +277,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
-  if (!node->head || node_init_roles(node)) {
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node));
+  if (!node->head || !reserved || node_init_roles(node)) {
     mlfab_node_close(&node);
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the node");
   }
@@ -1186,10 +1198,24 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
   if (!code) code = call;                                                           \
   return node_return(node, code, &error)
 
+/* Ghosts need transports that carry them. */
+static int node_model_start(mlfab_node *node, const mlfab_model_options *options,
+                            const mlfab_buf *bufs, uint32_t n, mlfab_request *request_p,
+                            mlfab_error *error) {
+  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
+  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
+    uint32_t link = node->routes[s].link;
+    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+                        "not supported: ghost tensors on a transport that carries bytes");
+  }
+  return mlfab__worker_model(&node->worker, options, bufs, n, node->now_ns, request_p, error);
+}
+
 MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
                                      const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
                                      mlfab_request *request_p) {
-  NODE_CALL(mlfab__worker_model(&node->worker, options, bufs, n, node->now_ns, request_p, &error));
+  NODE_CALL(node_model_start(node, options, bufs, n, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,

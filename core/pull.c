@@ -225,7 +225,12 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   char text[200], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
-  if (!fetch) return;
+  if (!fetch) {
+    /* Its model was given up meanwhile. */
+    mlfab__request_finish(worker->requests, request, code, MLFAB_NO_RANK, 0, now_ns,
+                          "pull: %s after %s", what, waited);
+    return;
+  }
   if (fetch->missing != MLFAB_NO_RANK) {
     snprintf(
         text, sizeof text,

@@ -68,8 +68,10 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
   /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
-  store->nblocks = store->positions * (sums ? 3 : 2) +
-                   (uint32_t)mlfab__min(store->positions, 2 * store->positions_per_slice + 8);
+  uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
+                    mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
+  if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
+  store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
   if (!store->blocks) goto no_memory;
   for (uint32_t i = store->nblocks; i-- > 0;) {

@@ -255,14 +255,12 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
  * Those with lists take them as further arguments. */
-#define MLFAB__WIRE_PAIRS(X)                                                                    \
-  X(join)                                                                                       \
-  X(welcome)                                                                                    \
-  X(refuse)                                                                                     \
-  X(hello)                                                                                      \
-  X(hello_ack)                                                                                  \
-  X(heartbeat) X(bye) X(member) X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) \
-      X(withdraw) X(model) X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+/* clang-format off */
+#define MLFAB__WIRE_PAIRS(X) \
+  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
+  X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+/* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
