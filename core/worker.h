@@ -61,7 +61,6 @@ typedef struct mlfab__outgoing {
   uint64_t *versions; /* pulled, by slice */
   uint8_t *packed;    /* MLFAB__WORKER_PACK, once it was needed */
   uint64_t bytes, packed_bytes;
-  uint32_t *merge_at; /* packed place of each buffer in the caller's order */
   uint32_t nbufs;
   uint64_t pull_count; /* pulls finished when it was made */
   int mergeable, withdrawn;

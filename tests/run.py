@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 
-TAP = re.compile(r"^(not )?ok\b[ \t]*(\d*)[ \t]*(?:- )?(.*?)[ \t]*(?:#[ \t]*(SKIP|TODO)\b[ \t:]*(.*))?$",
+TAP = re.compile(r"^(not )?ok\b[ \t]*(\d*)[ \t]*(?:- )?(.*?)[ \t]*(?:#[ \t]*(SKIP)\b[ \t:]*(.*))?$",
                  re.I)
 SKIPPED = 77
 
