@@ -329,8 +329,8 @@ static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *wha
       if (ctx->thread_sleeps) drive_wake(ctx);
       drive_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
     } else if (!ctx->simulated && now - idle_since < ctx->spin_ns && ctx->ntransports > 0) {
-      /* Others get in between two looks. */
-      if (ctx->waiters > 1) {
+      /* Others get in between two looks: those who wait too, and now and then those who call. */
+      if (ctx->waiters > 1 || ctx->idle_looks % DRIVE_CLOCK_EVERY == 0) {
         pthread_mutex_unlock(&ctx->lock);
         pthread_mutex_lock(&ctx->lock);
       }
