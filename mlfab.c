@@ -10038,11 +10038,12 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
 static int drive_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
   int alone = ctx->ntransports == 0;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
+  ctx->has_thread = 1; /* the thread reads it */
   if (pthread_create(&ctx->thread, NULL, drive_thread, ctx)) {
+    ctx->has_thread = 0;
     return mlfab__error(error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
                         "the progress thread cannot be started");
   }
-  ctx->has_thread = 1;
   return 0;
 }
 
