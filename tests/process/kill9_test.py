@@ -102,7 +102,8 @@ def one_run(option, kills, seed):
             wait_until(lambda: len(fabric.stopped) == WORKERS or fabric.process.poll() is not None,
                        60, lambda: "all workers have stopped\n" + fabric.told())
             open(folder + "/read", "w", encoding="ascii").close()
-            fabric.process.wait(60)
+            wait_until(lambda: fabric.process.poll() is not None, 60,
+                       lambda: "all end, finals %s\n%s" % (fabric.finals, fabric.told()))
             for thread in fabric.threads:
                 thread.join(10)
         finally:
