@@ -3229,8 +3229,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
                                         uint64_t top, const uint64_t applied[4], uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a server that will never answer. */
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The update of first weights. */
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error);
@@ -3736,7 +3735,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
-    mlfab__push_dead(worker, server, 0, now_ns);
+    mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
     return;
   }
@@ -3761,7 +3760,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_dead(worker, server, silent_ns, now_ns);
+  mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, silent_ns, now_ns);
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
@@ -4081,9 +4080,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
   worker->port.ready(worker->port.self, server);
 }
 
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  (void)silent_ns;
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);

@@ -243,9 +243,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
   worker->port.ready(worker->port.self, server);
 }
 
-MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  (void)silent_ns;
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);

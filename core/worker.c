@@ -474,7 +474,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
-    mlfab__push_dead(worker, server, 0, now_ns);
+    mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
     return;
   }
@@ -499,7 +499,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_dead(worker, server, silent_ns, now_ns);
+  mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, silent_ns, now_ns);
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
