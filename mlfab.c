@@ -648,7 +648,8 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1; otherwise server s is node s. */
+/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then
+ * a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -687,13 +688,35 @@ typedef struct mlfab__header {
   X(BCAST, 23)           \
   X(BCAST_DATA, 24)      \
   X(DONE, 25)            \
-  X(DONE_ACK, 26)
+  X(DONE_ACK, 26)        \
+  X(MEET, 27)            \
+  X(WHERE, 28)           \
+  X(THERE, 29)           \
+  X(CAPACITY, 30)        \
+  X(STATION, 31)         \
+  X(SCHEDULE, 32)        \
+  X(ANNOUNCE, 33)        \
+  X(PLAN, 34)            \
+  X(REPORT, 35)          \
+  X(VIA, 36)             \
+  X(GROUP, 37)           \
+  X(GROUP_END, 38)       \
+  X(RELEASE, 39)         \
+  X(GROUP_FAIL, 40)      \
+  X(FORWARD, 41)         \
+  X(HOP_GRANT, 42)       \
+  X(HOP_CHUNK, 43)       \
+  X(SPREAD, 44)          \
+  X(SPREAD_FAIL, 45)     \
+  X(PULL_VIA, 46)        \
+  X(HOP_MODEL, 47)       \
+  X(PULL_DONE, 48)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 27
+      MLFAB__FRAME_TYPES = 49
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -712,6 +735,7 @@ typedef struct mlfab__segment {
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
   int32_t rank;              /* as in mlfab_config */
   uint32_t roles, workers, servers, dedicated;
+  uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: hand-driven, not missed by its heartbeat */
   uint32_t incarnation; /* the one it had before, or 0 */
   uint64_t nonce;       /* of this process, so that a repeated JOIN is recognised */
@@ -733,8 +757,10 @@ typedef struct mlfab__refuse { /* any -> any; the link is then closed */
   char text[MLFAB__TEXT_MAX];
 } mlfab__refuse;
 
-typedef struct mlfab__hello { /* worker -> server on a new link */
+typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
+  uint32_t accumulators; /* that this worker offers as an aggregator */
+  uint64_t host;         /* nodes of one host share its links */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -783,7 +809,8 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   mlfab__define options;
 } mlfab__define_ack;
 
-enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2 };
+/* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
+enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
 
 /* worker -> server: announces an update; its first bytes may come as the bulk.
  * u32 segment count, then segments; u32 version count (1: the same for all slices touched; else one for each in ascending
@@ -797,6 +824,7 @@ typedef struct mlfab__push {
   uint64_t progress; /* the worker's iteration, from 0 */
   uint64_t bytes;    /* all of it at this server = sum of its segments */
   double scale, norm;
+  uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
   uint32_t versions;
 } mlfab__push;
@@ -872,6 +900,166 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
+/* --- a fabric with a scheduler: see scheduler.h, aggregator.h and server.h --- */
+
+typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
+  uint32_t node, incarnation;
+} mlfab__meet;
+
+typedef struct
+    mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
+  uint32_t node;
+} mlfab__where;
+
+typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
+  uint64_t host;
+  double in, out; /* of its network interface, bytes a second; negative: not known */
+} mlfab__capacity;
+
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+  uint32_t worker, incarnation, alive, accumulators;
+  uint64_t host;
+} mlfab__station;
+
+typedef struct mlfab__schedule { /* worker -> servers, server 0 -> scheduler: mlfab_schedule */
+  uint64_t delay_bound;          /* UINT64_MAX: none */
+  uint64_t plan_ahead_ns, interval_ns;
+  uint32_t best, whole, no_aggregation, no_distribution;
+  /* Server -> scheduler only: what it has to know of the server. */
+  uint32_t rounds; /* 1: lists of rounds are planned: no order, no drops */
+  uint64_t host;   /* of the server */
+} mlfab__schedule;
+
+enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
+
+typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+  uint64_t id;                   /* number of the update, or of the pull request */
+  uint64_t bytes;                /* of its part at this server */
+  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
+  uint64_t placed;               /* members that were ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  double norm;
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts; /* servers that will announce it */
+} mlfab__announce;
+
+enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
+
+typedef struct mlfab__plan_entry {
+  uint64_t id;
+  uint64_t delay; /* that it will have, or would have had */
+  uint32_t kind, worker;
+  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
+  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t fate;
+} mlfab__plan_entry;
+
+typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
+  uint64_t serial;
+  double rate_in,
+      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  uint32_t entries;
+} mlfab__plan;
+#define MLFAB__PLAN_ENTRIES_MAX 1500u
+
+typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
+  uint64_t id;                   /* push or pull that is over, when `worker` is one */
+  uint64_t placed;               /* members that were ever placed */
+  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+  uint64_t version;
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  int32_t code;
+} mlfab__report;
+
+typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
+  uint64_t seq;
+  uint64_t group;      /* ascending at a server: fences whatever came before */
+  uint32_t generation; /* of the stream */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
+} mlfab__via;
+
+typedef struct mlfab__group_member {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+} mlfab__group_member;
+
+typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
+  uint64_t group, bytes;
+  double rate_in; /* of the aggregator's host; negative: not known */
+  uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t members, segments;
+} mlfab__group;
+#define MLFAB__GROUP_MEMBERS_MAX 512u
+
+typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
+  uint64_t group;
+} mlfab__group_end;
+
+typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+  uint64_t group, upto;
+} mlfab__release;
+
+typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+  uint64_t group, seq;
+  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  int32_t code;
+} mlfab__group_fail;
+
+typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
+  uint64_t group, offset;
+} mlfab__forward;
+
+typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
+  uint64_t group, seq, upto;
+  uint32_t server;
+} mlfab__hop_grant;
+
+typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
+  uint64_t group, seq, offset;
+  uint32_t server;
+} mlfab__hop_chunk;
+
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set, to the
+ * distributor's worker; its MODEL frames go to the aggregator role there. */
+#define MLFAB__SPREAD_BIT 0x8000000000000000u
+
+typedef struct mlfab__spread_member {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+} mlfab__spread_member;
+
+typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
+  uint64_t request, bytes;
+  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
+  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t members;
+} mlfab__spread;
+
+typedef struct
+    mlfab__spread_fail { /* distributor -> server: this member has to be served directly */
+  uint64_t request, member_request;
+  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  int32_t code;
+} mlfab__spread_fail;
+
+typedef struct
+    mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
+  uint64_t request;
+  uint32_t attempt;
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
+} mlfab__pull_via;
+
+typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
+  uint64_t request, offset, version, commit;
+  uint32_t slice, flags; /* as in mlfab__model */
+  uint32_t server, attempt;
+} mlfab__hop_model;
+
+typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of the distributor */
+  uint64_t request;
+} mlfab__pull_done;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -883,7 +1071,10 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
+  X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
+  X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
+  X(hop_model) X(pull_done)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -904,6 +1095,23 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
                                             const mlfab__segment *segments);
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments);
+
+/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their type. A
+ * count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose members do not stand in a row
+ * are the receiver's to refuse; of a group: at least one member, weights finite, segments as in a push. */
+MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
+                                            const mlfab__plan_entry *entries);
+MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
+                                       mlfab__plan_entry *entries);
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments);
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments);
+MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
+                                              const mlfab__spread_member *members);
+MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
+                                         mlfab__spread_member *members);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
@@ -1036,11 +1244,11 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 
 /* clang-format off */
 #define WIRE_JOIN(N, T) \
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(hand) N(incarnation) N(nonce) T(addresses)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation) N(nonce) T(addresses)
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
-#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand)
+#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
 #define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N)
@@ -1054,7 +1262,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
 #define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
 #define WIRE_PUSH(N, T) \
-  N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
+  N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm) N(parts)
 #define WIRE_CHUNK(N, T) N(seq) N(offset) N(generation)
 #define WIRE_GRANT(N, T) N(seq) N(upto) N(generation)
 #define WIRE_PUSH_ACK(N, T) N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train)
@@ -1067,6 +1275,35 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_BARRIER(N, T) N(number)
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
 #define WIRE_DONE(N, T) N(last_seq)
+#define WIRE_MEET(N, T) N(node) N(incarnation)
+#define WIRE_WHERE(N, T) N(node)
+#define WIRE_CAPACITY(N, T) N(host) N(in) N(out)
+#define WIRE_STATION(N, T) N(worker) N(incarnation) N(alive) N(accumulators) N(host)
+#define WIRE_SCHEDULE(N, T) \
+  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation) \
+  N(no_distribution) N(rounds) N(host)
+#define WIRE_ANNOUNCE(N, T) \
+  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members) N(parts)
+#define WIRE_PLAN(N, T) N(serial) N(rate_in) N(rate_out)
+#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(kind) N(worker) N(aggregator) N(group) N(fate)
+#define WIRE_REPORT(N, T) \
+  N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
+#define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
+#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole)
+#define WIRE_GROUP_MEMBER(N, T) N(seq) N(weight) N(worker) N(incarnation)
+#define WIRE_GROUP_END(N, T) N(group)
+#define WIRE_RELEASE(N, T) N(group) N(upto)
+#define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
+#define WIRE_FORWARD(N, T) N(group) N(offset)
+#define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
+#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
+#define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
+#define WIRE_SPREAD_MEMBER(N, T) N(request) N(worker) N(incarnation) N(attempt)
+#define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
+#define WIRE_PULL_VIA(N, T) N(request) N(attempt) N(aggregator)
+#define WIRE_HOP_MODEL(N, T) \
+  N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
+#define WIRE_PULL_DONE(N, T) N(request)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -1121,6 +1358,30 @@ WIRE_META(pull_cancel, WIRE_PULL_CANCEL)
 WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
 WIRE_META(done, WIRE_DONE)
+WIRE_META(meet, WIRE_MEET)
+WIRE_META(where, WIRE_WHERE)
+WIRE_META(capacity, WIRE_CAPACITY)
+WIRE_META(station, WIRE_STATION)
+WIRE_META(schedule, WIRE_SCHEDULE)
+WIRE_META(announce, WIRE_ANNOUNCE)
+WIRE_META(report, WIRE_REPORT)
+WIRE_META(via, WIRE_VIA)
+WIRE_META(group_end, WIRE_GROUP_END)
+WIRE_META(release, WIRE_RELEASE)
+WIRE_META(group_fail, WIRE_GROUP_FAIL)
+WIRE_META(forward, WIRE_FORWARD)
+WIRE_META(hop_grant, WIRE_HOP_GRANT)
+WIRE_META(hop_chunk, WIRE_HOP_CHUNK)
+WIRE_META(spread_fail, WIRE_SPREAD_FAIL)
+WIRE_META(pull_via, WIRE_PULL_VIA)
+WIRE_META(hop_model, WIRE_HOP_MODEL)
+WIRE_META(pull_done, WIRE_PULL_DONE)
+WIRE_FIELDS(plan, WIRE_PLAN)
+WIRE_FIELDS(plan_entry, WIRE_PLAN_ENTRY)
+WIRE_FIELDS(group, WIRE_GROUP)
+WIRE_FIELDS(group_member, WIRE_GROUP_MEMBER)
+WIRE_FIELDS(spread, WIRE_SPREAD)
+WIRE_FIELDS(spread_member, WIRE_SPREAD_MEMBER)
 WIRE_FIELDS(push, WIRE_PUSH)
 WIRE_FIELDS(pull, WIRE_PULL)
 WIRE_FIELDS(member_info, WIRE_MEMBER_INFO)
@@ -1218,6 +1479,71 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
+enum { WIRE_ENTRY_BYTES = 36, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+
+MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
+                                            const mlfab__plan_entry *entries) {
+  if (m->entries > MLFAB__PLAN_ENTRIES_MAX) return 0;
+  uint8_t *at = wire_write_plan(meta, m);
+  wire_put32(at, m->entries);
+  at += 4;
+  for (uint32_t i = 0; i < m->entries; i++) at = wire_write_plan_entry(at, &entries[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
+                                       mlfab__plan_entry *entries) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_plan(&r, m);
+  m->entries = wire_read_count(&r, MLFAB__PLAN_ENTRIES_MAX, WIRE_ENTRY_BYTES);
+  for (uint32_t i = 0; i < m->entries; i++) wire_read_plan_entry(&r, &entries[i]);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments) {
+  if (m->members > MLFAB__GROUP_MEMBERS_MAX || m->segments > MLFAB__SEGMENTS_MAX) return 0;
+  uint8_t *at = wire_write_group(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_group_member(at, &members[i]);
+  return (uint32_t)(wire_write_segments(at, m->segments, segments) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_group(&r, m);
+  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) {
+    wire_read_group_member(&r, &members[i]);
+    if (!wire_finite(members[i].weight)) r.bad = 1;
+  }
+  uint64_t sum = wire_read_segments(&r, &m->segments, segments);
+  if (wire_read_end(&r) || m->members == 0 || sum != m->bytes) return MLFAB_ERR_FRAME;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
+                                              const mlfab__spread_member *members) {
+  if (m->members > MLFAB__GROUP_MEMBERS_MAX) return 0;
+  uint8_t *at = wire_write_spread(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_spread_member(at, &members[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
+                                         mlfab__spread_member *members) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_spread(&r, m);
+  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_SPREAD_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) wire_read_spread_member(&r, &members[i]);
+  return wire_read_end(&r) || m->members == 0 ? MLFAB_ERR_FRAME : 0;
+}
+
 /* ---- lists inside bulks ---- */
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
@@ -1312,9 +1638,11 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 }
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
-#define WIRE_BULK_TYPES                                                                  \
-  (1u << MLFAB__WELCOME | 1u << MLFAB__DEFINE | 1u << MLFAB__PUSH | 1u << MLFAB__CHUNK | \
-   1u << MLFAB__MODEL | 1u << MLFAB__BCAST | 1u << MLFAB__BCAST_DATA)
+#define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
+#define WIRE_BULK_TYPES                                                                        \
+  (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
+   WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
+   WIRE_BIT(HOP_MODEL))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -2075,6 +2403,60 @@ typedef struct mlfab__port {
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
 } mlfab__port;
+
+
+/* ==============================================================================================
+ * core/meter.h
+ * ============================================================================================== */
+/* meter.h - does an in-link have capacity to spare? Layer 2.
+ *
+ * Receivers (server, aggregator) release transfers in order, the next as soon as those already released
+ * leave capacity of the in-link unused: then a wrong prediction of the plan corrects itself. The meter counts the bytes that came and
+ * compares them, over windows of a few chunks, with what the link is known to carry. */
+
+typedef struct mlfab__meter {
+  double rate;        /* capacity, bytes a second; 0 or less: not known */
+  uint64_t window_ns; /* how long it looks before it judges */
+  uint64_t since_ns;
+  uint64_t bytes; /* since then */
+} mlfab__meter;
+
+/* A capacity as reckoned now; `chunk` is the usual size of a frame. */
+static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
+  double window = rate > 0.0 ? 16.0 * 1e9 * (double)chunk / rate : 20e6;
+  meter->rate = rate;
+  meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
+}
+
+/* Something was released, or judged: looks anew from here. */
+static inline void mlfab__meter_begin(mlfab__meter *meter, uint64_t now_ns) {
+  meter->since_ns = now_ns;
+  meter->bytes = 0;
+}
+
+static inline void mlfab__meter_count(mlfab__meter *meter, uint64_t bytes) {
+  meter->bytes += bytes;
+}
+
+/* When mlfab__meter_idle may next say yes. */
+static inline uint64_t mlfab__meter_due(const mlfab__meter *meter) {
+  return meter->rate > 0.0 ? meter->since_ns + meter->window_ns : MLFAB__NEVER;
+}
+
+/* 1 when a window has passed in which less came than the link carries; a window that was full begins anew. */
+static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
+  if (!(meter->rate > 0.0) || now_ns - meter->since_ns < meter->window_ns) return 0;
+  double could = meter->rate * 1e-9 * (double)(now_ns - meter->since_ns);
+  int idle = (double)meter->bytes < 0.85 * could;
+  if (!idle) mlfab__meter_begin(meter, now_ns);
+  return idle;
+}
+
+
+/* ==============================================================================================
+ * core/monitor.h
+ * ============================================================================================== */
+/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2. */
 
 
 /* ==============================================================================================
@@ -3090,6 +3472,9 @@ typedef struct mlfab__part {
   uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
   int32_t code;  /* once decided */
   uint32_t eager, lent;
+  uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
+  uint32_t lent_hop;   /* bulks lent to the link to an aggregator; `lent` to the server's */
+  uint64_t group;      /* newest number that the server gave it; 0: none */
   uint64_t bytes, granted, sent;
   uint32_t source; /* cursor */
   uint64_t in_source;
@@ -3122,6 +3507,8 @@ typedef struct mlfab__fetch { /* a pull */
   uint32_t nwaiting;
   int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
+  uint32_t *attempts; /* by server: which way's frames count; 0: the server's own */
+  uint32_t *hops;     /* by server: the worker that hands it on, or MLFAB__NO_NODE */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -3137,6 +3524,8 @@ typedef struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
+  mlfab__port
+      hop; /* aggregators by their worker's rank: `ready` opens the link when there is none */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -3165,8 +3554,8 @@ typedef struct mlfab__worker {
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests);
+                                       const mlfab__port *port, const mlfab__port *hop,
+                                       mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
@@ -3202,6 +3591,22 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
+/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there until it is
+ * granted anew. */
+MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t now_ns);
+/* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
+MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for it (HOP_CHUNK): 1, or 0; it was taken; its bulk is free. */
+MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
+                                           mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t token, uint64_t now_ns);
+/* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
+MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Updates that no server has decided yet. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
@@ -3224,6 +3629,9 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
+/* VIA: the hop of an update. */
+MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
+                                     const mlfab__frame_in *frame, uint64_t now_ns);
 /* What the server has decided, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         uint64_t top, const uint64_t applied[4], uint64_t now_ns);
@@ -3244,6 +3652,9 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
+/* PULL_VIA: the hop of a pull. */
+MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
+                                     const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* An update that the server will never hear of: pulls behind it wait for a round less. */
@@ -3268,12 +3679,13 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests) {
+                                       const mlfab__port *port, const mlfab__port *hop,
+                                       mlfab_stats *stats, mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
   worker->env = env;
   worker->config = config;
   worker->port = *port;
+  worker->hop = *hop;
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;
@@ -4951,6 +5363,18 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
  *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
  *
+ * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
+ *
+ *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
+ *                                                     \--(too late at that place)--> DROPPED at its turn
+ *
+ * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as the
+ * bytes of its first member; one commit decides all of them. It has a number; whatever spoils it (a
+ * member dead or not finite, the aggregator gone) ends the number, and what is left of it gets another
+ * and is sent again. A worker's small updates behind an unplaced one wait with it. With the bound
+ * delay < tau_max: an update gets its place only where its delay is below the bound, and its delay cannot grow
+ * afterwards, because nothing is put before it.
+ *
  * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come in
  * the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged was
  * credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds, the
@@ -4959,7 +5383,13 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  *
  * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
 
-enum { MLFAB__SERVER_PULLS = 8, MLFAB__SERVER_SENDS = 16, MLFAB__SERVER_QUEUED = 64 };
+enum {
+  MLFAB__SERVER_PULLS = 8,
+  MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
+  MLFAB__SERVER_SENDS = 16,
+  MLFAB__SERVER_QUEUED = 64,
+  MLFAB__SERVER_STAGES = 4 /* updates that may come before their turn */
+};
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
 typedef struct mlfab__incoming {
@@ -4974,9 +5404,15 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  int staged_more; /* owns the stage */
-  int withdrawn;   /* to be decided as not applied at its turn */
-  int refused;     /* MLFAB_ERR_* once something is wrong with it */
+  uint32_t stage;      /* its stage plus one, or 0 */
+  int unplaced;        /* stands in the list of those that wait for a plan */
+  int announced;       /* the scheduler knows of it */
+  int counted;         /* its members are in `ahead` of its slices */
+  uint64_t group;      /* number of its group, or 0 */
+  uint32_t aggregator; /* of the group */
+  uint64_t shape;      /* hash of its segments */
+  int withdrawn;       /* to be decided as not applied at its turn */
+  int refused;         /* MLFAB_ERR_* once something is wrong with it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -4992,7 +5428,13 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting; /* for the pull condition */
+  int waiting;     /* for the pull condition */
+  int held;        /* for a plan */
+  uint64_t bytes;  /* of all its segments */
+  uint64_t place;  /* among the pulls that were placed by plans; 0: not placed */
+  uint64_t spread; /* the request that it is handed on from, or 0: answered directly */
+  uint32_t aggregator;
+  uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
@@ -5004,7 +5446,9 @@ typedef struct mlfab__server_peer {
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
   uint64_t arena_head, arena_tail, arena_bytes;
   uint64_t eager_used;
-  mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
+  uint32_t accumulators; /* of the aggregator there */
+  uint64_t host;
+  mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* the refused round that it has heard of, plus one */
@@ -5032,10 +5476,25 @@ typedef struct mlfab__server {
   mlfab__store store;
   uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
   uint64_t eager_bytes;               /* credit of a worker */
-  uint8_t *stage;
+  uint8_t
+      *stages[MLFAB__SERVER_STAGES]; /* the first with the model, the others when they are needed */
   uint64_t stage_bytes;
-  mlfab__incoming *stage_owner;
+  mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   mlfab__incoming *first, *last, *head, *free_list;
+  /* With a scheduler. */
+  mlfab__schedule schedule; /* as set last */
+  int scheduled;            /* the fabric has a scheduler; small and large differ */
+  int scheduler_up;
+  mlfab__incoming *unplaced_first, *unplaced_last;
+  uint64_t placed;        /* members that ever got a place */
+  uint64_t groups;        /* the last number of a group */
+  uint64_t places;        /* the last place of a pull */
+  uint64_t spreads;       /* the last number of a spread */
+  uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
+  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  uint64_t host;          /* of this node */
+  mlfab__meter meter;
+  mlfab__plan_entry *plan_scratch;
   /* Rounds. */
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
@@ -5085,7 +5544,50 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
 /* 1 when every worker has left or died. */
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
 
+/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is lost, or
+ * dead: first come, first served. A frame of it (PLAN). */
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
+
+/* Is this large enough to be planned, and is there a scheduler? */
+MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues stand). */
+MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                          uint64_t id, int code);
+/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce);
+/* A hash of segments: transfers of one shape can be grouped. */
+MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
+
+/* Updates of a plan get their places, in order. */
+MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+/* Announces all that wait for a plan; gives all of them places, first come first served. */
+MLFAB__INTERNAL void mlfab__intake_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__intake_unschedule(mlfab__server *server);
+/* Bytes that were placed and are still to come. */
+MLFAB__INTERNAL uint64_t mlfab__intake_backlog(const mlfab__server *server);
+/* FORWARD and GROUP_FAIL of an aggregator's node. */
+MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggregator,
+                                           const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t aggregator,
+                                              const mlfab__frame_in *frame);
+
+/* The same for pulls. Entries in a row with one group number are one spread. */
+MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+MLFAB__INTERNAL void mlfab__answer_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_unschedule(mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__answer_backlog(const mlfab__server *server);
+/* PULL_DONE of a member; SPREAD_FAIL of an aggregator's node. */
+MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__answer_spread_fail(mlfab__server *server, uint32_t aggregator,
+                                               const mlfab__frame_in *frame);
 
 /* The first weights are in: tells everybody who waits with a definition. */
 MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server);
@@ -5168,9 +5670,12 @@ static void server_free_model(mlfab__server *server) {
     peer->arena = NULL;
     peer->arena_bytes = 0;
   }
-  mlfab__free(env, server->stage, server->stage_bytes);
+  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
+    mlfab__free(env, server->stages[i], server->stages[i] ? server->stage_bytes : 0);
+    server->stages[i] = NULL;
+  }
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
-  server->stage = server->scratch = NULL;
+  server->scratch = NULL;
   server->stage_bytes = 0;
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
@@ -5364,8 +5869,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
   server->stage_bytes = mlfab__min(SERVER_STAGE_BYTES, shard);
   if (!code && shard > 0 && !define->ghost) {
-    server->stage = mlfab__alloc(env, server->stage_bytes);
-    if (!server->stage) {
+    server->stages[0] = mlfab__alloc(env, server->stage_bytes);
+    if (!server->stages[0]) {
       server->stage_bytes = 0;
       code = MLFAB_ERR_MEMORY;
     }
@@ -5612,6 +6117,12 @@ static void intake_append(mlfab__server *server, mlfab__incoming *update) {
   server->last = update;
 }
 
+/* Gives up its stage. */
+static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update) {
+  if (update->stage) server->stage_owner[update->stage - 1] = NULL;
+  update->stage = 0;
+}
+
 /* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
 static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
@@ -5623,7 +6134,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
     }
     server->head = NULL;
   }
-  if (server->stage_owner == update) server->stage_owner = NULL;
+  intake_unstage_owner(server, update);
   peer->queued--;
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
@@ -6146,15 +6657,15 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
  * staged is copied once more. */
 static void intake_grant_next(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
-  if (server->stage_owner || server->stage_bytes == 0 || !head) return;
+  if (server->stage_owner[0] || server->stage_bytes == 0 || !head) return;
   if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
   mlfab__incoming *update = intake_eligible_from(server, server->first);
   while (update && (update == server->head || update->granted == update->push.bytes)) {
     update = intake_eligible_from(server, update->next);
   }
   if (!update || update->granted > update->push.eager) return;
-  update->staged_more = 1;
-  server->stage_owner = update;
+  update->stage = 1;
+  server->stage_owner[0] = update;
   intake_grant(server, update,
                mlfab__min(update->push.bytes, update->push.eager + server->stage_bytes));
 }
@@ -6164,7 +6675,8 @@ static const uint8_t *intake_staged(const mlfab__server *server, const mlfab__in
   const mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->store.ghost) return NULL;
   if (at < update->push.eager) return peer->arena + update->arena_at % peer->arena_bytes + at;
-  return server->stage + (at - update->push.eager);
+  /* An empty update has neither; what is returned then only has to be something. */
+  return server->stages[update->stage ? update->stage - 1 : 0] + (at - update->push.eager);
 }
 
 /* Consumes what is staged of the head. */
@@ -6227,7 +6739,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     intake_refuse(server, update, code);
     return;
   }
-  if (server->stage_owner == update) server->stage_owner = NULL;
+  intake_unstage_owner(server, update);
   if (update->consumed == update->push.bytes) {
     intake_complete(server, update);
     return;
@@ -6381,7 +6893,7 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
     const uint8_t *bulk = frame->bulk;
     memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
     if (frame->bulk_bytes > eager) {
-      memcpy(server->stage + (at + eager - update->push.eager), bulk + eager,
+      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
              frame->bulk_bytes - eager);
     }
     return;
@@ -7361,6 +7873,159 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
 }
 
 /* ==============================================================================================
+ * core/aggregator.h
+ * ============================================================================================== */
+/* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
+ *
+ * It lives on a worker's node. Servers tell it what to do over that worker's links to them; other
+ * workers (members) call it on links of their own. It has a fixed number of accumulators, each as large as
+ * the largest shard, and uses one for each group and each spread under way:
+ *
+ *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
+ *                                     |                                        (bulks lent come back)
+ *                                     +--member dead, silent, not finite: GROUP_FAIL--> waits for GROUP_END
+ *   a spread (down): FREE --SPREAD--> HANDING --last member has all--> FREE
+ *                                     +--member dead or silent: SPREAD_FAIL of that member, goes on
+ *
+ * Up. Members are granted in the order of the manifest: the next as soon as those before it leave capacity
+ * of the in-link unused (mlfab__meter), or have two chunks to go. The sum is formed in that order too: byte x of
+ * member k is added when member k - 1's byte x was, so that the result does not depend on arrival. What
+ * comes too early is not granted: a member may be ahead of the one before it by no more than what is staged for it
+ * (the second accumulator half: see AGGREGATOR_STAGE). The sum is forwarded, as far as the server has released it,
+ * while bytes of the last member still come in; with `whole`, when it is complete.
+ * Down. MODEL frames of the server are kept with their slice and version and handed to every member in that
+ * order, two members at a time at most, each by its attempt.
+ *
+ * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of another group, of another
+ * incarnation or not granted break the member's link. (2) Nothing is forwarded that was not released.
+ * (3) A group that failed sends nothing more; whatever it sent is void because the server forgot its number.
+ * (4) Memory: accumulators are allocated at first use and kept; without memory or a free accumulator a
+ * GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL. (5) Whoever is waited for is named
+ * within 3 heartbeats.
+ *
+ * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
+
+/* Tokens of bulks that the aggregator lends on a link it shares with the worker role. */
+#define MLFAB__AGGREGATOR_TOKEN ((uint64_t)1 << 61)
+
+typedef struct mlfab__accumulator mlfab__accumulator; /* aggregator.c */
+
+typedef struct mlfab__aggregator {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port up;   /* servers by number */
+  mlfab__port down; /* members by rank */
+  mlfab_stats *stats;
+  uint32_t rank, workers, servers;
+  const mlfab__layout *layout; /* the worker's; NULL until the model stands */
+  int ghost;
+  uint32_t naccumulators;
+  mlfab__accumulator *accumulators;
+  uint8_t *connected;     /* members whose link stands, by rank */
+  uint32_t *incarnations; /* theirs */
+  uint64_t now_ns;
+  void *scratch; /* for decoding manifests */
+} mlfab__aggregator;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *up,
+                                           const mlfab__port *down, mlfab_stats *stats);
+MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
+/* The model stands: what bytes are of what type. Before that every GROUP fails. */
+MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
+                                             const mlfab__layout *layout, int ghost);
+/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and PULL_FAIL
+ * with MLFAB__SPREAD_BIT in the request), else 0. */
+MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+/* A server's link is lost, or it is dead: everything for it is over, without a word. */
+MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
+/* A member's link stands, after MEET; is lost. */
+MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
+                                           uint32_t incarnation, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
+                                            uint64_t now_ns);
+/* A frame of a member (HOP_CHUNK). */
+MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
+                                                    const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was taken; its bulk is
+ * free. */
+MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
+                                              mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
+                                                const mlfab__frame_out *frame);
+MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                  const mlfab__frame_out *frame);
+/* Tokens come back on either kind of link. */
+MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
+MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
+
+
+/* ==============================================================================================
+ * core/aggregator.c
+ * ============================================================================================== */
+/* aggregator.c - the aggregator role. See aggregator.h. */
+
+/* ==============================================================================================
+ * core/scheduler.h
+ * ============================================================================================== */
+/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go. Layer 4.
+ *
+ * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no tensor
+ * bytes and nothing that could not be told to it again: when it is restarted the servers say what waits
+ * and what they have placed, and when it is away they grant first come, first served.
+ *
+ *    a transfer:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
+ *                                   |                             +--dropped--> forgotten when reported
+ *                                   +--its worker gone--> forgotten
+ *
+ * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
+ * ahead (what is placed and has not come, over the capacity), or interval_ns has passed since the last one.
+ * Pulls likewise, by the servers' out-links. How: the network is built anew from the capacities as reported last;
+ * what is placed and not over is reserved again, in its order, with the bytes that are left; the end of that is where
+ * t_max starts; then the batch is planned on what is left of the network and sent to all servers, the
+ * same order for all. Where capacities are not known, all links are reckoned alike.
+ *
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler. (2) Every
+ * server of a transfer gets the same fate and the same place. (3) With rounds nothing is ordered or
+ * dropped. (4) An unreachable transfer stays WAITING: it is planned again. (5) Only workers that live, have a free
+ * accumulator and are reachable are chosen as aggregators, from the seed.
+ *
+ * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
+ * interval is an option); the server, not the scheduler, grants. */
+
+typedef struct mlfab__scheduler mlfab__scheduler;
+
+/* Errors: MEMORY. `port` speaks to servers by number. */
+MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config *config,
+                                            const mlfab__port *port, mlfab_stats *stats,
+                                            mlfab__scheduler **scheduler_p);
+MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p);
+/* The link to a server stands: it will tell everything anew. It is lost. */
+MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
+                                           uint64_t now_ns);
+/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT. */
+MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
+                                            const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
+/* The last plan as text; *bytes_p: its whole length. */
+MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
+                                              size_t room, size_t *bytes_p);
+
+
+/* ==============================================================================================
+ * core/scheduler.c
+ * ============================================================================================== */
+/* scheduler.c - the scheduler role. See scheduler.h. */
+
+/* ==============================================================================================
  * core/node.h
  * ============================================================================================== */
 /* node.h - a node: its links, its roles, joining. Layer 5.
@@ -7763,7 +8428,7 @@ static int node_init_roles(mlfab_node *node) {
     node->routes = mlfab__alloc_array(&node->env, c->servers, sizeof *node->routes);
     if (!node->routes) return MLFAB_ERR_MEMORY;
     for (uint32_t s = 0; s < c->servers; s++) node->routes[s].link = MLFAB__NO_LINK;
-    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &node->stats,
+    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &up, &node->stats,
                            &node->requests))
       return MLFAB_ERR_MEMORY;
     mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
@@ -7982,7 +8647,7 @@ static void node_settle(mlfab_node *node) {
 /* The worker role greets the server role of this node. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0};
+  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0, 0, 0};
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
@@ -8282,9 +8947,13 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
     link = &node->links[index];
     link->kind = MLFAB__LINK_SERVER;
     link->peer = server;
-    mlfab__hello hello = {node->id, node->incarnation, node->config.roles,
-                          node->config.progress == MLFAB_PROGRESS_HAND};
-    uint8_t meta[32];
+    mlfab__hello hello = {node->id,
+                          node->incarnation,
+                          node->config.roles,
+                          node->config.progress == MLFAB_PROGRESS_HAND,
+                          0,
+                          0};
+    uint8_t meta[64];
     mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
   } else if (event->token != 0) {
     node_hang_up(node, index, "no longer wanted");

@@ -94,7 +94,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab talk exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 1
+#define MLFAB_PROTOCOL 2
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -148,6 +148,7 @@ MLFAB_API const char *mlfab_version(void);
   X(CALLBACK, -54, "a user callback refused")                                             \
   X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                     \
   X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")       \
+  X(DROPPED, -57, "dropped by the plan: it would have come too late, or held others up")  \
   /* fatal */                                                                             \
   X(MEMORY, -70, "out of memory")                                                         \
   X(IO, -71, "an operating system call failed")                                           \
@@ -234,9 +235,42 @@ typedef struct mlfab_env {
  * 6. Open and close
  */
 enum mlfab_role {
-  MLFAB_ROLE_WORKER = 1, /* pushes and pulls */
-  MLFAB_ROLE_SERVER = 2  /* holds a shard of the model */
+  MLFAB_ROLE_WORKER = 1,   /* pushes and pulls */
+  MLFAB_ROLE_SERVER = 2,   /* holds a shard of the model */
+  MLFAB_ROLE_SCHEDULER = 4 /* a process of its own that plans: see mlfab_schedule */
 };
+
+enum mlfab_scheduler_kind {
+  MLFAB_SCHEDULER_NONE = 0,   /* servers grant first come, first served */
+  MLFAB_SCHEDULER_BESIDE = 1, /* in the process of server 0 */
+  MLFAB_SCHEDULER_OWN = 2     /* a process of its own, with roles = MLFAB_ROLE_SCHEDULER */
+};
+
+#define MLFAB_UNBOUNDED UINT64_MAX
+
+/* How large pushes and pulls travel in a fabric with a scheduler (MLfabric §3 to §5.2, §10.2, §10.3): those of
+ * more than eager_bytes are announced, planned over the measured links, and come in the planned
+ * order, directly or added up at aggregators on the way; the model goes down distribution trees.
+ * Small ones are sent at once and enter the queue behind what is planned. While the scheduler is
+ * away, servers grant first come, first served, and the bound still holds. */
+typedef struct mlfab_schedule {
+  uint32_t size;
+  uint32_t best;        /* 1: also try plans that the paper rules out, keep the shortest */
+  uint64_t delay_bound; /* tau_max: every applied update has a delay below it, others are dropped
+                               (MLFAB_ERR_DROPPED). At least 1; MLFAB_UNBOUNDED, the default: none.
+                               Not with rounds (BSP) */
+  uint64_t
+      plan_ahead_ns; /* plan as soon as the server's link is booked for less than this; 0: 150 ms */
+  uint64_t interval_ns; /* plan every so often instead, as in the paper; 0: as above */
+  uint32_t
+      whole; /* 1: aggregators and distributors store and forward, as in the paper; 0: cut through */
+  uint32_t no_aggregation;  /* 1: order only */
+  uint32_t no_distribution; /* 1: every pull comes from the server itself */
+  uint32_t reserved;
+} mlfab_schedule;
+
+/* Sets every member to its default and `size`. */
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule);
 
 enum mlfab_progress_mode {
   MLFAB_PROGRESS_AUTO = 0,   /* a thread, if the platform has them */
@@ -307,6 +341,13 @@ typedef struct mlfab_config {
   /* The caller's own transport instead of the built-in ones; borrowed until close. */
   const struct mlfab_transport *transport;
   void *transport_user; /* passed to its open */
+  /* A fabric with a scheduler. */
+  uint32_t scheduler; /* MLFAB_SCHEDULER_*; all nodes must agree */
+  uint32_t
+      accumulators; /* workers: updates that this node may add up or hand on for others at a time,
+                            each worth a shard of memory once it is used; 0: 2; ~0: none */
+  uint64_t host;    /* nodes with one number share network links; 0: told by the address */
+  mlfab_schedule schedule; /* server 0's counts; size 0: defaults */
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -316,7 +357,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server, MLFAB_DEDICATED, MLFAB_COORDINATOR,
  * MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE, MLFAB_TRANSPORT=auto|tcp|shm,
  * MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS, MLFAB_PAYLOAD_CRC=0|1,
- * MLFAB_SEED), then torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, then the launcher's:
+ * MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
+ * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none), then torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, then the launcher's:
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
  * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
  * error_p may be NULL.
@@ -433,6 +475,7 @@ typedef struct mlfab_push_options {
   uint64_t version; /* the model version the update was computed from, plus one; 0: last pulled */
   uint64_t timeout_ns; /* 0: the config's */
   uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
+  double norm;        /* u's global norm for whoever is told of the update; 0: not known */
 } mlfab_push_options;
 
 typedef struct mlfab_pull_options {
@@ -542,9 +585,35 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
  * afterwards are MLFAB_ERR_STATE. Waits for its own pushes to finish. */
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
 
-/* Server: serves until every worker has closed or died, then returns 0. timeout_ns 0: no limit. With
- * a progress thread it only waits. Errors: TIMEOUT; STATE on a node that does not serve. */
+/* Server: serves until every worker has closed or died, then returns 0. A scheduler of its own: plans
+ * until every server has closed or died. timeout_ns 0: no limit. With a progress thread it only waits.
+ * Errors: TIMEOUT; STATE on a node that does neither. */
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
+
+/* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
+ * every rank: up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
+ * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with the same
+ * count and type. Without a scheduler the root is the only aggregator.
+ * Errors: ARGUMENT, DTYPE, LIMIT, SHAPE (naming a rank whose count or type differs), TIMEOUT naming
+ * the first rank that is missing, PEER_DEAD naming who died in it, UNSUPPORTED.
+ * Cost: the array's bytes up and down once per worker; an aggregator holds one copy of it. */
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns);
+
+/* Changes the schedule of the fabric while it runs, from any worker; the last change wins. Returns when it was
+ * sent. Errors: ARGUMENT (delay_bound 0: no update has a delay below 0), STATE without a scheduler,
+ * UNSUPPORTED (a delay bound with rounds). */
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
+
+/* The capacity of this node's network links, for those who know better than what is measured: bytes
+ * a second in and out, for the scheduler. 0: the link is cut; negative: measure again.
+ * Errors: ARGUMENT (not a number, infinite), STATE without a scheduler. */
+MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s);
+
+/* What the scheduler planned last, for people: for each update its hop, group, start, end and delay, or
+ * why it was dropped, and the links that it reckoned with. Text of at most `room` bytes with its end; *bytes_p,
+ * unless NULL, is how long the whole text is. On the node of the scheduler. Errors: STATE elsewhere. */
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p);
 
 /* ------------------------------------------------------------------------------------------------
  * 10. Telemetry
@@ -564,6 +633,14 @@ typedef struct mlfab_stats {
   uint64_t allocations;          /* calls of env.allocate since open */
   uint64_t memory_bytes;         /* allocated now */
   uint64_t trace_hash;           /* of every event and action so far */
+  uint64_t updates_dropped; /* server: by plan or bound; worker: pushes that came back DROPPED */
+  uint64_t groups_applied, groups_failed;    /* server: aggregates; those that were begun again */
+  uint64_t spreads_answered, spreads_failed; /* server: pulls answered by way of a distributor */
+  uint64_t members_added, members_served;    /* aggregator: updates added up; pulls handed on */
+  uint64_t plans_made, plans_dropped,
+      plans_grouped; /* scheduler: plans; updates dropped, and grouped */
+  uint64_t link_in,
+      link_out; /* capacity of this node's host as measured or set, bytes a second; 0: unknown */
 } mlfab_stats;
 
 /* A consistent copy of the counters. `size` is sizeof *stats_p. */
@@ -592,7 +669,9 @@ enum mlfab_event_kind {
   MLFAB_EVENT_DEAD = 3,
   MLFAB_EVENT_LEFT = 4,
   MLFAB_EVENT_REJOINED = 5,
-  MLFAB_EVENT_REFUSED_UPDATE = 6
+  MLFAB_EVENT_REFUSED_UPDATE = 6,
+  MLFAB_EVENT_SCHEDULER_LOST = 7, /* server: first come, first served from now on */
+  MLFAB_EVENT_SCHEDULER_BACK = 8
 };
 typedef struct mlfab_event_info {
   uint32_t kind;
@@ -622,8 +701,20 @@ enum mlfab_io_kind {
   MLFAB_IO_FRAME = 3, /* a frame came: head, bulk; borrowed until release */
   MLFAB_IO_SENT = 4,  /* the bulk of the send with `token` is no longer needed */
   MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
-  MLFAB_IO_REFUSED = 6   /* a connection was dropped before it was a link (stranger, bad frame) */
+  MLFAB_IO_REFUSED = 6,  /* a connection was dropped before it was a link (stranger, bad frame) */
+  MLFAB_IO_MEASURED = 7  /* link 0: what the driver measured of this host, in `measure` */
 };
+
+/* What passed through a host's network interface since the last measure, or a node's own bytes where
+ * the interface does not tell. */
+typedef struct mlfab_measure {
+  uint64_t elapsed_ns;
+  uint64_t bytes_in, bytes_out;
+  double delivery_out; /* largest delivery rate of a link that was not limited by the application,
+                           bytes a second; 0: none */
+  double nominal;      /* speed of the interface, bytes a second; 0: not told */
+  uint32_t limited_in, limited_out; /* 1: nobody had more to send, so the rate says nothing */
+} mlfab_measure;
 
 /* What a transport reports. */
 typedef struct mlfab_io_event {
@@ -633,10 +724,11 @@ typedef struct mlfab_io_event {
   const void *head; /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
   const void *bulk; /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
   uint32_t head_bytes, bulk_bytes;
-  int32_t code;     /* MLFAB_ERR_* */
-  uint32_t caps;    /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  const char *text; /* why; may be NULL; valid until release */
-  void *opaque;     /* the transport's own, for release */
+  int32_t code;                 /* MLFAB_ERR_* */
+  uint32_t caps;                /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
+  const char *text;             /* why; may be NULL; valid until release */
+  void *opaque;                 /* the transport's own, for release */
+  const mlfab_measure *measure; /* MEASURED */
 } mlfab_io_event;
 
 enum mlfab_action_kind {
@@ -693,6 +785,13 @@ MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, u
                                    uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
 MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
                               mlfab_request *request_p);
+MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
+MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *schedule,
+                                      uint64_t now_ns);
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
+                                  uint64_t now_ns);
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
                               mlfab_result *result_p);
@@ -713,7 +812,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
  * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
  * anything is allocated; a transport of messages need not look inside.
  */
-#define MLFAB_TRANSPORT_ABI 1
+#define MLFAB_TRANSPORT_ABI 2
 #define MLFAB_HEADER_BYTES 64
 #define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
 #define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
@@ -778,6 +877,8 @@ typedef struct mlfab_transport {
    * somebody sleeps on it, and with 0 after; it returns 1 when there is something already. */
   int (*fd)(void *self);
   int (*arm)(void *self, int on);
+  /* What passed since the last call; may be NULL. 1, or 0 when there is nothing to say. */
+  int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
 } mlfab_transport;
 
 /* Looks at the first 64 bytes of a frame: magic, protocol, limits, checksum of the header.
@@ -847,6 +948,9 @@ MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uin
 /* The fault menu from now on: loss to slow, partition_ns and pause_ns of options; nothing else of them
  * is looked at. NULL: no faults any more; what stands ends at its time. */
 MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options);
+/* Host `host` has its network links in common with host `with` from now on, as two processes of one
+ * machine do: frames between them take neither. Before anything is opened on it. */
+MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with);
 MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut);
 MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns);
 /* Everything of this host is gone at once: links break, its context is abandoned and *ctx NULL. */

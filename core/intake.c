@@ -85,6 +85,12 @@ static void intake_append(mlfab__server *server, mlfab__incoming *update) {
   server->last = update;
 }
 
+/* Gives up its stage. */
+static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update) {
+  if (update->stage) server->stage_owner[update->stage - 1] = NULL;
+  update->stage = 0;
+}
+
 /* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
 static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
@@ -96,7 +102,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
     }
     server->head = NULL;
   }
-  if (server->stage_owner == update) server->stage_owner = NULL;
+  intake_unstage_owner(server, update);
   peer->queued--;
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
@@ -619,15 +625,15 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
  * staged is copied once more. */
 static void intake_grant_next(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
-  if (server->stage_owner || server->stage_bytes == 0 || !head) return;
+  if (server->stage_owner[0] || server->stage_bytes == 0 || !head) return;
   if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
   mlfab__incoming *update = intake_eligible_from(server, server->first);
   while (update && (update == server->head || update->granted == update->push.bytes)) {
     update = intake_eligible_from(server, update->next);
   }
   if (!update || update->granted > update->push.eager) return;
-  update->staged_more = 1;
-  server->stage_owner = update;
+  update->stage = 1;
+  server->stage_owner[0] = update;
   intake_grant(server, update,
                mlfab__min(update->push.bytes, update->push.eager + server->stage_bytes));
 }
@@ -637,7 +643,8 @@ static const uint8_t *intake_staged(const mlfab__server *server, const mlfab__in
   const mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->store.ghost) return NULL;
   if (at < update->push.eager) return peer->arena + update->arena_at % peer->arena_bytes + at;
-  return server->stage + (at - update->push.eager);
+  /* An empty update has neither; what is returned then only has to be something. */
+  return server->stages[update->stage ? update->stage - 1 : 0] + (at - update->push.eager);
 }
 
 /* Consumes what is staged of the head. */
@@ -700,7 +707,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     intake_refuse(server, update, code);
     return;
   }
-  if (server->stage_owner == update) server->stage_owner = NULL;
+  intake_unstage_owner(server, update);
   if (update->consumed == update->push.bytes) {
     intake_complete(server, update);
     return;
@@ -854,7 +861,7 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
     const uint8_t *bulk = frame->bulk;
     memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
     if (frame->bulk_bytes > eager) {
-      memcpy(server->stage + (at + eager - update->push.eager), bulk + eager,
+      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
              frame->bulk_bytes - eager);
     }
     return;

@@ -218,7 +218,7 @@ static int node_init_roles(mlfab_node *node) {
     node->routes = mlfab__alloc_array(&node->env, c->servers, sizeof *node->routes);
     if (!node->routes) return MLFAB_ERR_MEMORY;
     for (uint32_t s = 0; s < c->servers; s++) node->routes[s].link = MLFAB__NO_LINK;
-    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &node->stats,
+    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &up, &node->stats,
                            &node->requests))
       return MLFAB_ERR_MEMORY;
     mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
@@ -437,7 +437,7 @@ static void node_settle(mlfab_node *node) {
 /* The worker role greets the server role of this node. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0};
+  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0, 0, 0};
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
@@ -737,9 +737,13 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
     link = &node->links[index];
     link->kind = MLFAB__LINK_SERVER;
     link->peer = server;
-    mlfab__hello hello = {node->id, node->incarnation, node->config.roles,
-                          node->config.progress == MLFAB_PROGRESS_HAND};
-    uint8_t meta[32];
+    mlfab__hello hello = {node->id,
+                          node->incarnation,
+                          node->config.roles,
+                          node->config.progress == MLFAB_PROGRESS_HAND,
+                          0,
+                          0};
+    uint8_t meta[64];
     mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
   } else if (event->token != 0) {
     node_hang_up(node, index, "no longer wanted");

@@ -42,9 +42,12 @@ static void server_free_model(mlfab__server *server) {
     peer->arena = NULL;
     peer->arena_bytes = 0;
   }
-  mlfab__free(env, server->stage, server->stage_bytes);
+  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
+    mlfab__free(env, server->stages[i], server->stages[i] ? server->stage_bytes : 0);
+    server->stages[i] = NULL;
+  }
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
-  server->stage = server->scratch = NULL;
+  server->scratch = NULL;
   server->stage_bytes = 0;
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
@@ -238,8 +241,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
   server->stage_bytes = mlfab__min(SERVER_STAGE_BYTES, shard);
   if (!code && shard > 0 && !define->ghost) {
-    server->stage = mlfab__alloc(env, server->stage_bytes);
-    if (!server->stage) {
+    server->stages[0] = mlfab__alloc(env, server->stage_bytes);
+    if (!server->stages[0]) {
       server->stage_bytes = 0;
       code = MLFAB_ERR_MEMORY;
     }

@@ -11,6 +11,18 @@
  *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
  *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
  *
+ * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
+ *
+ *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
+ *                                                     \--(too late at that place)--> DROPPED at its turn
+ *
+ * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as the
+ * bytes of its first member; one commit decides all of them. It has a number; whatever spoils it (a
+ * member dead or not finite, the aggregator gone) ends the number, and what is left of it gets another
+ * and is sent again. A worker's small updates behind an unplaced one wait with it. With the bound
+ * delay < tau_max: an update gets its place only where its delay is below the bound, and its delay cannot grow
+ * afterwards, because nothing is put before it.
+ *
  * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come in
  * the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged was
  * credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds, the
@@ -22,11 +34,18 @@
 #define MLFAB__SERVER_H
 
 #include "dedup.h"
+#include "meter.h"
 #include "port.h"
 #include "store.h"
 #include "sync.h"
 
-enum { MLFAB__SERVER_PULLS = 8, MLFAB__SERVER_SENDS = 16, MLFAB__SERVER_QUEUED = 64 };
+enum {
+  MLFAB__SERVER_PULLS = 8,
+  MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
+  MLFAB__SERVER_SENDS = 16,
+  MLFAB__SERVER_QUEUED = 64,
+  MLFAB__SERVER_STAGES = 4 /* updates that may come before their turn */
+};
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
 typedef struct mlfab__incoming {
@@ -41,9 +60,15 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  int staged_more; /* owns the stage */
-  int withdrawn;   /* to be decided as not applied at its turn */
-  int refused;     /* MLFAB_ERR_* once something is wrong with it */
+  uint32_t stage;      /* its stage plus one, or 0 */
+  int unplaced;        /* stands in the list of those that wait for a plan */
+  int announced;       /* the scheduler knows of it */
+  int counted;         /* its members are in `ahead` of its slices */
+  uint64_t group;      /* number of its group, or 0 */
+  uint32_t aggregator; /* of the group */
+  uint64_t shape;      /* hash of its segments */
+  int withdrawn;       /* to be decided as not applied at its turn */
+  int refused;         /* MLFAB_ERR_* once something is wrong with it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -59,7 +84,13 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting; /* for the pull condition */
+  int waiting;     /* for the pull condition */
+  int held;        /* for a plan */
+  uint64_t bytes;  /* of all its segments */
+  uint64_t place;  /* among the pulls that were placed by plans; 0: not placed */
+  uint64_t spread; /* the request that it is handed on from, or 0: answered directly */
+  uint32_t aggregator;
+  uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
@@ -71,7 +102,9 @@ typedef struct mlfab__server_peer {
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
   uint64_t arena_head, arena_tail, arena_bytes;
   uint64_t eager_used;
-  mlfab__server_pull pulls[MLFAB__SERVER_PULLS];
+  uint32_t accumulators; /* of the aggregator there */
+  uint64_t host;
+  mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* the refused round that it has heard of, plus one */
@@ -99,10 +132,25 @@ typedef struct mlfab__server {
   mlfab__store store;
   uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
   uint64_t eager_bytes;               /* credit of a worker */
-  uint8_t *stage;
+  uint8_t
+      *stages[MLFAB__SERVER_STAGES]; /* the first with the model, the others when they are needed */
   uint64_t stage_bytes;
-  mlfab__incoming *stage_owner;
+  mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   mlfab__incoming *first, *last, *head, *free_list;
+  /* With a scheduler. */
+  mlfab__schedule schedule; /* as set last */
+  int scheduled;            /* the fabric has a scheduler; small and large differ */
+  int scheduler_up;
+  mlfab__incoming *unplaced_first, *unplaced_last;
+  uint64_t placed;        /* members that ever got a place */
+  uint64_t groups;        /* the last number of a group */
+  uint64_t places;        /* the last place of a pull */
+  uint64_t spreads;       /* the last number of a spread */
+  uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
+  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  uint64_t host;          /* of this node */
+  mlfab__meter meter;
+  mlfab__plan_entry *plan_scratch;
   /* Rounds. */
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
@@ -152,7 +200,50 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
 /* 1 when every worker has left or died. */
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
 
+/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is lost, or
+ * dead: first come, first served. A frame of it (PLAN). */
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
+
+/* Is this large enough to be planned, and is there a scheduler? */
+MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues stand). */
+MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                          uint64_t id, int code);
+/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce);
+/* A hash of segments: transfers of one shape can be grouped. */
+MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
+
+/* Updates of a plan get their places, in order. */
+MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+/* Announces all that wait for a plan; gives all of them places, first come first served. */
+MLFAB__INTERNAL void mlfab__intake_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__intake_unschedule(mlfab__server *server);
+/* Bytes that were placed and are still to come. */
+MLFAB__INTERNAL uint64_t mlfab__intake_backlog(const mlfab__server *server);
+/* FORWARD and GROUP_FAIL of an aggregator's node. */
+MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggregator,
+                                           const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t aggregator,
+                                              const mlfab__frame_in *frame);
+
+/* The same for pulls. Entries in a row with one group number are one spread. */
+MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+MLFAB__INTERNAL void mlfab__answer_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_unschedule(mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__answer_backlog(const mlfab__server *server);
+/* PULL_DONE of a member; SPREAD_FAIL of an aggregator's node. */
+MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__answer_spread_fail(mlfab__server *server, uint32_t aggregator,
+                                               const mlfab__frame_in *frame);
 
 /* The first weights are in: tells everybody who waits with a definition. */
 MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server);

@@ -102,11 +102,11 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 
 /* clang-format off */
 #define WIRE_JOIN(N, T) \
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(hand) N(incarnation) N(nonce) T(addresses)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation) N(nonce) T(addresses)
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
-#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand)
+#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
 #define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N)
@@ -120,7 +120,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
 #define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
 #define WIRE_PUSH(N, T) \
-  N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
+  N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm) N(parts)
 #define WIRE_CHUNK(N, T) N(seq) N(offset) N(generation)
 #define WIRE_GRANT(N, T) N(seq) N(upto) N(generation)
 #define WIRE_PUSH_ACK(N, T) N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train)
@@ -133,6 +133,35 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_BARRIER(N, T) N(number)
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
 #define WIRE_DONE(N, T) N(last_seq)
+#define WIRE_MEET(N, T) N(node) N(incarnation)
+#define WIRE_WHERE(N, T) N(node)
+#define WIRE_CAPACITY(N, T) N(host) N(in) N(out)
+#define WIRE_STATION(N, T) N(worker) N(incarnation) N(alive) N(accumulators) N(host)
+#define WIRE_SCHEDULE(N, T) \
+  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation) \
+  N(no_distribution) N(rounds) N(host)
+#define WIRE_ANNOUNCE(N, T) \
+  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members) N(parts)
+#define WIRE_PLAN(N, T) N(serial) N(rate_in) N(rate_out)
+#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(kind) N(worker) N(aggregator) N(group) N(fate)
+#define WIRE_REPORT(N, T) \
+  N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
+#define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
+#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole)
+#define WIRE_GROUP_MEMBER(N, T) N(seq) N(weight) N(worker) N(incarnation)
+#define WIRE_GROUP_END(N, T) N(group)
+#define WIRE_RELEASE(N, T) N(group) N(upto)
+#define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
+#define WIRE_FORWARD(N, T) N(group) N(offset)
+#define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
+#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
+#define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
+#define WIRE_SPREAD_MEMBER(N, T) N(request) N(worker) N(incarnation) N(attempt)
+#define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
+#define WIRE_PULL_VIA(N, T) N(request) N(attempt) N(aggregator)
+#define WIRE_HOP_MODEL(N, T) \
+  N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
+#define WIRE_PULL_DONE(N, T) N(request)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -187,6 +216,30 @@ WIRE_META(pull_cancel, WIRE_PULL_CANCEL)
 WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
 WIRE_META(done, WIRE_DONE)
+WIRE_META(meet, WIRE_MEET)
+WIRE_META(where, WIRE_WHERE)
+WIRE_META(capacity, WIRE_CAPACITY)
+WIRE_META(station, WIRE_STATION)
+WIRE_META(schedule, WIRE_SCHEDULE)
+WIRE_META(announce, WIRE_ANNOUNCE)
+WIRE_META(report, WIRE_REPORT)
+WIRE_META(via, WIRE_VIA)
+WIRE_META(group_end, WIRE_GROUP_END)
+WIRE_META(release, WIRE_RELEASE)
+WIRE_META(group_fail, WIRE_GROUP_FAIL)
+WIRE_META(forward, WIRE_FORWARD)
+WIRE_META(hop_grant, WIRE_HOP_GRANT)
+WIRE_META(hop_chunk, WIRE_HOP_CHUNK)
+WIRE_META(spread_fail, WIRE_SPREAD_FAIL)
+WIRE_META(pull_via, WIRE_PULL_VIA)
+WIRE_META(hop_model, WIRE_HOP_MODEL)
+WIRE_META(pull_done, WIRE_PULL_DONE)
+WIRE_FIELDS(plan, WIRE_PLAN)
+WIRE_FIELDS(plan_entry, WIRE_PLAN_ENTRY)
+WIRE_FIELDS(group, WIRE_GROUP)
+WIRE_FIELDS(group_member, WIRE_GROUP_MEMBER)
+WIRE_FIELDS(spread, WIRE_SPREAD)
+WIRE_FIELDS(spread_member, WIRE_SPREAD_MEMBER)
 WIRE_FIELDS(push, WIRE_PUSH)
 WIRE_FIELDS(pull, WIRE_PULL)
 WIRE_FIELDS(member_info, WIRE_MEMBER_INFO)
@@ -284,6 +337,71 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
+enum { WIRE_ENTRY_BYTES = 36, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+
+MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
+                                            const mlfab__plan_entry *entries) {
+  if (m->entries > MLFAB__PLAN_ENTRIES_MAX) return 0;
+  uint8_t *at = wire_write_plan(meta, m);
+  wire_put32(at, m->entries);
+  at += 4;
+  for (uint32_t i = 0; i < m->entries; i++) at = wire_write_plan_entry(at, &entries[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
+                                       mlfab__plan_entry *entries) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_plan(&r, m);
+  m->entries = wire_read_count(&r, MLFAB__PLAN_ENTRIES_MAX, WIRE_ENTRY_BYTES);
+  for (uint32_t i = 0; i < m->entries; i++) wire_read_plan_entry(&r, &entries[i]);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments) {
+  if (m->members > MLFAB__GROUP_MEMBERS_MAX || m->segments > MLFAB__SEGMENTS_MAX) return 0;
+  uint8_t *at = wire_write_group(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_group_member(at, &members[i]);
+  return (uint32_t)(wire_write_segments(at, m->segments, segments) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_group(&r, m);
+  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) {
+    wire_read_group_member(&r, &members[i]);
+    if (!wire_finite(members[i].weight)) r.bad = 1;
+  }
+  uint64_t sum = wire_read_segments(&r, &m->segments, segments);
+  if (wire_read_end(&r) || m->members == 0 || sum != m->bytes) return MLFAB_ERR_FRAME;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
+                                              const mlfab__spread_member *members) {
+  if (m->members > MLFAB__GROUP_MEMBERS_MAX) return 0;
+  uint8_t *at = wire_write_spread(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_spread_member(at, &members[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
+                                         mlfab__spread_member *members) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_spread(&r, m);
+  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_SPREAD_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) wire_read_spread_member(&r, &members[i]);
+  return wire_read_end(&r) || m->members == 0 ? MLFAB_ERR_FRAME : 0;
+}
+
 /* ---- lists inside bulks ---- */
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
@@ -378,9 +496,11 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 }
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
-#define WIRE_BULK_TYPES                                                                  \
-  (1u << MLFAB__WELCOME | 1u << MLFAB__DEFINE | 1u << MLFAB__PUSH | 1u << MLFAB__CHUNK | \
-   1u << MLFAB__MODEL | 1u << MLFAB__BCAST | 1u << MLFAB__BCAST_DATA)
+#define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
+#define WIRE_BULK_TYPES                                                                        \
+  (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
+   WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
+   WIRE_BIT(HOP_MODEL))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */

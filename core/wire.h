@@ -24,7 +24,8 @@
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1; otherwise server s is node s. */
+/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then
+ * a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -63,13 +64,35 @@ typedef struct mlfab__header {
   X(BCAST, 23)           \
   X(BCAST_DATA, 24)      \
   X(DONE, 25)            \
-  X(DONE_ACK, 26)
+  X(DONE_ACK, 26)        \
+  X(MEET, 27)            \
+  X(WHERE, 28)           \
+  X(THERE, 29)           \
+  X(CAPACITY, 30)        \
+  X(STATION, 31)         \
+  X(SCHEDULE, 32)        \
+  X(ANNOUNCE, 33)        \
+  X(PLAN, 34)            \
+  X(REPORT, 35)          \
+  X(VIA, 36)             \
+  X(GROUP, 37)           \
+  X(GROUP_END, 38)       \
+  X(RELEASE, 39)         \
+  X(GROUP_FAIL, 40)      \
+  X(FORWARD, 41)         \
+  X(HOP_GRANT, 42)       \
+  X(HOP_CHUNK, 43)       \
+  X(SPREAD, 44)          \
+  X(SPREAD_FAIL, 45)     \
+  X(PULL_VIA, 46)        \
+  X(HOP_MODEL, 47)       \
+  X(PULL_DONE, 48)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 27
+      MLFAB__FRAME_TYPES = 49
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -88,6 +111,7 @@ typedef struct mlfab__segment {
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
   int32_t rank;              /* as in mlfab_config */
   uint32_t roles, workers, servers, dedicated;
+  uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: hand-driven, not missed by its heartbeat */
   uint32_t incarnation; /* the one it had before, or 0 */
   uint64_t nonce;       /* of this process, so that a repeated JOIN is recognised */
@@ -109,8 +133,10 @@ typedef struct mlfab__refuse { /* any -> any; the link is then closed */
   char text[MLFAB__TEXT_MAX];
 } mlfab__refuse;
 
-typedef struct mlfab__hello { /* worker -> server on a new link */
+typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
+  uint32_t accumulators; /* that this worker offers as an aggregator */
+  uint64_t host;         /* nodes of one host share its links */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -159,7 +185,8 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   mlfab__define options;
 } mlfab__define_ack;
 
-enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2 };
+/* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
+enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
 
 /* worker -> server: announces an update; its first bytes may come as the bulk.
  * u32 segment count, then segments; u32 version count (1: the same for all slices touched; else one for each in ascending
@@ -173,6 +200,7 @@ typedef struct mlfab__push {
   uint64_t progress; /* the worker's iteration, from 0 */
   uint64_t bytes;    /* all of it at this server = sum of its segments */
   double scale, norm;
+  uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
   uint32_t versions;
 } mlfab__push;
@@ -248,6 +276,166 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
+/* --- a fabric with a scheduler: see scheduler.h, aggregator.h and server.h --- */
+
+typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
+  uint32_t node, incarnation;
+} mlfab__meet;
+
+typedef struct
+    mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
+  uint32_t node;
+} mlfab__where;
+
+typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
+  uint64_t host;
+  double in, out; /* of its network interface, bytes a second; negative: not known */
+} mlfab__capacity;
+
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+  uint32_t worker, incarnation, alive, accumulators;
+  uint64_t host;
+} mlfab__station;
+
+typedef struct mlfab__schedule { /* worker -> servers, server 0 -> scheduler: mlfab_schedule */
+  uint64_t delay_bound;          /* UINT64_MAX: none */
+  uint64_t plan_ahead_ns, interval_ns;
+  uint32_t best, whole, no_aggregation, no_distribution;
+  /* Server -> scheduler only: what it has to know of the server. */
+  uint32_t rounds; /* 1: lists of rounds are planned: no order, no drops */
+  uint64_t host;   /* of the server */
+} mlfab__schedule;
+
+enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
+
+typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+  uint64_t id;                   /* number of the update, or of the pull request */
+  uint64_t bytes;                /* of its part at this server */
+  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
+  uint64_t placed;               /* members that were ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  double norm;
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts; /* servers that will announce it */
+} mlfab__announce;
+
+enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
+
+typedef struct mlfab__plan_entry {
+  uint64_t id;
+  uint64_t delay; /* that it will have, or would have had */
+  uint32_t kind, worker;
+  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
+  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t fate;
+} mlfab__plan_entry;
+
+typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
+  uint64_t serial;
+  double rate_in,
+      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  uint32_t entries;
+} mlfab__plan;
+#define MLFAB__PLAN_ENTRIES_MAX 1500u
+
+typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
+  uint64_t id;                   /* push or pull that is over, when `worker` is one */
+  uint64_t placed;               /* members that were ever placed */
+  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+  uint64_t version;
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  int32_t code;
+} mlfab__report;
+
+typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
+  uint64_t seq;
+  uint64_t group;      /* ascending at a server: fences whatever came before */
+  uint32_t generation; /* of the stream */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
+} mlfab__via;
+
+typedef struct mlfab__group_member {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+} mlfab__group_member;
+
+typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
+  uint64_t group, bytes;
+  double rate_in; /* of the aggregator's host; negative: not known */
+  uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t members, segments;
+} mlfab__group;
+#define MLFAB__GROUP_MEMBERS_MAX 512u
+
+typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
+  uint64_t group;
+} mlfab__group_end;
+
+typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+  uint64_t group, upto;
+} mlfab__release;
+
+typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+  uint64_t group, seq;
+  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  int32_t code;
+} mlfab__group_fail;
+
+typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
+  uint64_t group, offset;
+} mlfab__forward;
+
+typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
+  uint64_t group, seq, upto;
+  uint32_t server;
+} mlfab__hop_grant;
+
+typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
+  uint64_t group, seq, offset;
+  uint32_t server;
+} mlfab__hop_chunk;
+
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set, to the
+ * distributor's worker; its MODEL frames go to the aggregator role there. */
+#define MLFAB__SPREAD_BIT 0x8000000000000000u
+
+typedef struct mlfab__spread_member {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+} mlfab__spread_member;
+
+typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
+  uint64_t request, bytes;
+  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
+  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t members;
+} mlfab__spread;
+
+typedef struct
+    mlfab__spread_fail { /* distributor -> server: this member has to be served directly */
+  uint64_t request, member_request;
+  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  int32_t code;
+} mlfab__spread_fail;
+
+typedef struct
+    mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
+  uint64_t request;
+  uint32_t attempt;
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
+} mlfab__pull_via;
+
+typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
+  uint64_t request, offset, version, commit;
+  uint32_t slice, flags; /* as in mlfab__model */
+  uint32_t server, attempt;
+} mlfab__hop_model;
+
+typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of the distributor */
+  uint64_t request;
+} mlfab__pull_done;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -259,7 +447,10 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done)
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
+  X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
+  X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
+  X(hop_model) X(pull_done)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -280,6 +471,23 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
                                             const mlfab__segment *segments);
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments);
+
+/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their type. A
+ * count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose members do not stand in a row
+ * are the receiver's to refuse; of a group: at least one member, weights finite, segments as in a push. */
+MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
+                                            const mlfab__plan_entry *entries);
+MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
+                                       mlfab__plan_entry *entries);
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments);
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments);
+MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
+                                              const mlfab__spread_member *members);
+MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
+                                         mlfab__spread_member *members);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */

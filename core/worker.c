@@ -7,12 +7,13 @@
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests) {
+                                       const mlfab__port *port, const mlfab__port *hop,
+                                       mlfab_stats *stats, mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
   worker->env = env;
   worker->config = config;
   worker->port = *port;
+  worker->hop = *hop;
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;

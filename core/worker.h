@@ -46,6 +46,9 @@ typedef struct mlfab__part {
   uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
   int32_t code;  /* once decided */
   uint32_t eager, lent;
+  uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
+  uint32_t lent_hop;   /* bulks lent to the link to an aggregator; `lent` to the server's */
+  uint64_t group;      /* newest number that the server gave it; 0: none */
   uint64_t bytes, granted, sent;
   uint32_t source; /* cursor */
   uint64_t in_source;
@@ -78,6 +81,8 @@ typedef struct mlfab__fetch { /* a pull */
   uint32_t nwaiting;
   int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
+  uint32_t *attempts; /* by server: which way's frames count; 0: the server's own */
+  uint32_t *hops;     /* by server: the worker that hands it on, or MLFAB__NO_NODE */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -93,6 +98,8 @@ typedef struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
+  mlfab__port
+      hop; /* aggregators by their worker's rank: `ready` opens the link when there is none */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -121,8 +128,8 @@ typedef struct mlfab__worker {
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, mlfab_stats *stats,
-                                       mlfab__requests *requests);
+                                       const mlfab__port *port, const mlfab__port *hop,
+                                       mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
@@ -158,6 +165,22 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
+/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there until it is
+ * granted anew. */
+MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t now_ns);
+/* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
+MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for it (HOP_CHUNK): 1, or 0; it was taken; its bulk is free. */
+MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
+                                           mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t token, uint64_t now_ns);
+/* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
+MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Updates that no server has decided yet. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
@@ -180,6 +203,9 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
+/* VIA: the hop of an update. */
+MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
+                                     const mlfab__frame_in *frame, uint64_t now_ns);
 /* What the server has decided, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         uint64_t top, const uint64_t applied[4], uint64_t now_ns);
@@ -200,6 +226,9 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
+/* PULL_VIA: the hop of a pull. */
+MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
+                                     const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* An update that the server will never hear of: pulls behind it wait for a round less. */

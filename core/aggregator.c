@@ -1,0 +1,2 @@
+/* aggregator.c - the aggregator role. See aggregator.h. */
+#include "aggregator.h"

@@ -1,0 +1,2 @@
+/* scheduler.c - the scheduler role. See scheduler.h. */
+#include "scheduler.h"
