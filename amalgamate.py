@@ -33,7 +33,7 @@ CORE = [
     (3, "store"),
     (3, "dedup"),
     (4, "worker", "push.c", "pull.c"),
-    (4, "server", "intake.c", "answer.c"),
+    (4, "server", "intake.c", "place.c", "answer.c"),
     (4, "member"),
     (4, "aggregator"),
     (4, "scheduler"),

@@ -29,12 +29,19 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
+/* The scale of what comes in: the aggregator of a group has multiplied each member with its own,
+ * where the rule is linear. */
+static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
+  return update->group && mlfab__rule_linear(server->rule.kind) ? 1.0 : update->push.scale;
+}
+
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
 static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
                             enum intake_mode mode) {
   if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
-  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind)) return update->push.scale;
+  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
+    return intake_scale(server, update);
   if (server->contributors == 0) return 1.0;
   return server->round_scale != 0.0 ? update->push.scale / server->round_scale : 0.0;
 }
@@ -78,15 +85,33 @@ static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *pus
   return update;
 }
 
-static void intake_append(mlfab__server *server, mlfab__incoming *update) {
-  update->previous = server->last;
+MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
+                                          int unplaced) {
+  mlfab__incoming **first = unplaced ? &server->unplaced_first : &server->first;
+  mlfab__incoming **last = unplaced ? &server->unplaced_last : &server->last;
+  update->unplaced = unplaced;
+  update->previous = *last;
   update->next = NULL;
-  *(server->last ? &server->last->next : &server->first) = update;
-  server->last = update;
+  *(*last ? &(*last)->next : first) = update;
+  *last = update;
 }
 
-/* Gives up its stage. */
-static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update) {
+MLFAB__INTERNAL void mlfab__intake_unlink(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__incoming **first = update->unplaced ? &server->unplaced_first : &server->first;
+  mlfab__incoming **last = update->unplaced ? &server->unplaced_last : &server->last;
+  *(update->previous ? &update->previous->next : first) = update->next;
+  *(update->next ? &update->next->previous : last) = update->previous;
+}
+
+/* What was written of the head is void: it has to begin again. */
+MLFAB__INTERNAL void mlfab__intake_abort(mlfab__server *server) {
+  for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
+    mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
+  }
+  server->head = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__intake_leave_stage(mlfab__server *server, mlfab__incoming *update) {
   if (update->stage) server->stage_owner[update->stage - 1] = NULL;
   update->stage = 0;
 }
@@ -94,16 +119,13 @@ static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update)
 /* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
 static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  *(update->previous ? &update->previous->next : &server->first) = update->next;
-  *(update->next ? &update->next->previous : &server->last) = update->previous;
-  if (server->head == update) {
-    for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
-      mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
-    }
-    server->head = NULL;
-  }
-  intake_unstage_owner(server, update);
+  mlfab__intake_unlink(server, update);
+  if (server->head == update) mlfab__intake_abort(server);
+  mlfab__place_forget(server, update, update->unplaced);
+  mlfab__intake_leave_stage(server, update);
   peer->queued--;
+  if (update->announced)
+    mlfab__server_report(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
   if (peer->queued == 0) peer->arena_head = peer->arena_tail = 0;
@@ -260,23 +282,24 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
 
 /* --- deciding --- */
 
-static uint32_t intake_touched(const mlfab__server *server, const mlfab__incoming *update,
-                               uint32_t segment, uint32_t *last_p) {
+MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
+                                               const mlfab__incoming *update, uint32_t segment,
+                                               uint32_t *last_p) {
   const mlfab__segment *s = &update->segments[segment];
   *last_p =
       mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1) - server->store.first_slice;
   return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
 }
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * moves versions and commits on. A pull tells the largest version of its slices; for those that are
+/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit` 1
+ * moves versions and commits on, with 2 versions only (a further member of a group). A pull tells the largest version of its slices; for those that are
  * behind it, it means their present one. Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                            uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
   uint32_t seen = 0, next = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) {
-    uint32_t last, i = intake_touched(server, update, k, &last);
+    uint32_t last, i = mlfab__intake_touched(server, update, k, &last);
     for (i = i < next ? next : i; i <= last; i++, seen++) {
       mlfab__shard_slice *slice = &server->store.slices[i];
       uint32_t at = update->push.versions == 1 ? 0 : seen;
@@ -285,7 +308,7 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
       delay = mlfab__max(delay, slice->version - base);
       if (commit) {
         slice->version += update->push.members;
-        slice->commit++;
+        if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
     }
@@ -317,9 +340,9 @@ static void intake_arrived(mlfab__server *server, const mlfab__incoming *update,
   if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
 
-/* Decides the head: answers, counts, and takes it out of the queue. */
-static void intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
-                          uint64_t version, uint64_t delay) {
+/* Decides an update: answers, counts, and takes it out of the queue. */
+MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                                          uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
@@ -329,6 +352,8 @@ static void intake_decide(mlfab__server *server, mlfab__incoming *update, int co
     server->stats->updates_applied += push->members;
     server->stats->delay_sum += delay * push->members;
     server->stats->delay_max = mlfab__max(server->stats->delay_max, delay);
+  } else if (code == MLFAB_ERR_DROPPED) {
+    server->stats->updates_dropped += push->members;
   } else if (code != 0 && code != MLFAB_ERR_WITHDRAWN) {
     server->stats->updates_refused += push->members;
     server->port.event(server->port.self, MLFAB_EVENT_REFUSED_UPDATE, (int32_t)worker, 0,
@@ -344,6 +369,20 @@ static void intake_swap(mlfab__server *server, uint32_t *place) {
     if (store->next[p] == MLFAB__NO_BLOCK) continue;
     mlfab__store_put(store, &place[p], store->next[p]);
     store->next[p] = MLFAB__NO_BLOCK;
+  }
+}
+
+/* An update, or all members of a group, are applied: moves the versions on unless they are a round's. One commit. */
+static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
+  uint64_t group = update->group;
+  int commit = 1;
+  if (group) mlfab__place_applied(server, update);
+  for (mlfab__incoming *next; update; update = next) {
+    uint64_t delay = 0, version = server->v_train;
+    next = group && update->next && update->next->group == group ? update->next : NULL;
+    if (versions) intake_versions(server, update, commit, &delay, &version);
+    mlfab__intake_decide(server, update, 0, version, delay);
+    commit = 2;
   }
 }
 
@@ -364,12 +403,13 @@ static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
     version = server->v_train;
   } else {
     intake_swap(server, server->store.w);
-    if (mode == INTAKE_DIRECT) {
-      intake_versions(server, update, 1, &delay, &version);
-      server->stats->commits++;
-    }
+    if (mode == INTAKE_DIRECT) server->stats->commits++;
   }
-  intake_decide(server, update, 0, version, delay);
+  if (mode == INTAKE_DIRECT || update->group) {
+    intake_commit(server, update, mode == INTAKE_DIRECT);
+  } else {
+    mlfab__intake_decide(server, update, 0, version, delay);
+  }
   if (mode == INTAKE_INIT) {
     server->phase = MLFAB__MODEL_STANDS;
     server->first_weights_incarnation = server->peers[0].incarnation;
@@ -387,7 +427,7 @@ static void intake_complete_whole(mlfab__server *server, mlfab__incoming *update
     intake_versions(server, update, 1, &delay, &version);
     server->stats->commits++;
   }
-  intake_decide(server, update, 0, version, delay);
+  mlfab__intake_decide(server, update, 0, version, delay);
 }
 
 /* --- applying, block by block --- */
@@ -427,24 +467,31 @@ static void intake_info(const mlfab__server *server, const mlfab__incoming *upda
   info->incarnation = server->peers[update->worker].incarnation;
   info->seq = update->push.seq;
   info->members = update->push.members;
+  for (const mlfab__incoming *u = update->next; update->group && u && u->group == update->group;
+       u = u->next) {
+    uint64_t later = 0;
+    intake_versions((mlfab__server *)(uintptr_t)server, u, 0, &later, NULL);
+    delay = mlfab__max(delay, later + info->members);
+    info->members += u->push.members;
+  }
   info->server = server->number;
   info->delay = delay;
   if (update->push.segments > 0) {
-    uint32_t last, slice = intake_touched(server, update, 0, &last);
+    uint32_t last, slice = mlfab__intake_touched(server, update, 0, &last);
     info->version = server->store.slices[slice].version;
     info->commit = server->store.slices[slice].commit;
   }
   info->progress = update->push.progress;
-  info->scale = update->push.scale;
-  info->norm = update->push.norm;
+  info->scale = intake_scale(server, update);
+  info->norm = update->group ? 0.0 : update->push.norm;
 }
 
 /* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->head;
   mlfab_update_info info;
-  uint64_t delay = 0, version = 0;
-  intake_versions(server, update, 0, &delay, &version);
+  uint64_t delay = 0;
+  intake_versions(server, update, 0, &delay, NULL);
   intake_info(server, update, delay, &info);
   while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
@@ -458,12 +505,13 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   }
   if (update->consumed < update->push.bytes && !server->apply_code) return 0;
   server->applying = MLFAB__APPLY_NONE;
-  if (!server->apply_code) {
+  if (server->apply_code) {
+    mlfab__place_refuse(server, update, server->apply_code);
+  } else {
     intake_swap(server, server->store.w);
-    intake_versions(server, update, 1, &delay, &version);
     server->stats->commits++;
+    intake_commit(server, update, 1);
   }
-  intake_decide(server, update, server->apply_code, version, delay);
   mlfab__answer_check(server);
   return 1;
 }
@@ -592,7 +640,8 @@ static void intake_round(mlfab__server *server) {
 /* --- heads --- */
 
 /* May this update be taken in now? */
-static int intake_eligible(const mlfab__server *server, const mlfab__incoming *update) {
+MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
+                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (!intake_rounds(server)) return 1;
@@ -608,32 +657,67 @@ static int intake_eligible(const mlfab__server *server, const mlfab__incoming *u
 }
 
 static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab__incoming *update) {
-  while (update && !intake_eligible(server, update)) update = update->next;
+  while (update && !mlfab__intake_eligible(server, update)) update = update->next;
   return update;
 }
 
 static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_t upto) {
+  uint8_t meta[64];
   if (upto <= update->granted) return;
   update->granted = upto;
+  if (update->group) {
+    mlfab__release release = {update->group, upto};
+    server->port.post(server->port.self, update->aggregator, MLFAB__RELEASE, meta,
+                      mlfab__encode_release(meta, &release));
+    return;
+  }
   mlfab__grant grant = {update->push.seq, upto, server->peers[update->worker].generation};
-  uint8_t meta[64];
   server->port.post(server->port.self, update->worker, MLFAB__GRANT, meta,
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* The one that follows the head may send as much as the stage holds, shortly before its turn: what is
- * staged is copied once more. */
-static void intake_grant_next(mlfab__server *server) {
-  const mlfab__incoming *head = server->head;
-  if (server->stage_owner[0] || server->stage_bytes == 0 || !head) return;
-  if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
+/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
+ * may come over links of very different speed at the same time. */
+static uint32_t intake_free_stage(mlfab__server *server) {
+  uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
+  for (uint32_t i = 0; i < n; i++) {
+    if (server->stage_owner[i]) continue;
+    if (!server->stages[i] && !server->store.ghost)
+      server->stages[i] = mlfab__alloc(server->env, server->stage_bytes);
+    if (server->stages[i] || server->store.ghost) return i;
+  }
+  return MLFAB__SERVER_STAGES;
+}
+
+/* The next in the queue that is not released. Followers in a group come with its first. */
+static mlfab__incoming *intake_unreleased(mlfab__server *server) {
   mlfab__incoming *update = intake_eligible_from(server, server->first);
-  while (update && (update == server->head || update->granted == update->push.bytes)) {
+  while (update && (update == server->head || update->granted == update->push.bytes ||
+                    update->granted > update->push.eager || update->refused ||
+                    mlfab__place_follows(update))) {
     update = intake_eligible_from(server, update->next);
   }
-  if (!update || update->granted > update->push.eager) return;
-  update->stage = 1;
-  server->stage_owner[0] = update;
+  return update;
+}
+
+/* Releases the next transfer when those before it leave the in-link unused: shortly before their end, or
+ * because they come more slowly than the link carries. What is staged is copied once more. */
+static void intake_release(mlfab__server *server) {
+  const mlfab__incoming *head = server->head;
+  uint64_t coming = 0;
+  if (server->stage_bytes == 0 || !head) return;
+  for (const mlfab__incoming *u = server->first; u; u = u->next)
+    coming += mlfab__max(u->granted, u->received) - u->received;
+  int ends = head->push.bytes - head->received <= 2 * (uint64_t)server->config->chunk_bytes &&
+             coming <= 2 * (uint64_t)server->config->chunk_bytes;
+  if (!ends && !(server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns))) return;
+  mlfab__meter_begin(&server->meter, server->now_ns);
+  mlfab__incoming *update = intake_unreleased(server);
+  if (!update) return;
+  uint32_t stage = intake_free_stage(server);
+  if (stage == MLFAB__SERVER_STAGES) return;
+  update->stage = stage + 1;
+  server->stage_owner[stage] = update;
   intake_grant(server, update,
                mlfab__min(update->push.bytes, update->push.eager + server->stage_bytes));
 }
@@ -659,31 +743,50 @@ static int intake_unstage(mlfab__server *server, mlfab__incoming *update) {
   return code;
 }
 
-/* Refuses an update that has something wrong with it, at its turn. */
-static void intake_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
-  intake_decide(server, update, code, 0, 0);
+/* Is every member still undecided and below the bound? Else what is wrong, and with which. */
+static int intake_judge(mlfab__server *server, mlfab__incoming *update,
+                        mlfab__incoming **culprit_p) {
+  uint64_t group = update->group, ahead = 0;
+  for (; update; update = update->next) {
+    if (group && update->group != group) return 0;
+    *culprit_p = update;
+    const mlfab__window *window = &server->dedup.windows[update->worker];
+    enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
+    if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
+    int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
+    uint64_t delay = 0;
+    if (!code && server->phase == MLFAB__MODEL_STANDS)
+      code = intake_versions(server, update, 0, &delay, NULL);
+    if (!code) code = mlfab__place_late(server, update, delay + ahead);
+    if (code) return code;
+    ahead += update->push.members;
+    if (!group) return 0;
+  }
+  return 0;
 }
 
 /* Makes the update the head. `data` is its first and only bytes when they all came with its
  * announcement and are not staged. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
-  const mlfab__window *window = &server->dedup.windows[update->worker];
+  mlfab__incoming *culprit = NULL;
   server->head = update;
   update->last_byte_ns = server->now_ns;
-  enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
-  if (known != MLFAB__UNDECIDED) {
+  int code = intake_judge(server, update, &culprit);
+  if (code && update->group) {
+    if (code < 0) culprit->refused = code;
+    mlfab__place_ungroup(server, update, culprit, 0);
+    return;
+  }
+  if (code > 0) {
     /* Decided while a repetition of it waited. */
     server->stats->updates_repeated += update->push.members;
     intake_ack(server, update->worker, update->push.seq, update->push.members,
-               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+               code == 2 ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
     intake_remove(server, update);
     return;
   }
-  int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
-  if (!code && server->phase == MLFAB__MODEL_STANDS)
-    code = intake_versions(server, update, 0, NULL, NULL);
   if (code) {
-    intake_refuse(server, update, code);
+    mlfab__intake_decide(server, update, code, 0, update->delay);
     return;
   }
   if (!data && update->received == update->push.bytes && update->push.bytes == update->push.eager) {
@@ -692,7 +795,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   if (data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES &&
       intake_whole(server, update, data, &code)) {
     if (code) {
-      intake_refuse(server, update, code);
+      mlfab__place_refuse(server, update, code);
     } else {
       intake_complete_whole(server, update);
     }
@@ -704,10 +807,10 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     code = intake_unstage(server, update);
   }
   if (code) {
-    intake_refuse(server, update, code);
+    mlfab__place_refuse(server, update, code);
     return;
   }
-  intake_unstage_owner(server, update);
+  mlfab__intake_leave_stage(server, update);
   if (update->consumed == update->push.bytes) {
     intake_complete(server, update);
     return;
@@ -717,6 +820,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
 
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   uint64_t budget = INTAKE_TICK_BYTES;
+  mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
     if (server->applying == MLFAB__APPLY_ROUND && !intake_apply_round(server, budget)) return;
@@ -729,7 +833,7 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
     if (!update) return;
     intake_begin(server, update, NULL);
   }
-  intake_grant_next(server);
+  intake_release(server);
 }
 
 /* --- frames --- */
@@ -747,8 +851,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (push->seq == 0) return "an update without a number";
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
-  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT))
+  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED))
     return "unknown flags in a push";
+  if ((push->flags & MLFAB__PUSH_PLANNED) &&
+      (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
+    return "a push to be planned, with bytes or without a scheduler";
   if (peer->queued >= MLFAB__SERVER_QUEUED) return "more updates in flight than allowed";
   if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager) {
     return "more eager bytes than its credit";
@@ -811,10 +918,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   peer->queued++;
   peer->last_queued = push.seq + push.members - 1;
   peer->last_progress = push.progress;
-  intake_append(server, update);
   intake_reserve(peer, update);
-  int at_once = !server->head && server->applying == MLFAB__APPLY_NONE && server->first == update &&
-                intake_eligible(server, update);
+  mlfab__place_new(server, update);
+  int at_once = !update->unplaced && !update->refused && !server->head &&
+                server->applying == MLFAB__APPLY_NONE && server->first == update &&
+                mlfab__intake_eligible(server, update);
   if (at_once && (frame->bulk || frame->bulk_bytes == 0)) {
     intake_begin(server, update, frame->bulk_bytes > 0 ? frame->bulk : NULL);
   } else if (frame->bulk) {
@@ -830,7 +938,49 @@ static mlfab__incoming *intake_find(const mlfab__server *server, uint32_t worker
   for (update = server->first; update; update = update->next) {
     if (update->worker == worker && update->push.seq == seq) return update;
   }
+  for (update = server->unplaced_first; update; update = update->next) {
+    if (update->worker == worker && update->push.seq == seq) return update;
+  }
   return NULL;
+}
+
+/* The next bytes of an update, or of a group as those of its first: they came on the link of `peer`. */
+static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *update,
+                         uint64_t offset, const mlfab__frame_in *frame) {
+  if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
+      intake_strange(server, frame)) {
+    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+    return;
+  }
+  update->last_byte_ns = server->now_ns;
+  int direct = update == server->head && update->consumed == update->received &&
+               server->applying == MLFAB__APPLY_NONE;
+  uint64_t at = update->received;
+  update->received += frame->bulk_bytes;
+  mlfab__meter_count(&server->meter, frame->bulk_bytes);
+  if (!direct) {
+    /* A chunk may begin in the arena and end in the stage. */
+    uint64_t eager =
+        at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
+    const uint8_t *bulk = frame->bulk;
+    if (eager > 0 && bulk)
+      memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
+    if (frame->bulk_bytes > eager && bulk) {
+      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
+             frame->bulk_bytes - eager);
+    }
+    intake_release(server);
+    return;
+  }
+  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
+  if (code) {
+    mlfab__place_refuse(server, update, code);
+  } else if (update->consumed == update->push.bytes) {
+    intake_complete(server, update);
+  } else {
+    mlfab__place_progress(server, update);
+  }
+  mlfab__intake_advance(server);
 }
 
 MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
@@ -842,37 +992,20 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   }
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
-  if (!update) return; /* refused or withdrawn meanwhile */
-  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received ||
-      intake_strange(server, frame)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+  if (!update) return;       /* refused or withdrawn meanwhile */
+  if (update->group) return; /* it goes by another way now */
+  intake_bytes(server, worker, update, chunk.offset, frame);
+}
+
+MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggregator,
+                                           const mlfab__frame_in *frame) {
+  mlfab__forward forward;
+  if (mlfab__decode_forward(frame->meta, frame->meta_bytes, &forward)) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a FORWARD that does not parse");
     return;
   }
-  update->last_byte_ns = server->now_ns;
-  int direct = update == server->head && update->consumed == update->received &&
-               server->applying == MLFAB__APPLY_NONE;
-  uint64_t at = update->received;
-  update->received += frame->bulk_bytes;
-  if (!direct) {
-    if (!frame->bulk) return;
-    /* A chunk may begin in the arena and end in the stage. */
-    uint64_t eager =
-        at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
-    const uint8_t *bulk = frame->bulk;
-    memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
-    if (frame->bulk_bytes > eager) {
-      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
-             frame->bulk_bytes - eager);
-    }
-    return;
-  }
-  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
-  if (code) {
-    intake_refuse(server, update, code);
-  } else if (update->consumed == update->push.bytes) {
-    intake_complete(server, update);
-  }
-  mlfab__intake_advance(server);
+  mlfab__incoming *update = mlfab__place_find(server, aggregator, forward.group);
+  if (update) intake_bytes(server, aggregator, update, forward.offset, frame);
 }
 
 MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,
@@ -884,10 +1017,10 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
   }
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, withdraw.seq);
-  if (!update) return; /* decided: its PUSH_ACK is on the way */
+  if (!update) return;                             /* decided: its PUSH_ACK is on the way */
+  if (mlfab__place_recall(server, update)) return; /* too late: it will be acknowledged */
   if (update == server->head) {
-    if (server->applying != MLFAB__APPLY_NONE) return; /* too late: it will be acknowledged */
-    intake_refuse(server, update, MLFAB_ERR_WITHDRAWN);
+    mlfab__intake_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
     /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
@@ -897,18 +1030,31 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
 }
 
 MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker) {
-  if (server->applying == MLFAB__APPLY_UPDATE && server->head->worker == worker)
-    intake_apply_update(server, MLFAB__NEVER);
+  if (server->applying != MLFAB__APPLY_UPDATE) return;
+  const mlfab__incoming *update = server->head;
+  while (update && update->worker != worker)
+    update =
+        update->group && update->next && update->next->group == update->group ? update->next : NULL;
+  if (update) intake_apply_update(server, MLFAB__NEVER);
+}
+
+/* The first update of a worker that is not past recall: what is being applied has all its bytes, and is
+ * decided when it is done. */
+static mlfab__incoming *intake_first_of(const mlfab__server *server, uint32_t worker) {
+  mlfab__incoming *update = server->first;
+  while (update && (update->worker != worker || mlfab__place_applying(server, update)))
+    update = update->next;
+  if (update) return update;
+  update = server->unplaced_first;
+  while (update && update->worker != worker) update = update->next;
+  return update;
 }
 
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
-  mlfab__incoming *next;
-  for (mlfab__incoming *update = server->first; update; update = next) {
-    next = update->next;
-    if (update->worker != worker) continue;
-    /* What is being applied has all its bytes and is past recall: it is decided when it is done. */
-    if (update == server->head && server->applying == MLFAB__APPLY_UPDATE) continue;
+  mlfab__incoming *update;
+  while ((update = intake_first_of(server, worker)) != NULL) {
+    if (update->group) mlfab__place_ungroup(server, update, update, 0);
     intake_remove(server, update);
   }
   peer->generation++;
@@ -917,8 +1063,11 @@ MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker)
 
 MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
   mlfab__incoming *head = server->head;
-  if (head && server->applying == MLFAB__APPLY_NONE &&
-      server->now_ns - head->last_byte_ns >= 3 * server->heartbeat_ns) {
+  uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
+  if (head && head->group && server->applying == MLFAB__APPLY_NONE) {
+    /* The aggregator names a silent member after three; this is its own silence. */
+    if (silent >= 5 * server->heartbeat_ns) mlfab__place_ungroup(server, head, NULL, 1);
+  } else if (head && server->applying == MLFAB__APPLY_NONE && silent >= 3 * server->heartbeat_ns) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__intake_reset(server, worker);
@@ -934,12 +1083,16 @@ MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
 
 MLFAB__INTERNAL uint64_t mlfab__intake_deadline(const mlfab__server *server) {
   if (server->applying != MLFAB__APPLY_NONE) return 0;
-  if (server->head) return server->head->last_byte_ns + 3 * server->heartbeat_ns;
-  return MLFAB__NEVER;
+  if (!server->head) return MLFAB__NEVER;
+  uint64_t beats = server->head->group ? 5 : 3;
+  uint64_t deadline = server->head->last_byte_ns + beats * server->heartbeat_ns;
+  int more = server->scheduled && server->last != server->head;
+  return more ? mlfab__min(deadline, mlfab__meter_due(&server->meter)) : deadline;
 }
 
 MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
   while (server->first) intake_remove(server, server->first);
+  while (server->unplaced_first) intake_remove(server, server->unplaced_first);
   while (server->free_list) {
     mlfab__incoming *update = server->free_list;
     server->free_list = update->next;

@@ -3,7 +3,30 @@
 
 #include "reduce.h"
 
-enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_EAGER_LEAST = 4096 };
+enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_STAGE_PLANNED = 64 << 20, SERVER_EAGER_LEAST = 4096 };
+
+static int server_init_schedule(mlfab__server *server) {
+  const mlfab_schedule *given = &server->config->schedule;
+  mlfab__env *env = server->env;
+  server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
+  server->host = server->config->host;
+  server->schedule.delay_bound = given->delay_bound;
+  server->schedule.plan_ahead_ns = given->plan_ahead_ns;
+  server->schedule.interval_ns = given->interval_ns;
+  server->schedule.best = given->best;
+  server->schedule.whole = given->whole;
+  server->schedule.no_aggregation = given->no_aggregation;
+  server->schedule.no_distribution = given->no_distribution;
+  if (!server->scheduled) return 0;
+  server->plan_scratch =
+      mlfab__alloc_array(env, MLFAB__PLAN_ENTRIES_MAX, sizeof *server->plan_scratch);
+  server->group_scratch =
+      mlfab__alloc_array(env, MLFAB__GROUP_MEMBERS_MAX, sizeof *server->group_scratch);
+  server->meta_scratch = mlfab__alloc(env, MLFAB_META_MAX);
+  if (server->plan_scratch && server->group_scratch && server->meta_scratch) return 0;
+  mlfab__server_free(server);
+  return MLFAB_ERR_MEMORY;
+}
 
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
@@ -28,10 +51,10 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
     return MLFAB_ERR_MEMORY;
   }
   for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++)
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
   }
-  return 0;
+  return server_init_schedule(server);
 }
 
 static void server_free_model(mlfab__server *server) {
@@ -49,6 +72,8 @@ static void server_free_model(mlfab__server *server) {
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
   server->scratch = NULL;
   server->stage_bytes = 0;
+  mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
+  server->ahead = NULL;
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
@@ -73,7 +98,125 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free(env, server->segments_scratch,
               MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
   mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  mlfab__free(env, server->plan_scratch, MLFAB__PLAN_ENTRIES_MAX * sizeof *server->plan_scratch);
+  mlfab__free(env, server->group_scratch, MLFAB__GROUP_MEMBERS_MAX * sizeof *server->group_scratch);
+  mlfab__free(env, server->meta_scratch, MLFAB_META_MAX);
   memset(server, 0, sizeof *server);
+}
+
+/* --- a fabric with a scheduler --- */
+
+MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes) {
+  return server->scheduler_up && bytes > server->config->eager_bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n) {
+  return mlfab__hash(n, segments, n * sizeof *segments);
+}
+
+static void server_tell_scheduler(mlfab__server *server, uint8_t type, const void *meta,
+                                  uint32_t bytes) {
+  if (server->scheduler_up)
+    server->port.post(server->port.self, server->workers, type, meta, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                          uint64_t id, int code) {
+  uint8_t meta[128];
+  mlfab__report report;
+  if (!server->scheduler_up) return;
+  memset(&report, 0, sizeof report);
+  report.id = id;
+  report.placed = server->placed;
+  report.backlog = mlfab__intake_backlog(server);
+  report.out_backlog = mlfab__answer_backlog(server);
+  report.version = server->store.nslices > 0 ? server->store.slices[0].version : 0;
+  report.kind = kind;
+  report.worker = worker;
+  report.code = code;
+  server_tell_scheduler(server, MLFAB__REPORT, meta, mlfab__encode_report(meta, &report));
+}
+
+MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce) {
+  uint8_t meta[128];
+  announce->placed = server->placed;
+  announce->incarnation = server->peers[announce->worker].incarnation;
+  server_tell_scheduler(server, MLFAB__ANNOUNCE, meta, mlfab__encode_announce(meta, announce));
+}
+
+static void server_tell_schedule(mlfab__server *server) {
+  uint8_t meta[128];
+  mlfab__schedule schedule = server->schedule;
+  schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
+  schedule.host = server->host;
+  server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
+}
+
+static void server_tell_station(mlfab__server *server, uint32_t worker) {
+  const mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__station station = {worker, peer->incarnation, peer->connected, peer->accumulators,
+                            peer->host};
+  uint8_t meta[64];
+  server_tell_scheduler(server, MLFAB__STATION, meta, mlfab__encode_station(meta, &station));
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->scheduler_up = 1;
+  server_tell_schedule(server);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) server_tell_station(server, w);
+  }
+  mlfab__server_report(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
+  mlfab__intake_announce_all(server);
+  mlfab__answer_announce_all(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  if (!server->scheduler_up) return;
+  server->scheduler_up = 0;
+  mlfab__intake_unschedule(server);
+  mlfab__answer_unschedule(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__plan plan;
+  server->now_ns = now_ns;
+  if (frame->type != MLFAB__PLAN ||
+      mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->plan_scratch)) {
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME, "not a PLAN, or none that parses");
+    return;
+  }
+  if (plan.rate_in > 0.0)
+    mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
+  if (server->phase != MLFAB__MODEL_STANDS) return;
+  mlfab__intake_plan(server, server->plan_scratch, plan.entries);
+  mlfab__answer_plan(server, server->plan_scratch, plan.entries);
+}
+
+static void server_schedule(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__schedule schedule;
+  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
+      schedule.delay_bound == 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SCHEDULE that does not parse");
+    return;
+  }
+  server->schedule = schedule;
+  server_tell_schedule(server);
+  mlfab__intake_advance(server);
+}
+
+/* A worker's links, for the scheduler. */
+static void server_capacity(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__capacity capacity;
+  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
+      !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
+    return;
+  }
+  server_tell_scheduler(server, MLFAB__CAPACITY, frame->meta, frame->meta_bytes);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server) {
@@ -136,6 +279,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;
   int was_dead = fresh || peer->dead;
+  mlfab__place_lost_aggregator(server, worker);
   mlfab__intake_reset(server, worker);
   mlfab__answer_reset(server, worker);
   if (peer->dead)
@@ -153,6 +297,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->connected = 1;
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
+  peer->accumulators = hello->accumulators;
+  peer->host = hello->host;
+  server_tell_station(server, worker);
   server_hello_ack(server, worker, was_dead, ack);
   mlfab__intake_advance(server);
   return 0;
@@ -161,8 +308,10 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->peers[worker].connected = 0;
+  mlfab__place_lost_aggregator(server, worker);
   mlfab__intake_reset(server, worker);
   mlfab__answer_reset(server, worker);
+  server_tell_station(server, worker);
   mlfab__intake_advance(server);
 }
 
@@ -236,10 +385,16 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   code = mlfab__store_init(env, &server->store, &server->layout, server->number,
                            server->config->block_bytes, mlfab__sync_rounds(define->sync), states,
                            define->ghost != 0);
+  if (!code) {
+    server->ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->ahead);
+    if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
+  }
   uint64_t shard = server->store.end - server->store.begin;
   server->eager_bytes =
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
-  server->stage_bytes = mlfab__min(SERVER_STAGE_BYTES, shard);
+  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
+  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  server->stage_bytes = define->ghost && server->scheduled ? shard : mlfab__min(stage, shard);
   if (!code && shard > 0 && !define->ghost) {
     server->stages[0] = mlfab__alloc(env, server->stage_bytes);
     if (!server->stages[0]) {
@@ -255,6 +410,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
   server->options = *define;
+  server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
 }
@@ -385,6 +541,24 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       break;
     case MLFAB__DONE:
       server_done(server, worker, frame);
+      break;
+    case MLFAB__FORWARD:
+      mlfab__intake_forward(server, worker, frame);
+      break;
+    case MLFAB__GROUP_FAIL:
+      mlfab__intake_group_fail(server, worker, frame);
+      break;
+    case MLFAB__PULL_DONE:
+      mlfab__answer_done(server, worker, frame);
+      break;
+    case MLFAB__SPREAD_FAIL:
+      mlfab__answer_spread_fail(server, worker, frame);
+      break;
+    case MLFAB__CAPACITY:
+      server_capacity(server, worker, frame);
+      break;
+    case MLFAB__SCHEDULE:
+      server_schedule(server, worker, frame);
       break;
     default:
       mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a frame that no worker sends");

@@ -60,15 +60,17 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;      /* its stage plus one, or 0 */
-  int unplaced;        /* stands in the list of those that wait for a plan */
-  int announced;       /* the scheduler knows of it */
-  int counted;         /* its members are in `ahead` of its slices */
-  uint64_t group;      /* number of its group, or 0 */
-  uint32_t aggregator; /* of the group */
-  uint64_t shape;      /* hash of its segments */
-  int withdrawn;       /* to be decided as not applied at its turn */
-  int refused;         /* MLFAB_ERR_* once something is wrong with it */
+  uint32_t stage;         /* its stage plus one, or 0 */
+  int unplaced;           /* stands in the list of those that wait for a plan */
+  int announced;          /* the scheduler knows of it */
+  int counted;            /* its members are in `ahead` of its slices */
+  uint64_t group;         /* number of its group, or 0 */
+  uint32_t aggregator;    /* of the group */
+  double aggregator_rate; /* in-link of its host; 0 or less: not known */
+  uint64_t delay;         /* that it had when it got its place, or would have had */
+  uint64_t shape;         /* hash of its segments */
+  int withdrawn;          /* to be decided as not applied at its turn */
+  int refused;            /* MLFAB_ERR_* once something is wrong with it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -97,6 +99,7 @@ typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, arrived, contributed, hand;
   uint32_t incarnation, generation;
   uint32_t queued;
+  uint32_t unplaced;      /* of those: wait for a plan */
   uint64_t last_queued;   /* newest member in the queue */
   uint64_t last_progress; /* its round */
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
@@ -146,11 +149,14 @@ typedef struct mlfab__server {
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
   uint64_t spreads;       /* the last number of a spread */
+  uint32_t late;          /* dropped ones that are not decided yet */
   uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
   uint64_t reported_left; /* bytes of the head when the scheduler was told last */
   uint64_t host;          /* of this node */
   mlfab__meter meter;
   mlfab__plan_entry *plan_scratch;
+  mlfab__group_member *group_scratch;
+  uint8_t *meta_scratch; /* MLFAB_META_MAX */
   /* Rounds. */
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
@@ -218,6 +224,54 @@ MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, 
 MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce);
 /* A hash of segments: transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
+
+/* Which list an update stands in; intake.c keeps both. */
+MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
+                                          int unplaced);
+MLFAB__INTERNAL void mlfab__intake_unlink(mlfab__server *server, mlfab__incoming *update);
+/* What was written of the head is void, and there is none. */
+MLFAB__INTERNAL void mlfab__intake_abort(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__intake_leave_stage(mlfab__server *server, mlfab__incoming *update);
+/* The slices of a segment: the first is returned. */
+MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
+                                               const mlfab__incoming *update, uint32_t segment,
+                                               uint32_t *last_p);
+MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
+                                           const mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                                          uint64_t version, uint64_t delay);
+
+/* place.c: a new update gets its place, or waits for a plan. */
+MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *update);
+/* It leaves the lists. */
+MLFAB__INTERNAL void mlfab__place_forget(mlfab__server *server, mlfab__incoming *update,
+                                         int unplaced);
+/* DROPPED when this delay is not below the bound, which is remembered, or 0. */
+MLFAB__INTERNAL int mlfab__place_late(const mlfab__server *server, mlfab__incoming *update,
+                                      uint64_t delay);
+/* Gives places that need no plan, announces, tells of drops. */
+MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
+/* Is it a member of a group, but not the first? */
+MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
+/* The first member of a group, if this aggregator has it. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
+                                                   uint64_t group);
+/* Is it, or its group, past recall? */
+MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
+                                          const mlfab__incoming *update);
+/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew, at the aggregator
+ * or, with `direct`, without. */
+MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming *member,
+                                          mlfab__incoming *culprit, int direct);
+/* The group was applied: its members are about to be decided. */
+MLFAB__INTERNAL void mlfab__place_applied(mlfab__server *server, const mlfab__incoming *leader);
+/* Refuses the head, with all members if it is a group. */
+MLFAB__INTERNAL void mlfab__place_refuse(mlfab__server *server, mlfab__incoming *update, int code);
+/* It is being withdrawn: leaves its group. 1 when it is too late. */
+MLFAB__INTERNAL int mlfab__place_recall(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__place_lost_aggregator(mlfab__server *server, uint32_t aggregator);
+/* Bytes of the head came: tells the scheduler now and then. */
+MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__incoming *head);
 
 /* Updates of a plan get their places, in order. */
 MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan_entry *entries,

@@ -143,7 +143,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_ANNOUNCE(N, T) \
   N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members) N(parts)
 #define WIRE_PLAN(N, T) N(serial) N(rate_in) N(rate_out)
-#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(kind) N(worker) N(aggregator) N(group) N(fate)
+#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate)
 #define WIRE_REPORT(N, T) \
   N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
 #define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
@@ -337,7 +337,7 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
-enum { WIRE_ENTRY_BYTES = 36, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+enum { WIRE_ENTRY_BYTES = 44, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
 
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries) {

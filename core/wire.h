@@ -324,6 +324,7 @@ enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EX
 typedef struct mlfab__plan_entry {
   uint64_t id;
   uint64_t delay; /* that it will have, or would have had */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
   uint32_t kind, worker;
   uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
   uint32_t group;      /* entries in a row with the same number, not 0, are one group */
@@ -336,7 +337,7 @@ typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follo
       rate_out; /* of the server's host as the scheduler knows it; negative: not known */
   uint32_t entries;
 } mlfab__plan;
-#define MLFAB__PLAN_ENTRIES_MAX 1500u
+#define MLFAB__PLAN_ENTRIES_MAX 1400u
 
 typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
   uint64_t id;                   /* push or pull that is over, when `worker` is one */
@@ -362,7 +363,7 @@ typedef struct mlfab__group_member {
 
 typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
   uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; negative: not known */
+  double rate_in; /* of the aggregator's host; 0 or less: not known */
   uint32_t whole; /* 1: forward when complete, 0: cut through */
   uint32_t members, segments;
 } mlfab__group;
