@@ -710,10 +710,11 @@ enum mlfab_io_kind {
 typedef struct mlfab_measure {
   uint64_t elapsed_ns;
   uint64_t bytes_in, bytes_out;
-  double delivery_out; /* largest delivery rate of a link that was not limited by the application,
-                           bytes a second; 0: none */
-  double nominal;      /* speed of the interface, bytes a second; 0: not told */
-  uint32_t limited_in, limited_out; /* 1: nobody had more to send, so the rate says nothing */
+  double delivery_in, delivery_out; /* the rate of the stretches in which somebody had more to send,
+                                       bytes a second; 0: there were none worth the name */
+  double nominal;                   /* speed of the interface, bytes a second; 0: not told */
+  uint32_t limited_in, limited_out; /* 1: nobody had more to send for some of the time, so that
+                                       the bytes are a lower bound only */
 } mlfab_measure;
 
 /* What a transport reports. */
