@@ -1,0 +1,558 @@
+/* link.c - residual capacities, how long transfers take, and reservations: see link.h. */
+#include "link.h"
+
+enum {
+  LINK_FIRST = 4, /* steps of a profile without memory of its own */
+  LINK_MOST = 1 << 24
+};
+
+/* The end of a last step: no time that is reckoned with is later. */
+#define LINK_FOREVER 1.7976931348623157e308
+
+struct mlfab__cursor {
+  const mlfab__step *at, *last;
+};
+
+/* ---- memory ---- */
+
+MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
+                                       size_t size) {
+  if (old != NULL && need <= *room_p) return old;
+  if (need > UINT32_MAX / 2) return NULL;
+  uint64_t room = mlfab__max(mlfab__max(need, 2 * (uint64_t)*room_p), 8);
+  void *grown = mlfab__alloc_array(env, room, size);
+  if (grown == NULL) return NULL;
+  if (old != NULL) {
+    memcpy(grown, old, *room_p * size);
+    mlfab__free(env, old, *room_p * size);
+  }
+  *room_p = (uint32_t)room;
+  return grown;
+}
+
+#define LINK_GROW(net, array, room, need)                                                       \
+  do {                                                                                          \
+    void *grown_ =                                                                              \
+        mlfab__link_grow((net)->env, (net)->array, &(net)->room, (need), sizeof *(net)->array); \
+    if (grown_ == NULL) return MLFAB_ERR_MEMORY;                                                \
+    (net)->array = grown_;                                                                      \
+  } while (0)
+
+static uint32_t link_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
+
+/* Room for `need` steps in a profile. */
+static int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+  if (need <= profile->room) return 0;
+  uint32_t room = profile->room;
+  void *old = room > LINK_FIRST ? profile->steps : NULL;
+  mlfab__step *steps = mlfab__link_grow(net->env, old, &room, need, sizeof *steps);
+  if (steps == NULL) return MLFAB_ERR_MEMORY;
+  if (old == NULL) memcpy(steps, profile->steps, profile->n * sizeof *steps);
+  profile->steps = steps;
+  profile->room = room;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
+                                        uint32_t links) {
+  memset(net, 0, sizeof *net);
+  if (nodes == 0) return MLFAB_ERR_ARGUMENT;
+  if (nodes > LINK_MOST || links > LINK_MOST) return MLFAB_ERR_LIMIT;
+  net->env = env;
+  net->nodes = nodes;
+  net->links = links;
+  uint32_t count = link_profiles(net);
+  net->cursors_room = 2 + LINK_FIRST;
+  net->profiles = mlfab__alloc_array(env, count, sizeof *net->profiles);
+  net->slab = mlfab__alloc_array(env, (size_t)count * LINK_FIRST, sizeof *net->slab);
+  net->cursors = mlfab__alloc_array(env, net->cursors_room, sizeof *net->cursors);
+  if (!net->profiles || !net->slab || !net->cursors) {
+    mlfab__network_free(net);
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t i = 0; i < count; i++) {
+    net->profiles[i] =
+        (mlfab__profile){.steps = net->slab + (size_t)i * LINK_FIRST, .n = 1, .room = LINK_FIRST};
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net) {
+  mlfab__env *env = net->env;
+  if (env == NULL) return;
+  uint32_t count = link_profiles(net);
+  for (uint32_t i = 0; net->profiles && i < count; i++) {
+    mlfab__profile *p = &net->profiles[i];
+    if (p->room > LINK_FIRST) mlfab__free(env, p->steps, p->room * sizeof *p->steps);
+  }
+  if (net->profiles) mlfab__free(env, net->profiles, count * sizeof *net->profiles);
+  if (net->slab) mlfab__free(env, net->slab, (size_t)count * LINK_FIRST * sizeof *net->slab);
+  mlfab__map_free(env, &net->paths);
+  if (net->path_links) {
+    mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
+  }
+  if (net->changes) mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
+  if (net->replaced) mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
+  if (net->built) mlfab__free(env, net->built, net->built_room * sizeof *net->built);
+  if (net->pieces) mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
+  if (net->cursors) mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
+  memset(net, 0, sizeof *net);
+}
+
+/* ---- capacities and paths ---- */
+
+static mlfab__profile *link_profile(const mlfab__network *net, enum mlfab__capacity_kind kind,
+                                    uint32_t index) {
+  if (index >= (kind == MLFAB__SHARED ? net->links : net->nodes)) return NULL;
+  if (kind == MLFAB__EGRESS) return &net->profiles[index];
+  if (kind == MLFAB__INGRESS) return &net->profiles[net->nodes + index];
+  return &net->profiles[2 * net->nodes + index];
+}
+
+static int link_is_rate(double rate) { return mlfab__link_finite(rate) && rate >= 0; }
+
+MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, uint32_t n, const double *at,
+                                            const double *rate) {
+  mlfab__profile *profile = link_profile(net, kind, index);
+  if (profile == NULL || n == 0) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!link_is_rate(at[i]) || !link_is_rate(rate[i])) return MLFAB_ERR_ARGUMENT;
+    if (i == 0 ? at[i] > 0 : at[i] <= at[i - 1]) return MLFAB_ERR_ARGUMENT;
+  }
+  if (net->nchanges > 0) return MLFAB_ERR_STATE;
+  int code = link_room(net, profile, n);
+  if (code) return code;
+  profile->n = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    /* Adding 0 makes a negative zero an ordinary one. */
+    mlfab__step step = {at[i] + 0.0, rate[i] + 0.0};
+    if (i > 0 && profile->steps[profile->n - 1].rate == step.rate) continue;
+    profile->steps[profile->n++] = step;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, double rate) {
+  const double zero = 0;
+  return mlfab__network_capacity(net, kind, index, 1, &zero, &rate);
+}
+
+static uint64_t link_key(const mlfab__network *net, uint32_t from, uint32_t to) {
+  return (uint64_t)from * net->nodes + to + 1;
+}
+
+MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
+                                        const uint32_t *links) {
+  uint32_t there;
+  if (from >= net->nodes || to >= net->nodes || from == to) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t i = 0; i < n; i++) {
+    if (links[i] >= net->links) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < i; j++) {
+      if (links[j] == links[i]) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  if (mlfab__map_get(&net->paths, link_key(net, from, to), &there)) return MLFAB_ERR_ARGUMENT;
+  if (n == 0) return 0;
+  LINK_GROW(net, path_links, path_room, (uint64_t)net->path_count + n + 1);
+  LINK_GROW(net, cursors, cursors_room, (uint64_t)n + 2);
+  int code = mlfab__map_put(net->env, &net->paths, link_key(net, from, to), net->path_count);
+  if (code) return code;
+  net->path_links[net->path_count++] = n;
+  memcpy(net->path_links + net->path_count, links, n * sizeof *links);
+  net->path_count += n;
+  if (n > net->path_longest) net->path_longest = n;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
+  for (uint32_t i = 0; i < link_profiles(net); i++) {
+    net->profiles[i].n = 1;
+    net->profiles[i].steps[0] = (mlfab__step){0, 0};
+  }
+  mlfab__network_keep(net);
+}
+
+/* The parts of a copy that are arrays of the same length. */
+static int link_copy_paths(mlfab__network *copy, const mlfab__network *net) {
+  mlfab__map_free(copy->env, &copy->paths);
+  copy->path_count = 0;
+  LINK_GROW(copy, cursors, cursors_room, (uint64_t)net->path_longest + 2);
+  if (net->path_count == 0) return 0;
+  LINK_GROW(copy, path_links, path_room, net->path_count);
+  for (uint32_t i = 0; i < net->paths.capacity; i++) {
+    const mlfab__map_entry *e = &net->paths.entries[i];
+    if (e->key == 0) continue;
+    int code = mlfab__map_put(copy->env, &copy->paths, e->key, e->value);
+    if (code) return code;
+  }
+  memcpy(copy->path_links, net->path_links, net->path_count * sizeof *net->path_links);
+  copy->path_count = net->path_count;
+  copy->path_longest = net->path_longest;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
+                                        mlfab__env *env) {
+  int code = 0;
+  if (copy->nodes != net->nodes || copy->links != net->links) {
+    mlfab__network_free(copy);
+    code = mlfab__network_init(copy, env, net->nodes, net->links);
+  }
+  if (!code) code = link_copy_paths(copy, net);
+  for (uint32_t i = 0; !code && i < link_profiles(net); i++) {
+    const mlfab__profile *from = &net->profiles[i];
+    mlfab__profile *to = &copy->profiles[i];
+    code = link_room(copy, to, from->n);
+    if (code) break;
+    memcpy(to->steps, from->steps, from->n * sizeof *to->steps);
+    to->n = from->n;
+  }
+  if (code) {
+    mlfab__network_free(copy);
+    return code;
+  }
+  copy->mirror = net->mirror;
+  copy->watch = NULL;
+  copy->searching = 0;
+  mlfab__network_keep(copy);
+  return 0;
+}
+
+MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
+                                                              enum mlfab__capacity_kind kind,
+                                                              uint32_t index) {
+  return link_profile(net, kind, index);
+}
+
+/* ---- walking ---- */
+
+/* The index of the step that holds at time t. Late steps are asked for most. */
+static uint32_t link_seek(const mlfab__profile *profile, double t) {
+  const mlfab__step *steps = profile->steps;
+  uint32_t low = 0, high = profile->n;
+  if (steps[high - 1].at <= t) return high - 1;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (steps[middle].at <= t) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static struct mlfab__cursor link_cursor(const mlfab__profile *profile, double t) {
+  struct mlfab__cursor c = {profile->steps + link_seek(profile, t),
+                            profile->steps + profile->n - 1};
+  return c;
+}
+
+/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction charged. */
+static const uint32_t *link_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
+  uint32_t at;
+  if (net->mirror) {
+    uint32_t from = *from_p;
+    *from_p = *to_p;
+    *to_p = from;
+  }
+  if (net->path_count == 0) return NULL;
+  if (!mlfab__map_get(&net->paths, link_key(net, *from_p, *to_p), &at)) return NULL;
+  return net->path_links + at;
+}
+
+/* The profile of the nth resource of a path, of 2 + links[0]. */
+static uint32_t link_resource(const mlfab__network *net, uint32_t from, uint32_t to,
+                              const uint32_t *links, uint32_t nth) {
+  if (nth == 0) return from;
+  if (nth == 1) return net->nodes + to;
+  return 2 * net->nodes + links[nth - 1];
+}
+
+/* Where a walk writes what it takes; room is there. */
+typedef struct link_record {
+  mlfab__stretch *pieces;
+  uint32_t n;
+} link_record;
+
+static inline void link_note(link_record *record, double from, double to, double rate) {
+  mlfab__stretch *last = &record->pieces[record->n];
+  if (!(to > from)) return;
+  if (record->n > 0 && last[-1].to == from && last[-1].rate == rate) {
+    last[-1].to = to;
+    return;
+  }
+  *last = (mlfab__stretch){from, to, rate};
+  record->n++;
+}
+
+/* Walks `n` profiles side by side from t until `bytes` have gone, or until it is past `stop` (LATE,
+ * *end_p: how far it came). [N2] A transfer ends inside a stretch when all but 1e-9 of it fits. */
+static inline int link_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
+                            double stop, link_record *record, double *end_p) {
+  const double slack = mlfab__link_exact(1e-9 * bytes);
+  double left = bytes;
+  while (t <= stop) {
+    double rate = c[0].at->rate;
+    double until = c[0].at < c[0].last ? c[0].at[1].at : LINK_FOREVER;
+    for (uint32_t i = 1; i < n; i++) {
+      double next = c[i].at < c[i].last ? c[i].at[1].at : LINK_FOREVER;
+      if (c[i].at->rate < rate) rate = c[i].at->rate;
+      if (next < until) until = next;
+    }
+    if (rate > 0) {
+      double end = mlfab__link_exact(t + left / mlfab__link_exact(rate));
+      double carried = until < LINK_FOREVER ? mlfab__link_exact((until - t) * rate) : left;
+      if (carried >= mlfab__link_exact(left - slack)) {
+        *end_p = end < until ? end : until;
+        if (record) link_note(record, t, *end_p, rate);
+        return MLFAB__ENDS;
+      }
+      if (record) link_note(record, t, until, rate);
+      left = mlfab__link_exact(left - carried);
+    }
+    t = until;
+    if (!(until < LINK_FOREVER)) break;
+    for (uint32_t i = 0; i < n; i++) {
+      if (c[i].at < c[i].last && c[i].at[1].at <= until) c[i].at++;
+    }
+  }
+  *end_p = t < LINK_FOREVER ? t : mlfab__link_never();
+  return MLFAB__LATE;
+}
+
+/* A time by which all that does not end before is certainly late, by mlfab__link_less. */
+static double link_stop(double limit) {
+  if (!mlfab__link_finite(limit)) return LINK_FOREVER / 2;
+  return mlfab__link_exact(limit + 2e-9 * (limit > 1 ? limit : 1));
+}
+
+/* One transfer. ENDS with its end (which may be later than the limit by a step), or LATE. */
+static int link_follow(const mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                       double available, double limit, link_record *record, double *end_p) {
+  *end_p = available;
+  if (!mlfab__link_finite(available)) return MLFAB__LATE;
+  if (from == to || !(bytes > 0)) return MLFAB__ENDS;
+  const uint32_t *links = link_route(net, &from, &to);
+  double stop = link_stop(limit);
+  if (links == NULL) {
+    struct mlfab__cursor two[2] = {link_cursor(&net->profiles[from], available),
+                                   link_cursor(&net->profiles[net->nodes + to], available)};
+    return link_walk(two, 2, bytes, available, stop, record, end_p);
+  }
+  uint32_t n = 2 + links[0];
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t resource = link_resource(net, from, to, links, i);
+    net->cursors[i] = link_cursor(&net->profiles[resource], available);
+  }
+  return link_walk(net->cursors, n, bytes, available, stop, record, end_p);
+}
+
+MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
+                                          double bytes, double available) {
+  double end;
+  int walked = link_follow(net, from, to, bytes, available, mlfab__link_never(), NULL, &end);
+  return walked == MLFAB__ENDS ? end : mlfab__link_never();
+}
+
+MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
+                                           double available, double limit, double *end_p) {
+  *end_p = available;
+  if (!(bytes > 0)) return MLFAB__ENDS;
+  struct mlfab__cursor one =
+      link_cursor(&net->profiles[net->mirror ? to : net->nodes + to], available);
+  return link_walk(&one, 1, bytes, available, link_stop(limit), NULL, end_p);
+}
+
+/* ---- reserving ---- */
+
+/* Appends a step, or lets the one before go on at the same rate. */
+static inline uint32_t link_build(mlfab__step *built, uint32_t n, double at, double rate) {
+  if (n > 0 && built[n - 1].rate == rate) return n;
+  built[n] = (mlfab__step){at, rate};
+  return n + 1;
+}
+
+/* Takes a piece away from a profile, and remembers the steps that it replaced. Room is there. */
+static void link_subtract(mlfab__network *net, uint32_t resource, const mlfab__stretch *piece) {
+  mlfab__profile *p = &net->profiles[resource];
+  mlfab__step *steps = p->steps, *built = net->built;
+  uint32_t first = link_seek(p, piece->from), end = first, n = 0;
+  if (steps[first].at < piece->from) {
+    n = link_build(built, n, steps[first].at, steps[first].rate);
+  } else if (first > 0) {
+    /* The step before may now be equal, and then it goes on. */
+    first--;
+    n = link_build(built, n, steps[first].at, steps[first].rate);
+    end = first + 1;
+  }
+  while (end < p->n && steps[end].at < piece->to) {
+    double at = steps[end].at > piece->from ? steps[end].at : piece->from;
+    n = link_build(built, n, at, steps[end].rate - piece->rate);
+    end++;
+  }
+  if (end == p->n || steps[end].at > piece->to) {
+    n = link_build(built, n, piece->to, steps[end - 1].rate);
+  } else if (steps[end].rate == built[n - 1].rate) {
+    end++; /* the step behind is the same now */
+  }
+  /* A step that stays as it was is not replaced. */
+  uint32_t same = built[0].at == steps[first].at && built[0].rate == steps[first].rate;
+  first += same;
+  mlfab__change change = {resource, first, end - first, n - same};
+  memcpy(net->replaced + net->nreplaced, steps + first, change.before * sizeof *steps);
+  net->nreplaced += change.before;
+  if (change.before != change.after) {
+    memmove(steps + first + change.after, steps + end, (p->n - end) * sizeof *steps);
+    p->n = p->n + change.after - change.before;
+  }
+  memcpy(steps + first, built + same, change.after * sizeof *steps);
+  net->changes[net->nchanges++] = change;
+}
+
+/* Room for whatever one transfer along these resources may replace and record. */
+static int link_prepare(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links) {
+  uint32_t n = 2 + (links ? links[0] : 0);
+  uint64_t steps = 0, most = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t have = net->profiles[link_resource(net, from, to, links, i)].n;
+    steps += have;
+    most = mlfab__max(most, have);
+  }
+  LINK_GROW(net, pieces, pieces_room, steps + 1);
+  LINK_GROW(net, built, built_room, most + 2 * steps + 4);
+  return 0;
+}
+
+/* Room for taking these pieces away: nothing fails after this. */
+static int link_room_for(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links,
+                         uint32_t npieces) {
+  uint32_t n = 2 + (links ? links[0] : 0);
+  uint64_t steps = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__profile *p = &net->profiles[link_resource(net, from, to, links, i)];
+    int code = link_room(net, p, p->n + 2 * (uint64_t)npieces);
+    if (code) return code;
+    /* Every piece replaces what it covers, and its neighbours. */
+    steps += p->n + 4 * (uint64_t)npieces;
+  }
+  LINK_GROW(net, changes, changes_room, net->nchanges + (uint64_t)n * npieces);
+  LINK_GROW(net, replaced, replaced_room, net->nreplaced + steps);
+  return 0;
+}
+
+static void link_tell(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                      double available, double end, uint32_t component, uint32_t npieces) {
+  mlfab__transfer t = {.purpose = net->purpose,
+                       .index = net->index,
+                       .component = component,
+                       .from = from,
+                       .to = to,
+                       .bytes = bytes,
+                       .available = available,
+                       .end = end,
+                       .pieces = net->pieces,
+                       .n = npieces};
+  if (net->watch && !net->searching) net->watch(net->user, &t);
+}
+
+/* Reserves one transfer if it ends by `limit`. */
+static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                        double available, double limit, uint32_t component, double *end_p) {
+  uint32_t charged_from = from, charged_to = to;
+  if (from == to || !(bytes > 0)) {
+    *end_p = available;
+    if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
+    link_tell(net, from, to, bytes, available, available, component, 0);
+    return MLFAB__ENDS;
+  }
+  const uint32_t *links = link_route(net, &charged_from, &charged_to);
+  int code = link_prepare(net, charged_from, charged_to, links);
+  if (code) return code;
+  link_record record = {net->pieces, 0};
+  int walked = link_follow(net, from, to, bytes, available, limit, &record, end_p);
+  if (walked == MLFAB__LATE || mlfab__link_less(limit, *end_p)) return MLFAB__LATE;
+  code = link_room_for(net, charged_from, charged_to, links, record.n);
+  if (code) return code;
+  uint32_t n = 2 + (links ? links[0] : 0);
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
+    for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
+  }
+  link_tell(net, from, to, bytes, available, *end_p, component, record.n);
+  return MLFAB__ENDS;
+}
+
+MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
+                                           double bytes, double available, double *end_p) {
+  double end, never = mlfab__link_never();
+  int walked = link_reserve(net, from, to, bytes, available, never, 0, &end);
+  if (walked < 0) return walked;
+  *end_p = walked == MLFAB__ENDS ? end : never;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net) { return net->nchanges; }
+
+MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark) {
+  while (net->nchanges > mark) {
+    const mlfab__change *c = &net->changes[--net->nchanges];
+    mlfab__profile *p = &net->profiles[c->profile];
+    net->nreplaced -= c->before;
+    if (c->before != c->after) {
+      memmove(p->steps + c->first + c->before, p->steps + c->first + c->after,
+              (p->n - c->first - c->after) * sizeof *p->steps);
+      p->n = p->n + c->before - c->after;
+    }
+    memcpy(p->steps + c->first, net->replaced + net->nreplaced, c->before * sizeof *p->steps);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net) {
+  net->nchanges = 0;
+  net->nreplaced = 0;
+}
+
+/* ---- bundles ---- */
+
+MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
+                                          double limit, double *end_p) {
+  uint32_t mark = mlfab__network_mark(net);
+  double latest = bundle->available;
+  if (bundle->n > 1 && net->watch && !net->searching) {
+    /* Nobody is told of a bundle that does not fit after all. */
+    int walked = mlfab__bundle_end(net, bundle, limit, end_p);
+    if (walked != MLFAB__ENDS) return walked;
+  }
+  for (uint32_t j = 0; j < bundle->n; j++) {
+    double end;
+    int walked =
+        link_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
+                     bundle->bytes[j], bundle->available, limit, j, &end);
+    if (walked != MLFAB__ENDS) {
+      mlfab__network_undo(net, mark);
+      if (walked == MLFAB__LATE) *end_p = end;
+      return walked;
+    }
+    if (end > latest) latest = end;
+  }
+  *end_p = latest;
+  return MLFAB__ENDS;
+}
+
+MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
+                                      double limit, double *end_p) {
+  if (bundle->n == 1) {
+    return link_follow(net, bundle->from[0], bundle->to[0], bundle->bytes[0], bundle->available,
+                       limit, NULL, end_p);
+  }
+  /* Each component is to see what those before it have taken. */
+  uint32_t mark = mlfab__network_mark(net);
+  net->searching++;
+  int walked = mlfab__bundle_reserve(net, bundle, limit, end_p);
+  net->searching--;
+  mlfab__network_undo(net, mark);
+  return walked;
+}
