@@ -948,6 +948,7 @@ enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EX
 typedef struct mlfab__plan_entry {
   uint64_t id;
   uint64_t delay; /* that it will have, or would have had */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
   uint32_t kind, worker;
   uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
   uint32_t group;      /* entries in a row with the same number, not 0, are one group */
@@ -960,7 +961,7 @@ typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follo
       rate_out; /* of the server's host as the scheduler knows it; negative: not known */
   uint32_t entries;
 } mlfab__plan;
-#define MLFAB__PLAN_ENTRIES_MAX 1500u
+#define MLFAB__PLAN_ENTRIES_MAX 1400u
 
 typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
   uint64_t id;                   /* push or pull that is over, when `worker` is one */
@@ -986,7 +987,7 @@ typedef struct mlfab__group_member {
 
 typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
   uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; negative: not known */
+  double rate_in; /* of the aggregator's host; 0 or less: not known */
   uint32_t whole; /* 1: forward when complete, 0: cut through */
   uint32_t members, segments;
 } mlfab__group;
@@ -1285,7 +1286,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_ANNOUNCE(N, T) \
   N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members) N(parts)
 #define WIRE_PLAN(N, T) N(serial) N(rate_in) N(rate_out)
-#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(kind) N(worker) N(aggregator) N(group) N(fate)
+#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate)
 #define WIRE_REPORT(N, T) \
   N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
 #define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
@@ -1479,7 +1480,7 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
-enum { WIRE_ENTRY_BYTES = 36, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+enum { WIRE_ENTRY_BYTES = 44, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
 
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries) {
@@ -2362,6 +2363,785 @@ MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
 }
 
 /* ==============================================================================================
+ * core/link.h
+ * ============================================================================================== */
+/* link.h - what a network can carry over time, and what has been promised of it. Layer 1.
+ *
+ * Every node has an egress and an ingress, and the core may have shared links; each is a step function of
+ * time, which here means what is left of it (the residual). A transfer from u to v uses egress(u),
+ * ingress(v) and the links listed for (u, v), at every instant the least of their residuals; it ends when
+ * the integral of that has reached its size, and reserving it takes just that away from each of them.
+ * From a node to itself a transfer is free. Sizes and rates share a unit, time starts at 0.
+ *
+ * It does not plan anything: order.h and group.h do. What the two have in common stands here too: the
+ * comparison of times, the candidate, and a bundle (an update in pieces, one a server).
+ *
+ * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours in
+ * rate; no residual is negative; undoing a reservation gives back the same bits.
+ *
+ * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__link_less), and a transfer ends
+ * inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for the end
+ * of an outage. Products pass through mlfab__link_exact before they are added to anything, and what is
+ * infinite is told by its bits: a result does not depend on contraction or -ffast-math. With rates that
+ * are whole numbers all residuals are exact; with others they are not, which costs steps, not safety.
+ *
+ * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
+ * aggregators store and forward; a bundle's components are reserved one after the other, since at the
+ * same time they would count the worker's egress several times. */
+
+/* ---- time ---- */
+
+/* The time of what does not happen: positive infinity, made of bits. */
+static inline double mlfab__link_never(void) {
+  const uint64_t bits = 0x7ff0000000000000u;
+  double never;
+  memcpy(&never, &bits, sizeof never);
+  return never;
+}
+
+/* 1 for every number that is neither infinite nor NaN. */
+static inline int mlfab__link_finite(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (bits & 0x7ff0000000000000u) != 0x7ff0000000000000u;
+}
+
+/* x, out of sight of the optimizer: nothing is contracted with it or reordered around it. */
+static inline double mlfab__link_exact(double x) {
+#if defined(__GNUC__) && defined(__x86_64__)
+  __asm__("" : "+x"(x));
+  return x;
+#elif defined(__GNUC__) && defined(__aarch64__)
+  __asm__("" : "+w"(x));
+  return x;
+#else
+  volatile double seen = x;
+  return seen;
+#endif
+}
+
+/* 1 when a is smaller than b by more than rounding explains: by 1e-9 of the larger, of 1 at least.
+ * Everything is smaller than never, but never. */
+static inline int mlfab__link_less(double a, double b) {
+  if (!(a < b)) return 0;
+  if (!mlfab__link_finite(b)) return 1;
+  double scale = b > -a ? b : -a; /* the larger absolute value, as a < b */
+  return a < mlfab__link_exact(b - mlfab__link_exact(1e-9 * (scale > 1 ? scale : 1)));
+}
+
+/* ---- the network ---- */
+
+enum mlfab__capacity_kind { MLFAB__EGRESS, MLFAB__INGRESS, MLFAB__SHARED };
+
+/* From `at` to the next step (or for ever): this rate. */
+typedef struct mlfab__step {
+  double at, rate;
+} mlfab__step;
+
+typedef struct mlfab__profile {
+  mlfab__step *steps;
+  uint32_t n, room;
+} mlfab__profile;
+
+/* A stretch of a transfer: this rate, all the way along its path. */
+typedef struct mlfab__stretch {
+  double from, to, rate;
+} mlfab__stretch;
+
+/* What a transfer is for. `index`: of the update or request, or the aggregator's q (from 1). */
+enum mlfab__purpose {
+  MLFAB__TO_SERVER = 1, /* an update goes directly */
+  MLFAB__TO_AGGREGATOR, /* a member of a group */
+  MLFAB__AGGREGATE,     /* a group's sum */
+  MLFAB__TO_DISTRIBUTOR,
+  MLFAB__TO_WORKER
+};
+
+typedef struct mlfab__transfer {
+  uint32_t purpose, index, component, from, to;
+  double bytes, available, end;
+  const mlfab__stretch *pieces; /* adjacent ones of one rate are one; gaps are pauses */
+  uint32_t n;
+} mlfab__transfer;
+
+/* What a reservation changed in one profile. */
+typedef struct mlfab__change {
+  uint32_t profile, first; /* the steps from `first` on */
+  uint32_t before, after;  /* so many became so many */
+} mlfab__change;
+
+typedef struct mlfab__network {
+  mlfab__env *env;
+  uint32_t nodes, links;
+  mlfab__profile *profiles; /* egress of each node, ingress of each node, links */
+  mlfab__step *slab;        /* the first few steps of each */
+  mlfab__map paths;         /* from * nodes + to + 1 -> where in path_links its list begins */
+  uint32_t *path_links;     /* a length, then that many links */
+  uint32_t path_count, path_room, path_longest;
+  mlfab__change *changes; /* the undo log, and the steps that were replaced */
+  mlfab__step *replaced;
+  uint32_t nchanges, changes_room, nreplaced, replaced_room;
+  mlfab__step *built; /* scratch of a reservation */
+  mlfab__stretch *pieces;
+  struct mlfab__cursor *cursors;
+  uint32_t npieces, built_room, pieces_room, cursors_room;
+  /* 1: every transfer is charged what the one in the opposite direction costs. */
+  int mirror;
+  /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
+  void (*watch)(void *user, const mlfab__transfer *transfer);
+  void *user;
+  int searching;
+  uint32_t purpose, index; /* for the next reservations */
+} mlfab__network;
+
+/* Capacities are 0, there are no paths. Errors: ARGUMENT (no nodes), LIMIT (above 2^24), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
+                                        uint32_t links);
+MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net);
+/* Sets the residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is a cut. What is reserved there
+ * is forgotten. Errors: ARGUMENT (negative, NaN, infinite, not ascending, no such thing), STATE
+ * (there are reservations to undo), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, uint32_t n, const double *at,
+                                            const double *rate);
+/* The same for one constant rate; never allocates. */
+MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, double rate);
+/* The links that transfers from u to v cross besides the two nodes, once and for all. Errors:
+ * ARGUMENT (no such node or link, u = v, a link twice, a path twice), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
+                                        const uint32_t *links);
+/* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
+MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
+/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to undo
+ * in it, and nobody watches. Errors: MEMORY, and it is empty. */
+MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
+                                        mlfab__env *env);
+/* What is left: the steps, and their number. */
+MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
+                                                              enum mlfab__capacity_kind kind,
+                                                              uint32_t index);
+
+/* When a transfer that is ready at `available` ends: `available` when it is free, never when it does
+ * not end. Reserves nothing. */
+MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
+                                          double bytes, double available);
+/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on would
+ * have carried so much: no transfer to that node that is ready no earlier ends before, and more bytes
+ * take longer. LATE and ENDS as for bundles below. */
+MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
+                                           double available, double limit, double *end_p);
+/* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
+MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
+                                           double bytes, double available, double *end_p);
+/* A reservation's mark, to go back to: everything reserved since is undone, bit for bit. */
+MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
+MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
+/* Nothing that is reserved now can be undone any more; marks are void. */
+MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net);
+
+/* ---- bundles: a component a server, from one node; the end is the last one's ---- */
+
+typedef struct mlfab__bundle {
+  const uint32_t *from; /* a node each; from_step 0: all from from[0] */
+  const uint32_t *to;   /* a node each; to_step 0: all to to[0] */
+  uint32_t from_step, to_step;
+  const double *bytes; /* one each */
+  uint32_t n;
+  double available;
+} mlfab__bundle;
+
+/* What a search knows about a transfer that it need not follow to its end. */
+enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
+
+/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is later
+ * than limit by mlfab__link_less, before which it does not end. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
+                                      double limit, double *end_p);
+/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is reserved:
+ * LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
+MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
+                                          double limit, double *end_p);
+
+/* ---- what planners take ---- */
+
+typedef struct mlfab__candidate {
+  uint64_t id;
+  uint32_t node;
+  double available;    /* when its transfer may start; never: it cannot */
+  int64_t version;     /* of the model that it was computed from */
+  double norm;         /* not used for planning transfers to servers */
+  const double *bytes; /* one a server */
+} mlfab__candidate;
+
+/* Room for `need` things: `old` if *room_p suffices, else new memory with its contents (old is freed),
+ * or NULL (old is as it was). */
+MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
+                                       size_t size);
+
+
+/* ==============================================================================================
+ * core/link.c
+ * ============================================================================================== */
+/* link.c - residual capacities, how long transfers take, and reservations: see link.h. */
+
+enum {
+  LINK_FIRST = 4, /* steps of a profile without memory of its own */
+  LINK_MOST = 1 << 24
+};
+
+/* The end of a last step: no time that is reckoned with is later. */
+#define LINK_FOREVER 1.7976931348623157e308
+
+struct mlfab__cursor {
+  const mlfab__step *at, *last;
+};
+
+/* ---- memory ---- */
+
+MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
+                                       size_t size) {
+  if (old != NULL && need <= *room_p) return old;
+  if (need > UINT32_MAX / 2) return NULL;
+  uint64_t room = mlfab__max(mlfab__max(need, 2 * (uint64_t)*room_p), 8);
+  void *grown = mlfab__alloc_array(env, room, size);
+  if (grown == NULL) return NULL;
+  if (old != NULL) {
+    memcpy(grown, old, *room_p * size);
+    mlfab__free(env, old, *room_p * size);
+  }
+  *room_p = (uint32_t)room;
+  return grown;
+}
+
+#define LINK_GROW(net, array, room, need)                                                       \
+  do {                                                                                          \
+    void *grown_ =                                                                              \
+        mlfab__link_grow((net)->env, (net)->array, &(net)->room, (need), sizeof *(net)->array); \
+    if (grown_ == NULL) return MLFAB_ERR_MEMORY;                                                \
+    (net)->array = grown_;                                                                      \
+  } while (0)
+
+static uint32_t link_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
+
+/* Room for `need` steps in a profile. */
+static int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+  if (need <= profile->room) return 0;
+  uint32_t room = profile->room;
+  void *old = room > LINK_FIRST ? profile->steps : NULL;
+  mlfab__step *steps = mlfab__link_grow(net->env, old, &room, need, sizeof *steps);
+  if (steps == NULL) return MLFAB_ERR_MEMORY;
+  if (old == NULL) memcpy(steps, profile->steps, profile->n * sizeof *steps);
+  profile->steps = steps;
+  profile->room = room;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
+                                        uint32_t links) {
+  memset(net, 0, sizeof *net);
+  if (nodes == 0) return MLFAB_ERR_ARGUMENT;
+  if (nodes > LINK_MOST || links > LINK_MOST) return MLFAB_ERR_LIMIT;
+  net->env = env;
+  net->nodes = nodes;
+  net->links = links;
+  uint32_t count = link_profiles(net);
+  net->cursors_room = 2 + LINK_FIRST;
+  net->profiles = mlfab__alloc_array(env, count, sizeof *net->profiles);
+  net->slab = mlfab__alloc_array(env, (size_t)count * LINK_FIRST, sizeof *net->slab);
+  net->cursors = mlfab__alloc_array(env, net->cursors_room, sizeof *net->cursors);
+  if (!net->profiles || !net->slab || !net->cursors) {
+    mlfab__network_free(net);
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t i = 0; i < count; i++) {
+    net->profiles[i] =
+        (mlfab__profile){.steps = net->slab + (size_t)i * LINK_FIRST, .n = 1, .room = LINK_FIRST};
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net) {
+  mlfab__env *env = net->env;
+  if (env == NULL) return;
+  uint32_t count = link_profiles(net);
+  for (uint32_t i = 0; net->profiles && i < count; i++) {
+    mlfab__profile *p = &net->profiles[i];
+    if (p->room > LINK_FIRST) mlfab__free(env, p->steps, p->room * sizeof *p->steps);
+  }
+  if (net->profiles) mlfab__free(env, net->profiles, count * sizeof *net->profiles);
+  if (net->slab) mlfab__free(env, net->slab, (size_t)count * LINK_FIRST * sizeof *net->slab);
+  mlfab__map_free(env, &net->paths);
+  if (net->path_links) {
+    mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
+  }
+  if (net->changes) mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
+  if (net->replaced) mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
+  if (net->built) mlfab__free(env, net->built, net->built_room * sizeof *net->built);
+  if (net->pieces) mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
+  if (net->cursors) mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
+  memset(net, 0, sizeof *net);
+}
+
+/* ---- capacities and paths ---- */
+
+static mlfab__profile *link_profile(const mlfab__network *net, enum mlfab__capacity_kind kind,
+                                    uint32_t index) {
+  if (index >= (kind == MLFAB__SHARED ? net->links : net->nodes)) return NULL;
+  if (kind == MLFAB__EGRESS) return &net->profiles[index];
+  if (kind == MLFAB__INGRESS) return &net->profiles[net->nodes + index];
+  return &net->profiles[2 * net->nodes + index];
+}
+
+static int link_is_rate(double rate) { return mlfab__link_finite(rate) && rate >= 0; }
+
+MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, uint32_t n, const double *at,
+                                            const double *rate) {
+  mlfab__profile *profile = link_profile(net, kind, index);
+  if (profile == NULL || n == 0) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!link_is_rate(at[i]) || !link_is_rate(rate[i])) return MLFAB_ERR_ARGUMENT;
+    if (i == 0 ? at[i] > 0 : at[i] <= at[i - 1]) return MLFAB_ERR_ARGUMENT;
+  }
+  if (net->nchanges > 0) return MLFAB_ERR_STATE;
+  int code = link_room(net, profile, n);
+  if (code) return code;
+  profile->n = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    /* Adding 0 makes a negative zero an ordinary one. */
+    mlfab__step step = {at[i] + 0.0, rate[i] + 0.0};
+    if (i > 0 && profile->steps[profile->n - 1].rate == step.rate) continue;
+    profile->steps[profile->n++] = step;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, double rate) {
+  const double zero = 0;
+  return mlfab__network_capacity(net, kind, index, 1, &zero, &rate);
+}
+
+static uint64_t link_key(const mlfab__network *net, uint32_t from, uint32_t to) {
+  return (uint64_t)from * net->nodes + to + 1;
+}
+
+MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
+                                        const uint32_t *links) {
+  uint32_t there;
+  if (from >= net->nodes || to >= net->nodes || from == to) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t i = 0; i < n; i++) {
+    if (links[i] >= net->links) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < i; j++) {
+      if (links[j] == links[i]) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  if (mlfab__map_get(&net->paths, link_key(net, from, to), &there)) return MLFAB_ERR_ARGUMENT;
+  if (n == 0) return 0;
+  LINK_GROW(net, path_links, path_room, (uint64_t)net->path_count + n + 1);
+  LINK_GROW(net, cursors, cursors_room, (uint64_t)n + 2);
+  int code = mlfab__map_put(net->env, &net->paths, link_key(net, from, to), net->path_count);
+  if (code) return code;
+  net->path_links[net->path_count++] = n;
+  memcpy(net->path_links + net->path_count, links, n * sizeof *links);
+  net->path_count += n;
+  if (n > net->path_longest) net->path_longest = n;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
+  for (uint32_t i = 0; i < link_profiles(net); i++) {
+    net->profiles[i].n = 1;
+    net->profiles[i].steps[0] = (mlfab__step){0, 0};
+  }
+  mlfab__network_keep(net);
+}
+
+/* The parts of a copy that are arrays of the same length. */
+static int link_copy_paths(mlfab__network *copy, const mlfab__network *net) {
+  mlfab__map_free(copy->env, &copy->paths);
+  copy->path_count = 0;
+  LINK_GROW(copy, cursors, cursors_room, (uint64_t)net->path_longest + 2);
+  if (net->path_count == 0) return 0;
+  LINK_GROW(copy, path_links, path_room, net->path_count);
+  for (uint32_t i = 0; i < net->paths.capacity; i++) {
+    const mlfab__map_entry *e = &net->paths.entries[i];
+    if (e->key == 0) continue;
+    int code = mlfab__map_put(copy->env, &copy->paths, e->key, e->value);
+    if (code) return code;
+  }
+  memcpy(copy->path_links, net->path_links, net->path_count * sizeof *net->path_links);
+  copy->path_count = net->path_count;
+  copy->path_longest = net->path_longest;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
+                                        mlfab__env *env) {
+  int code = 0;
+  if (copy->nodes != net->nodes || copy->links != net->links) {
+    mlfab__network_free(copy);
+    code = mlfab__network_init(copy, env, net->nodes, net->links);
+  }
+  if (!code) code = link_copy_paths(copy, net);
+  for (uint32_t i = 0; !code && i < link_profiles(net); i++) {
+    const mlfab__profile *from = &net->profiles[i];
+    mlfab__profile *to = &copy->profiles[i];
+    code = link_room(copy, to, from->n);
+    if (code) break;
+    memcpy(to->steps, from->steps, from->n * sizeof *to->steps);
+    to->n = from->n;
+  }
+  if (code) {
+    mlfab__network_free(copy);
+    return code;
+  }
+  copy->mirror = net->mirror;
+  copy->watch = NULL;
+  copy->searching = 0;
+  mlfab__network_keep(copy);
+  return 0;
+}
+
+MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
+                                                              enum mlfab__capacity_kind kind,
+                                                              uint32_t index) {
+  return link_profile(net, kind, index);
+}
+
+/* ---- walking ---- */
+
+/* The index of the step that holds at time t. Late steps are asked for most. */
+static uint32_t link_seek(const mlfab__profile *profile, double t) {
+  const mlfab__step *steps = profile->steps;
+  uint32_t low = 0, high = profile->n;
+  if (steps[high - 1].at <= t) return high - 1;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (steps[middle].at <= t) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static struct mlfab__cursor link_cursor(const mlfab__profile *profile, double t) {
+  struct mlfab__cursor c = {profile->steps + link_seek(profile, t),
+                            profile->steps + profile->n - 1};
+  return c;
+}
+
+/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction charged. */
+static const uint32_t *link_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
+  uint32_t at;
+  if (net->mirror) {
+    uint32_t from = *from_p;
+    *from_p = *to_p;
+    *to_p = from;
+  }
+  if (net->path_count == 0) return NULL;
+  if (!mlfab__map_get(&net->paths, link_key(net, *from_p, *to_p), &at)) return NULL;
+  return net->path_links + at;
+}
+
+/* The profile of the nth resource of a path, of 2 + links[0]. */
+static uint32_t link_resource(const mlfab__network *net, uint32_t from, uint32_t to,
+                              const uint32_t *links, uint32_t nth) {
+  if (nth == 0) return from;
+  if (nth == 1) return net->nodes + to;
+  return 2 * net->nodes + links[nth - 1];
+}
+
+/* Where a walk writes what it takes; room is there. */
+typedef struct link_record {
+  mlfab__stretch *pieces;
+  uint32_t n;
+} link_record;
+
+static inline void link_note(link_record *record, double from, double to, double rate) {
+  mlfab__stretch *last = &record->pieces[record->n];
+  if (!(to > from)) return;
+  if (record->n > 0 && last[-1].to == from && last[-1].rate == rate) {
+    last[-1].to = to;
+    return;
+  }
+  *last = (mlfab__stretch){from, to, rate};
+  record->n++;
+}
+
+/* Walks `n` profiles side by side from t until `bytes` have gone, or until it is past `stop` (LATE,
+ * *end_p: how far it came). [N2] A transfer ends inside a stretch when all but 1e-9 of it fits. */
+static inline int link_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
+                            double stop, link_record *record, double *end_p) {
+  const double slack = mlfab__link_exact(1e-9 * bytes);
+  double left = bytes;
+  while (t <= stop) {
+    double rate = c[0].at->rate;
+    double until = c[0].at < c[0].last ? c[0].at[1].at : LINK_FOREVER;
+    for (uint32_t i = 1; i < n; i++) {
+      double next = c[i].at < c[i].last ? c[i].at[1].at : LINK_FOREVER;
+      if (c[i].at->rate < rate) rate = c[i].at->rate;
+      if (next < until) until = next;
+    }
+    if (rate > 0) {
+      double end = mlfab__link_exact(t + left / mlfab__link_exact(rate));
+      double carried = until < LINK_FOREVER ? mlfab__link_exact((until - t) * rate) : left;
+      if (carried >= mlfab__link_exact(left - slack)) {
+        *end_p = end < until ? end : until;
+        if (record) link_note(record, t, *end_p, rate);
+        return MLFAB__ENDS;
+      }
+      if (record) link_note(record, t, until, rate);
+      left = mlfab__link_exact(left - carried);
+    }
+    t = until;
+    if (!(until < LINK_FOREVER)) break;
+    for (uint32_t i = 0; i < n; i++) {
+      if (c[i].at < c[i].last && c[i].at[1].at <= until) c[i].at++;
+    }
+  }
+  *end_p = t < LINK_FOREVER ? t : mlfab__link_never();
+  return MLFAB__LATE;
+}
+
+/* A time by which all that does not end before is certainly late, by mlfab__link_less. */
+static double link_stop(double limit) {
+  if (!mlfab__link_finite(limit)) return LINK_FOREVER / 2;
+  return mlfab__link_exact(limit + 2e-9 * (limit > 1 ? limit : 1));
+}
+
+/* One transfer. ENDS with its end (which may be later than the limit by a step), or LATE. */
+static int link_follow(const mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                       double available, double limit, link_record *record, double *end_p) {
+  *end_p = available;
+  if (!mlfab__link_finite(available)) return MLFAB__LATE;
+  if (from == to || !(bytes > 0)) return MLFAB__ENDS;
+  const uint32_t *links = link_route(net, &from, &to);
+  double stop = link_stop(limit);
+  if (links == NULL) {
+    struct mlfab__cursor two[2] = {link_cursor(&net->profiles[from], available),
+                                   link_cursor(&net->profiles[net->nodes + to], available)};
+    return link_walk(two, 2, bytes, available, stop, record, end_p);
+  }
+  uint32_t n = 2 + links[0];
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t resource = link_resource(net, from, to, links, i);
+    net->cursors[i] = link_cursor(&net->profiles[resource], available);
+  }
+  return link_walk(net->cursors, n, bytes, available, stop, record, end_p);
+}
+
+MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
+                                          double bytes, double available) {
+  double end;
+  int walked = link_follow(net, from, to, bytes, available, mlfab__link_never(), NULL, &end);
+  return walked == MLFAB__ENDS ? end : mlfab__link_never();
+}
+
+MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
+                                           double available, double limit, double *end_p) {
+  *end_p = available;
+  if (!(bytes > 0)) return MLFAB__ENDS;
+  struct mlfab__cursor one =
+      link_cursor(&net->profiles[net->mirror ? to : net->nodes + to], available);
+  return link_walk(&one, 1, bytes, available, link_stop(limit), NULL, end_p);
+}
+
+/* ---- reserving ---- */
+
+/* Appends a step, or lets the one before go on at the same rate. */
+static inline uint32_t link_build(mlfab__step *built, uint32_t n, double at, double rate) {
+  if (n > 0 && built[n - 1].rate == rate) return n;
+  built[n] = (mlfab__step){at, rate};
+  return n + 1;
+}
+
+/* Takes a piece away from a profile, and remembers the steps that it replaced. Room is there. */
+static void link_subtract(mlfab__network *net, uint32_t resource, const mlfab__stretch *piece) {
+  mlfab__profile *p = &net->profiles[resource];
+  mlfab__step *steps = p->steps, *built = net->built;
+  uint32_t first = link_seek(p, piece->from), end = first, n = 0;
+  if (steps[first].at < piece->from) {
+    n = link_build(built, n, steps[first].at, steps[first].rate);
+  } else if (first > 0) {
+    /* The step before may now be equal, and then it goes on. */
+    first--;
+    n = link_build(built, n, steps[first].at, steps[first].rate);
+    end = first + 1;
+  }
+  while (end < p->n && steps[end].at < piece->to) {
+    double at = steps[end].at > piece->from ? steps[end].at : piece->from;
+    n = link_build(built, n, at, steps[end].rate - piece->rate);
+    end++;
+  }
+  if (end == p->n || steps[end].at > piece->to) {
+    n = link_build(built, n, piece->to, steps[end - 1].rate);
+  } else if (steps[end].rate == built[n - 1].rate) {
+    end++; /* the step behind is the same now */
+  }
+  /* A step that stays as it was is not replaced. */
+  uint32_t same = built[0].at == steps[first].at && built[0].rate == steps[first].rate;
+  first += same;
+  mlfab__change change = {resource, first, end - first, n - same};
+  memcpy(net->replaced + net->nreplaced, steps + first, change.before * sizeof *steps);
+  net->nreplaced += change.before;
+  if (change.before != change.after) {
+    memmove(steps + first + change.after, steps + end, (p->n - end) * sizeof *steps);
+    p->n = p->n + change.after - change.before;
+  }
+  memcpy(steps + first, built + same, change.after * sizeof *steps);
+  net->changes[net->nchanges++] = change;
+}
+
+/* Room for whatever one transfer along these resources may replace and record. */
+static int link_prepare(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links) {
+  uint32_t n = 2 + (links ? links[0] : 0);
+  uint64_t steps = 0, most = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t have = net->profiles[link_resource(net, from, to, links, i)].n;
+    steps += have;
+    most = mlfab__max(most, have);
+  }
+  LINK_GROW(net, pieces, pieces_room, steps + 1);
+  LINK_GROW(net, built, built_room, most + 2 * steps + 4);
+  return 0;
+}
+
+/* Room for taking these pieces away: nothing fails after this. */
+static int link_room_for(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links,
+                         uint32_t npieces) {
+  uint32_t n = 2 + (links ? links[0] : 0);
+  uint64_t steps = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__profile *p = &net->profiles[link_resource(net, from, to, links, i)];
+    int code = link_room(net, p, p->n + 2 * (uint64_t)npieces);
+    if (code) return code;
+    /* Every piece replaces what it covers, and its neighbours. */
+    steps += p->n + 4 * (uint64_t)npieces;
+  }
+  LINK_GROW(net, changes, changes_room, net->nchanges + (uint64_t)n * npieces);
+  LINK_GROW(net, replaced, replaced_room, net->nreplaced + steps);
+  return 0;
+}
+
+static void link_tell(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                      double available, double end, uint32_t component, uint32_t npieces) {
+  mlfab__transfer t = {.purpose = net->purpose,
+                       .index = net->index,
+                       .component = component,
+                       .from = from,
+                       .to = to,
+                       .bytes = bytes,
+                       .available = available,
+                       .end = end,
+                       .pieces = net->pieces,
+                       .n = npieces};
+  if (net->watch && !net->searching) net->watch(net->user, &t);
+}
+
+/* Reserves one transfer if it ends by `limit`. */
+static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                        double available, double limit, uint32_t component, double *end_p) {
+  uint32_t charged_from = from, charged_to = to;
+  if (from == to || !(bytes > 0)) {
+    *end_p = available;
+    if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
+    link_tell(net, from, to, bytes, available, available, component, 0);
+    return MLFAB__ENDS;
+  }
+  const uint32_t *links = link_route(net, &charged_from, &charged_to);
+  int code = link_prepare(net, charged_from, charged_to, links);
+  if (code) return code;
+  link_record record = {net->pieces, 0};
+  int walked = link_follow(net, from, to, bytes, available, limit, &record, end_p);
+  if (walked == MLFAB__LATE || mlfab__link_less(limit, *end_p)) return MLFAB__LATE;
+  code = link_room_for(net, charged_from, charged_to, links, record.n);
+  if (code) return code;
+  uint32_t n = 2 + (links ? links[0] : 0);
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
+    for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
+  }
+  link_tell(net, from, to, bytes, available, *end_p, component, record.n);
+  return MLFAB__ENDS;
+}
+
+MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
+                                           double bytes, double available, double *end_p) {
+  double end, never = mlfab__link_never();
+  int walked = link_reserve(net, from, to, bytes, available, never, 0, &end);
+  if (walked < 0) return walked;
+  *end_p = walked == MLFAB__ENDS ? end : never;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net) { return net->nchanges; }
+
+MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark) {
+  while (net->nchanges > mark) {
+    const mlfab__change *c = &net->changes[--net->nchanges];
+    mlfab__profile *p = &net->profiles[c->profile];
+    net->nreplaced -= c->before;
+    if (c->before != c->after) {
+      memmove(p->steps + c->first + c->before, p->steps + c->first + c->after,
+              (p->n - c->first - c->after) * sizeof *p->steps);
+      p->n = p->n + c->before - c->after;
+    }
+    memcpy(p->steps + c->first, net->replaced + net->nreplaced, c->before * sizeof *p->steps);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net) {
+  net->nchanges = 0;
+  net->nreplaced = 0;
+}
+
+/* ---- bundles ---- */
+
+MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
+                                          double limit, double *end_p) {
+  uint32_t mark = mlfab__network_mark(net);
+  double latest = bundle->available;
+  if (bundle->n > 1 && net->watch && !net->searching) {
+    /* Nobody is told of a bundle that does not fit after all. */
+    int walked = mlfab__bundle_end(net, bundle, limit, end_p);
+    if (walked != MLFAB__ENDS) return walked;
+  }
+  for (uint32_t j = 0; j < bundle->n; j++) {
+    double end;
+    int walked =
+        link_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
+                     bundle->bytes[j], bundle->available, limit, j, &end);
+    if (walked != MLFAB__ENDS) {
+      mlfab__network_undo(net, mark);
+      if (walked == MLFAB__LATE) *end_p = end;
+      return walked;
+    }
+    if (end > latest) latest = end;
+  }
+  *end_p = latest;
+  return MLFAB__ENDS;
+}
+
+MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
+                                      double limit, double *end_p) {
+  if (bundle->n == 1) {
+    return link_follow(net, bundle->from[0], bundle->to[0], bundle->bytes[0], bundle->available,
+                       limit, NULL, end_p);
+  }
+  /* Each component is to see what those before it have taken. */
+  uint32_t mark = mlfab__network_mark(net);
+  net->searching++;
+  int walked = mlfab__bundle_reserve(net, bundle, limit, end_p);
+  net->searching--;
+  mlfab__network_undo(net, mark);
+  return walked;
+}
+
+/* ==============================================================================================
  * core/port.h
  * ============================================================================================== */
 /* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
@@ -2456,8 +3236,188 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 /* ==============================================================================================
  * core/monitor.h
  * ============================================================================================== */
-/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2. */
+/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
+ *
+ * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out, in and
+ * out, each bytes a second and negative as long as nothing is known. It looks at no clock and sends
+ * nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what it says.
+ *
+ * A rate that was limited by the application is a lower bound and nothing else. So of each direction
+ *  - the sample is the rate of the whole window when somebody had more to send all the time, else that of
+ *    the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
+ *  - the first sample that is no mere lower bound is taken as it is; until then the interface's nominal
+ *    speed stands, if it tells one, which later is an upper bound;
+ *  - from then on a larger sample raises the estimate fast, also one that is a lower bound, and a smaller
+ *    one lowers it slowly, and never one that is a lower bound: both by exponential smoothing;
+ *  - what was seen may have been the other end's limit, and receivers release no more than the link is said
+ *    to carry. So now and then a full link is said to carry a quarter more, for a heartbeat; if more does
+ *    not come then, what stood before stands again.
+ *
+ * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
+ * What was set by hand hides the measured estimate, which goes on underneath.
+ *
+ * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the rule
+ * for samples limited by the application, and the probes are BBR's idea (Cardwell et al. 2016). */
 
+/* One direction. */
+typedef struct mlfab__monitor_side {
+  double rate;       /* negative: not known */
+  double held;       /* while it probes: what stood before; else negative */
+  double set;        /* by hand; negative: measured */
+  double told;       /* what take said last; negative: nothing, or not known */
+  uint64_t since_ns; /* of the last probe, or rise */
+  uint32_t sampled;  /* 0: `rate`, if any, is the nominal speed */
+  uint32_t reserved;
+} mlfab__monitor_side;
+
+typedef struct mlfab__monitor {
+  mlfab__monitor_side in, out;
+  uint64_t heartbeat_ns;
+  uint64_t told_ns; /* when take last said something; 0: never */
+} mlfab__monitor;
+
+/* Nothing is known. The heartbeat, at least 1 ns, is the measure of all that takes time here. */
+MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns);
+/* What transports measured. One without length, or of numbers that are none, is passed over. */
+MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
+                                           uint64_t now_ns);
+/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both are
+ * finite. */
+MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
+/* The capacities now, negative when not known. */
+MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
+                                         double *out_p);
+/* 1, and the capacities, when one of them differs by more than a tenth from what was said last, at most
+ * once a heartbeat; else 0. */
+MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
+                                        double *out_p);
+
+
+/* ==============================================================================================
+ * core/monitor.c
+ * ============================================================================================== */
+/* monitor.c - what a host's network links carry, told from what passed through them. See monitor.h. */
+
+enum { MONITOR_PROBE_BEATS = 16 /* between two probes, at least */ };
+
+#define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
+#define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
+#define MONITOR_PROBE 1.25
+
+MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
+  memset(monitor, 0, sizeof *monitor);
+  monitor->heartbeat_ns = heartbeat_ns;
+  monitor->in.rate = monitor->in.held = monitor->in.set = monitor->in.told = -1.0;
+  monitor->out = monitor->in;
+}
+
+/* Finite and positive, or 0. */
+static double monitor_clean(double rate) { return rate > 0.0 && rate - rate == 0.0 ? rate : 0.0; }
+
+/* A probe ends when more came than stood before it, which then is what is learned from, or after a
+ * heartbeat. Lower bounds that are lower say nothing about it. */
+static void monitor_probe_over(mlfab__monitor_side *side, double rate, int bound,
+                               uint64_t heartbeat_ns, uint64_t now_ns) {
+  if (side->held < 0.0) return;
+  int found = rate > side->held * (1.0 + MONITOR_CLOSE);
+  if (!found && (bound || now_ns - side->since_ns < heartbeat_ns)) return;
+  side->rate = side->held;
+  side->held = -1.0;
+}
+
+/* Takes a rate in; `bound`: it is a lower bound only. */
+static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, double elapsed_ns,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  if (!side->sampled) {
+    if (bound) return;
+    side->rate = rate;
+    side->sampled = 1;
+    side->since_ns = now_ns;
+    return;
+  }
+  monitor_probe_over(side, rate, bound, heartbeat_ns, now_ns);
+  if (side->held >= 0.0) return;
+  double beat = (double)heartbeat_ns;
+  if (rate > side->rate) {
+    if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 4.0);
+  } else if (!bound) {
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat);
+    if (side->rate < 1.0) side->rate = 0.0; /* or a cut link would be news for ever */
+  }
+}
+
+/* The link was full for the whole window, at the rate that it is known for: does it carry more? */
+static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  if (side->held >= 0.0 || rate < side->rate * (1.0 - MONITOR_CLOSE)) return;
+  if (now_ns - side->since_ns < MONITOR_PROBE_BEATS * heartbeat_ns) return;
+  double more = side->rate * MONITOR_PROBE;
+  side->since_ns = now_ns;
+  if (nominal > 0.0 && more > nominal) return;
+  side->held = side->rate;
+  side->rate = more;
+}
+
+static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, double delivery,
+                                int limited, const mlfab_measure *measure, uint64_t heartbeat_ns,
+                                uint64_t now_ns) {
+  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
+  double rate = (double)bytes * 1e9 / elapsed_ns, stretches = monitor_clean(delivery);
+  int bound = limited && stretches <= 0.0;
+  if (rate < stretches) rate = stretches;
+  if (nominal > 0.0 && rate > nominal) rate = nominal;
+  if (nominal > 0.0 && (side->rate > nominal || !side->sampled)) side->rate = nominal;
+  if (nominal > 0.0 && side->held > nominal) side->held = nominal;
+  monitor_learn(side, rate, bound, elapsed_ns, heartbeat_ns, now_ns);
+  if (!limited) monitor_probe(side, rate, nominal, heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
+                                           uint64_t now_ns) {
+  if (!measure->elapsed_ns) return;
+  monitor_side_sample(&monitor->in, measure->bytes_in, measure->delivery_in,
+                      measure->limited_in != 0, measure, monitor->heartbeat_ns, now_ns);
+  monitor_side_sample(&monitor->out, measure->bytes_out, measure->delivery_out,
+                      measure->limited_out != 0, measure, monitor->heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out) {
+  monitor->in.set = in;
+  monitor->out.set = out;
+}
+
+static double monitor_now(const mlfab__monitor_side *side) {
+  return side->set >= 0.0 ? side->set : side->rate;
+}
+
+MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
+                                         double *out_p) {
+  *in_p = monitor_now(&monitor->in);
+  *out_p = monitor_now(&monitor->out);
+}
+
+static int monitor_is_news(const mlfab__monitor_side *side) {
+  double now = monitor_now(side), change = now > side->told ? now - side->told : side->told - now;
+  if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
+  return change > MONITOR_NEWS * side->told;
+}
+
+MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
+                                        double *out_p) {
+  if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
+  if (!monitor_is_news(&monitor->in) && !monitor_is_news(&monitor->out)) return 0;
+  monitor->told_ns = mlfab__max(now_ns, 1);
+  monitor->in.told = monitor_now(&monitor->in);
+  monitor->out.told = monitor_now(&monitor->out);
+  *in_p = monitor->in.told;
+  *out_p = monitor->out.told;
+  return 1;
+}
+
+#undef MONITOR_NEWS
+#undef MONITOR_CLOSE
+#undef MONITOR_PROBE
 
 /* ==============================================================================================
  * core/sync.h
@@ -3036,6 +3996,1368 @@ MLFAB__INTERNAL void mlfab__rule_apply(const mlfab__rule *rule, const mlfab__rul
 #undef RULE_MEMBER
 
 /* ==============================================================================================
+ * core/order.h
+ * ============================================================================================== */
+/* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
+ *
+ * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose last
+ * possible position has come, and gives that one up if the next would then be there earlier: so every
+ * update that is applied is at most delay_bound versions behind, and nobody waits at the server.
+ *
+ * Position i of the order is the i-th update that is applied; update g may have the positions up to
+ * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl larger.
+ *
+ * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9 is
+ * about versions and a dropped update does not change one. An update whose dl is past is no candidate
+ * (and so never sent); it is one again when a position is given back. Of several that are due the
+ * fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an update that
+ * was picked for its deadline with the pick behind it, again after that one was discarded itself, and
+ * keeps it when they are equal; one that was picked as the shortest needs no look-ahead. An update that
+ * never arrives is no candidate.
+ *
+ * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above; the pick
+ * is found without looking at everybody (order.c). */
+
+enum mlfab__reason {
+  MLFAB__DEADLINE = 1, /* applied: its last position had come */
+  MLFAB__SHORTEST,     /* applied: it arrived first */
+  MLFAB__LISTED,       /* applied: the batch is a list */
+  MLFAB__LOOKAHEAD,    /* dropped: the next one would have waited for it */
+  MLFAB__EXPIRED,      /* dropped: its positions are past */
+  MLFAB__UNREACHABLE   /* dropped: it never arrives */
+};
+
+typedef struct mlfab__order_input {
+  const mlfab__candidate *updates;
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  int64_t delay_bound, version; /* INT64_MAX: no bound */
+} mlfab__order_input;
+
+typedef struct mlfab__ordered {
+  uint32_t update; /* index in the list */
+  uint8_t reason;
+  double end; /* when it arrives if it is sent directly; dropped: never */
+} mlfab__ordered;
+
+/* Scratch memory, kept between calls; all zero at first. */
+typedef struct mlfab__orderer {
+  unsigned char *memory; /* of all arrays but the trail */
+  size_t bytes;
+  double *key;       /* no transfer ends before this, in the present network */
+  uint64_t *seen;    /* the network in which `key` is when it ends */
+  uint32_t *due;     /* dl, cut to 0..n+1 */
+  uint8_t *fate;     /* 0 while neither accepted nor discarded, then reason */
+  uint8_t *free;     /* its end is when it is available */
+  double *tree;      /* least key of the candidates, of intervals of the list */
+  uint32_t *by_size; /* free ones, then by (size, position) */
+  uint32_t *rank;    /* where in by_size */
+  uint32_t *run;     /* the rank where the next size begins */
+  uint32_t *buckets; /* by dl, in list order */
+  uint32_t *bucket;  /* where a dl's begin */
+  uint64_t *bits[3]; /* by rank: is a candidate; and two levels that summarise */
+  struct mlfab__accepted *stack;
+  struct mlfab__key_before *trail;
+  uint32_t trail_room;
+  uint64_t evaluations; /* of when a transfer ends, over all calls */
+} mlfab__orderer;
+
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. What is
+ * applied is reserved in `net`, one transfer after the other in that order. Errors: ARGUMENT (bytes or a
+ * time that is negative or NaN, a node that is not there), MEMORY; nothing is reserved then. */
+MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
+                                           const mlfab__order_input *in, mlfab__ordered *out,
+                                           uint32_t *applied_p);
+/* The same by Alg. 1: no deadlines, and only what is unreachable is dropped. */
+MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
+                                          const mlfab__order_input *in, mlfab__ordered *out,
+                                          uint32_t *applied_p);
+MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
+
+/* dl(g), as it is; saturating. */
+MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
+                                              int64_t model_version);
+
+
+/* ==============================================================================================
+ * core/order.c
+ * ============================================================================================== */
+/* order.c - Alg. 1 and Alg. 2: see order.h.
+ *
+ * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg. 2's
+ * look-ahead compares with the pick of p, so each is found once.
+ *
+ * With one server the pick is found without looking at everybody. Reserving takes bandwidth away, so
+ * a transfer's end as it was once computed is a lower bound for ever (its key), until a discarded update
+ * gives bandwidth back: then the keys written since it was accepted are restored from a trail. And no
+ * transfer ends before the server's ingress alone could have carried it, a bound that depends on the
+ * size only. So there are two walks, in the order of (key, position) and of (size, position), one step
+ * each in turn, and when either has nothing left that can win, nobody can. What was not looked at
+ * is later than the pick by more than rounding, or equal to it and behind it in the list.
+ *
+ * With several servers taking bandwidth away can let a later component pass, so that neither bound
+ * holds: everybody is looked at, but not further than the best so far.
+ *
+ * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its rank is
+ * set; candidates are those without a fate whose dl is at least the position. */
+
+/* What Alg. 2 needs to take an acceptance back. */
+struct mlfab__accepted {
+  double end;
+  uint64_t before; /* the network it was accepted in */
+  uint32_t update, mark, trail;
+  uint8_t reason;
+};
+
+struct mlfab__key_before {
+  double key;
+  uint64_t seen;
+  uint32_t update;
+};
+
+/* The loop's state, beside the scratch memory. */
+typedef struct order_run {
+  mlfab__orderer *o;
+  mlfab__network *net;
+  const mlfab__order_input *in;
+  uint32_t n, leaves;         /* leaves: a power of two, n at least */
+  uint32_t accepted, trail;   /* lengths */
+  uint32_t position;          /* accepted + 1 */
+  uint64_t network, networks; /* this one's number; how many there have been */
+  double earliest;            /* nobody is available before */
+  /* The size bound that was computed last. */
+  double bound, bound_bytes;
+  uint64_t bound_network;
+} order_run;
+
+/* A pick as far as it is known: the least end, and the first in the list among its equals. */
+typedef struct order_best {
+  double end;
+  uint32_t update;
+  int some;
+} order_best;
+
+/* ---- memory ---- */
+
+static uint32_t order_leaves(uint32_t n) {
+  uint32_t leaves = 1;
+  while (leaves < n) leaves *= 2;
+  return leaves;
+}
+
+static uint32_t order_words(uint32_t n) { return n / 64 + 1; }
+
+/* Cuts `count` things of a size off the block at *at_p; 0: only counts. */
+static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t size) {
+  size_t at = *at_p;
+  *at_p += (count * size + 15) / 16 * 16;
+  return block ? block + at : NULL;
+}
+
+/* Lays the arrays for n updates out; returns how many bytes they take. */
+static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n) {
+  size_t at = 0, words = order_words(n);
+  o->key = order_cut(block, &at, n, sizeof *o->key);
+  o->seen = order_cut(block, &at, n, sizeof *o->seen);
+  o->due = order_cut(block, &at, n, sizeof *o->due);
+  o->fate = order_cut(block, &at, n, sizeof *o->fate);
+  o->free = order_cut(block, &at, n, sizeof *o->free);
+  o->tree = order_cut(block, &at, 2 * (size_t)order_leaves(n), sizeof *o->tree);
+  o->by_size = order_cut(block, &at, n, sizeof *o->by_size);
+  o->rank = order_cut(block, &at, n, sizeof *o->rank);
+  o->run = order_cut(block, &at, n, sizeof *o->run);
+  o->buckets = order_cut(block, &at, n, sizeof *o->buckets);
+  o->bucket = order_cut(block, &at, (size_t)n + 3, sizeof *o->bucket);
+  o->bits[0] = order_cut(block, &at, words, sizeof *o->bits[0]);
+  o->bits[1] = order_cut(block, &at, words / 64 + 1, sizeof *o->bits[1]);
+  o->bits[2] = order_cut(block, &at, words / 4096 + 1, sizeof *o->bits[2]);
+  o->stack = order_cut(block, &at, n, sizeof *o->stack);
+  return at;
+}
+
+static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n) {
+  size_t need = order_lay(o, NULL, n);
+  if (need > o->bytes) {
+    if (o->memory) mlfab__free(env, o->memory, o->bytes);
+    o->bytes = 0;
+    need = need / 2 * 3;
+    o->memory = mlfab__alloc(env, need);
+    if (o->memory == NULL) return MLFAB_ERR_MEMORY;
+    o->bytes = need;
+  }
+  order_lay(o, o->memory, n);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
+  if (o->memory) mlfab__free(env, o->memory, o->bytes);
+  if (o->trail) mlfab__free(env, o->trail, o->trail_room * sizeof *o->trail);
+  memset(o, 0, sizeof *o);
+}
+
+/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero ---- */
+
+static void order_bit_set(mlfab__orderer *o, uint32_t at) {
+  for (int level = 0; level < 3; level++, at /= 64) {
+    o->bits[level][at / 64] |= (uint64_t)1 << at % 64;
+  }
+}
+
+static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
+  for (int level = 0; level < 3; level++, at /= 64) {
+    o->bits[level][at / 64] &= ~((uint64_t)1 << at % 64);
+    if (o->bits[level][at / 64]) return;
+  }
+}
+
+static uint32_t order_lowest(uint64_t word) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(word);
+#else
+  uint32_t at = 0;
+  while (!(word >> at & 1)) at++;
+  return at;
+#endif
+}
+
+/* The first member at `at` or behind it; n: none. */
+static uint32_t order_bit_next(const order_run *r, uint32_t at) {
+  const mlfab__orderer *o = r->o;
+  uint32_t words = order_words(r->n), level = 0;
+  uint32_t counts[3] = {words, words / 64 + 1, words / 4096 + 1};
+  if (at >= r->n) return r->n;
+  for (;;) {
+    uint32_t word = at / 64;
+    uint64_t rest = word < counts[level] ? o->bits[level][word] & (UINT64_MAX << at % 64) : 0;
+    if (rest) {
+      at = word * 64 + order_lowest(rest);
+      if (level == 0) return at;
+      level--;
+      at *= 64;
+      continue;
+    }
+    at = word + 1; /* in the level above, a bit is a word */
+    if (level == 2) {
+      while (at < counts[2] && o->bits[2][at] == 0) at++;
+      if (at >= counts[2]) return r->n;
+      at *= 64;
+      continue;
+    }
+    if (at >= counts[level]) return r->n;
+    level++;
+  }
+}
+
+/* ---- the tree of keys ---- */
+
+static void order_tree_set(order_run *r, uint32_t update, double key) {
+  double *tree = r->o->tree;
+  uint32_t at = r->leaves + update;
+  tree[at] = key;
+  while (at > 1) {
+    at /= 2;
+    double least = tree[2 * at] < tree[2 * at + 1] ? tree[2 * at] : tree[2 * at + 1];
+    if (tree[at] == least) return;
+    tree[at] = least;
+  }
+}
+
+/* The first in the list whose key is not later than `time`; there is one. */
+static uint32_t order_tree_first(const order_run *r, double time) {
+  const double *tree = r->o->tree;
+  uint32_t at = 1;
+  while (at < r->leaves) at = 2 * at + (mlfab__link_less(time, tree[2 * at]) ? 1 : 0);
+  return at - r->leaves;
+}
+
+/* The first with the least key. */
+static uint32_t order_tree_least(const order_run *r) {
+  const double *tree = r->o->tree;
+  uint32_t at = 1;
+  while (at < r->leaves) at = 2 * at + (tree[2 * at + 1] < tree[2 * at] ? 1 : 0);
+  return at - r->leaves;
+}
+
+/* ---- candidates ---- */
+
+static int order_is_candidate(const order_run *r, uint32_t update) {
+  return !r->o->fate[update] && r->o->due[update] >= r->position;
+}
+
+static void order_enable(order_run *r, uint32_t update) {
+  order_bit_set(r->o, r->o->rank[update]);
+  order_tree_set(r, update, r->o->key[update]);
+}
+
+static void order_disable(order_run *r, uint32_t update) {
+  order_bit_clear(r->o, r->o->rank[update]);
+  order_tree_set(r, update, mlfab__link_never());
+}
+
+static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  return (mlfab__bundle){.from = &c->node,
+                         .to = r->in->server,
+                         .to_step = 1,
+                         .bytes = c->bytes,
+                         .n = r->in->servers,
+                         .available = c->available};
+}
+
+/* Remembers a key, to be able to go back to the network before the last acceptance. */
+static int order_trail_push(order_run *r, uint32_t update) {
+  mlfab__orderer *o = r->o;
+  void *trail = mlfab__link_grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
+                                 sizeof *o->trail);
+  if (trail == NULL) return MLFAB_ERR_MEMORY;
+  o->trail = trail;
+  o->trail[r->trail++] = (struct mlfab__key_before){o->key[update], o->seen[update], update};
+  return 0;
+}
+
+/* Finds out when a candidate ends, if that can be by `limit`, and offers it. */
+static int order_look(order_run *r, uint32_t update, order_best *best) {
+  mlfab__orderer *o = r->o;
+  if (o->seen[update] != r->network && !o->free[update]) {
+    mlfab__bundle bundle = order_bundle(r, update);
+    double end;
+    o->evaluations++;
+    int walked =
+        mlfab__bundle_end(r->net, &bundle, best->some ? best->end : mlfab__link_never(), &end);
+    if (walked < 0 || order_trail_push(r, update)) return MLFAB_ERR_MEMORY;
+    if (walked == MLFAB__ENDS || !mlfab__link_finite(end)) {
+      o->key[update] = end;
+      o->seen[update] = r->network;
+    } else if (r->in->servers > 1 || end > o->key[update]) {
+      o->key[update] = end;
+    }
+    order_tree_set(r, update, o->key[update]);
+    if (o->seen[update] != r->network) return 0;
+  }
+  double end = o->key[update];
+  if (!mlfab__link_finite(end)) return 0;
+  if (!best->some || mlfab__link_less(end, best->end)) {
+    *best = (order_best){end, update, 1};
+  } else if (!mlfab__link_less(best->end, end)) {
+    if (end < best->end) best->end = end;
+    if (update < best->update) best->update = update;
+  }
+  return 0;
+}
+
+/* The pick among a dl's candidates. */
+static int order_pick_due(order_run *r, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  if (r->position > r->n) return 0;
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    uint32_t update = o->buckets[at];
+    if (o->fate[update]) continue;
+    if (best->some && r->in->servers == 1 && mlfab__link_less(best->end, o->key[update])) continue;
+    int code = order_look(r, update, best);
+    if (code) return code;
+  }
+  return 0;
+}
+
+/* ---- the two walks ---- */
+
+/* A step in the order of keys: 1 when nobody else can win. */
+static int order_step_key(order_run *r, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  uint32_t least = order_tree_least(r);
+  double key = o->tree[1];
+  if (!mlfab__link_finite(key) || (best->some && mlfab__link_less(best->end, key))) return 1;
+  if (o->seen[least] == r->network || o->free[least]) {
+    /* It is the least of all; its equals in front of it go first. */
+    uint32_t first = order_tree_first(r, key);
+    if (o->seen[first] == r->network || o->free[first]) {
+      *best = (order_best){o->key[first], first, 1};
+      return 1;
+    }
+    least = first;
+  }
+  return order_look(r, least, best);
+}
+
+/* The size bound of so many bytes in the present network. */
+static double order_bound(order_run *r, double bytes, const order_best *best) {
+  if (r->bound_network != r->network || r->bound_bytes != bytes) {
+    mlfab__network_carries(r->net, r->in->server[0], bytes, r->earliest,
+                           best->some ? best->end : mlfab__link_never(), &r->bound);
+    r->bound_network = r->network;
+    r->bound_bytes = bytes;
+  }
+  return r->bound;
+}
+
+/* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
+static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  uint32_t rank = *rank_p;
+  if (rank >= r->n) return 1;
+  uint32_t update = o->by_size[rank];
+  *rank_p = order_bit_next(r, rank + 1);
+  if (!o->free[update] || MLFAB__PLANTED(11)) {
+    double bound = order_bound(r, r->in->updates[update].bytes[0], best);
+    if (best->some && mlfab__link_less(best->end, bound)) return 1;
+    if (best->some && !mlfab__link_less(bound, best->end) && update > best->update) {
+      /* Neither can those of the same size, which stand behind it in the list. */
+      *rank_p = order_bit_next(r, o->run[rank]);
+      return 0;
+    }
+  }
+  if (best->some && mlfab__link_less(best->end, o->key[update])) return 0;
+  return order_look(r, update, best);
+}
+
+/* The pick among all candidates. */
+static int order_pick_shortest(order_run *r, order_best *best) {
+  uint32_t rank = order_bit_next(r, 0);
+  int done = 0;
+  if (r->in->servers > 1) {
+    for (; rank < r->n && done >= 0; rank = order_bit_next(r, rank + 1)) {
+      done = order_look(r, r->o->by_size[rank], best);
+    }
+    return done;
+  }
+  while (done == 0) {
+    done = order_step_key(r, best);
+    if (done == 0) done = order_step_size(r, &rank, best);
+  }
+  return done < 0 ? done : 0;
+}
+
+/* ---- accepting and taking back ---- */
+
+static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
+  mlfab__orderer *o = r->o;
+  struct mlfab__accepted *a = &o->stack[r->accepted];
+  mlfab__bundle bundle = order_bundle(r, update);
+  *a = (struct mlfab__accepted){.before = r->network,
+                                .update = update,
+                                .mark = mlfab__network_mark(r->net),
+                                .trail = r->trail,
+                                .reason = reason};
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &a->end);
+  if (walked < 0) return walked;
+  order_disable(r, update);
+  o->fate[update] = reason;
+  r->accepted++;
+  r->network = ++r->networks;
+  /* Nothing below a shortest pick is ever taken back. */
+  if (reason == MLFAB__SHORTEST) r->trail = 0;
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    if (!o->fate[o->buckets[at]]) order_disable(r, o->buckets[at]);
+  }
+  r->position++;
+  return 0;
+}
+
+/* Takes the last acceptance back, and drops what was accepted. */
+static void order_discard(order_run *r) {
+  mlfab__orderer *o = r->o;
+  const struct mlfab__accepted *a = &o->stack[--r->accepted];
+  mlfab__network_undo(r->net, a->mark);
+  o->fate[a->update] = MLFAB__LOOKAHEAD;
+  r->network = a->before;
+  r->position--;
+  if (MLFAB__PLANTED(10)) r->trail = a->trail;
+  while (r->trail > a->trail) {
+    const struct mlfab__key_before *k = &o->trail[--r->trail];
+    o->key[k->update] = k->key;
+    o->seen[k->update] = k->seen;
+    if (order_is_candidate(r, k->update)) order_tree_set(r, k->update, k->key);
+  }
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    if (!o->fate[o->buckets[at]]) order_enable(r, o->buckets[at]);
+  }
+}
+
+/* 1 when the last one accepted would make `end` wait for it. */
+static int order_looks_ahead(const order_run *r, double end) {
+  if (r->accepted == 0) return 0;
+  const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
+  if (last->reason != MLFAB__DEADLINE) return 0;
+  if (MLFAB__PLANTED(13)) return !mlfab__link_less(last->end, end);
+  return mlfab__link_less(end, last->end);
+}
+
+static int order_loop(order_run *r) {
+  for (;;) {
+    order_best best = {0};
+    uint8_t reason = MLFAB__DEADLINE;
+    int code = order_pick_due(r, &best);
+    if (!code && !best.some) {
+      reason = MLFAB__SHORTEST;
+      code = order_pick_shortest(r, &best);
+    }
+    if (code || !best.some) return code;
+    if (order_looks_ahead(r, r->o->key[best.update])) {
+      order_discard(r);
+      continue;
+    }
+    code = order_accept(r, best.update, reason);
+    if (code) return code;
+  }
+}
+
+/* ---- before and after ---- */
+
+MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
+                                              int64_t model_version) {
+  if (delay_bound == INT64_MAX) return INT64_MAX;
+  /* version - model_version first: each step saturates. */
+  int64_t lead = version;
+  if (model_version < 0 && version > INT64_MAX + model_version) {
+    lead = INT64_MAX;
+  } else if (model_version > 0 && version < INT64_MIN + model_version) {
+    lead = INT64_MIN;
+  } else {
+    lead = version - model_version;
+  }
+  if (delay_bound > 0 && lead > INT64_MAX - delay_bound) return INT64_MAX;
+  if (delay_bound < 0 && lead < INT64_MIN - delay_bound) return INT64_MIN;
+  return lead + delay_bound;
+}
+
+static int order_is_amount(double x) { return mlfab__link_finite(x) && x >= 0; }
+
+static int order_check(const mlfab__network *net, const mlfab__order_input *in) {
+  if (in->servers == 0) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t j = 0; j < in->servers; j++) {
+    if (in->server[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (uint32_t i = 0; i < in->n; i++) {
+    const mlfab__candidate *c = &in->updates[i];
+    /* An infinite time is a time: it is never available. */
+    if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < in->servers; j++) {
+      if (!order_is_amount(c->bytes[j])) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  return 0;
+}
+
+/* dl cut to 0..n+1, and the updates of each dl. */
+static void order_fill_buckets(order_run *r, int deadlines) {
+  mlfab__orderer *o = r->o;
+  const mlfab__order_input *in = r->in;
+  memset(o->bucket, 0, ((size_t)r->n + 3) * sizeof *o->bucket);
+  for (uint32_t i = 0; i < r->n; i++) {
+    int64_t dl = mlfab__order_deadline(in->updates[i].version,
+                                       deadlines ? in->delay_bound : INT64_MAX, in->version);
+    o->due[i] = dl <= 0 ? 0 : dl > (int64_t)r->n ? r->n + 1 : (uint32_t)dl;
+    o->bucket[o->due[i] + 1]++;
+  }
+  for (uint32_t d = 1; d <= r->n + 2; d++) o->bucket[d] += o->bucket[d - 1];
+  for (uint32_t i = 0; i < r->n; i++) o->buckets[o->bucket[o->due[i]]++] = i;
+  for (uint32_t d = r->n + 2; d > 0; d--) o->bucket[d] = o->bucket[d - 1];
+  o->bucket[0] = 0;
+}
+
+/* Free ones are the smallest of all, then by bytes, then by position. */
+static int order_before(const order_run *r, uint32_t a, uint32_t b) {
+  const mlfab__candidate *u = r->in->updates;
+  if (r->o->free[a] != r->o->free[b]) return r->o->free[a];
+  if (!r->o->free[a] && u[a].bytes[0] != u[b].bytes[0]) return u[a].bytes[0] < u[b].bytes[0];
+  return a < b;
+}
+
+/* Sorts by_size: runs of doubling length are merged between it and `run`, which is free as yet. */
+static void order_sort(order_run *r) {
+  uint32_t *from = r->o->by_size, *to = r->o->run, n = r->n;
+  for (uint32_t width = 1; width < n; width *= 2) {
+    for (uint32_t start = 0; start < n; start += 2 * width) {
+      uint32_t middle = n - start > width ? start + width : n;
+      uint32_t end = n - middle > width ? middle + width : n;
+      uint32_t a = start, b = middle;
+      for (uint32_t at = start; at < end; at++) {
+        int second = a == middle || (b < end && order_before(r, from[b], from[a]));
+        to[at] = second ? from[b++] : from[a++];
+      }
+    }
+    uint32_t *swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != r->o->by_size) memcpy(r->o->by_size, from, n * sizeof *from);
+}
+
+static void order_rank(order_run *r) {
+  mlfab__orderer *o = r->o;
+  const mlfab__candidate *u = r->in->updates;
+  for (uint32_t i = 0; i < r->n; i++) o->by_size[i] = i;
+  order_sort(r);
+  for (uint32_t rank = r->n; rank > 0; rank--) {
+    uint32_t at = rank - 1, update = o->by_size[at];
+    int last =
+        rank == r->n || o->free[update] || u[update].bytes[0] != u[o->by_size[rank]].bytes[0];
+    o->run[at] = last ? rank : o->run[rank];
+    o->rank[update] = at;
+  }
+}
+
+static void order_begin(order_run *r, int deadlines) {
+  mlfab__orderer *o = r->o;
+  uint32_t words = order_words(r->n);
+  memset(o->bits[0], 0, words * sizeof *o->bits[0]);
+  memset(o->bits[1], 0, (words / 64 + 1) * sizeof *o->bits[1]);
+  memset(o->bits[2], 0, (words / 4096 + 1) * sizeof *o->bits[2]);
+  for (uint32_t i = 0; i < 2 * r->leaves; i++) o->tree[i] = mlfab__link_never();
+  r->earliest = mlfab__link_never();
+  for (uint32_t i = 0; i < r->n; i++) {
+    const mlfab__candidate *c = &r->in->updates[i];
+    o->key[i] = c->available;
+    o->seen[i] = 0;
+    o->fate[i] = 0;
+    o->free[i] = r->in->servers == 1 && (c->node == r->in->server[0] || !(c->bytes[0] > 0));
+    if (MLFAB__PLANTED(11) && c->bytes[0] > 0) o->free[i] = 0;
+    if (c->available < r->earliest) r->earliest = c->available;
+  }
+  order_fill_buckets(r, deadlines);
+  order_rank(r);
+  for (uint32_t i = 0; i < r->n; i++) {
+    if (o->due[i] > 0) order_enable(r, i);
+  }
+}
+
+/* The accepted in order, then the others in list order. */
+static void order_write(const order_run *r, mlfab__ordered *out) {
+  const mlfab__orderer *o = r->o;
+  uint32_t at = r->accepted;
+  for (uint32_t i = 0; i < r->accepted; i++) {
+    const struct mlfab__accepted *a = &o->stack[i];
+    out[i] = (mlfab__ordered){.update = a->update, .reason = a->reason, .end = a->end};
+  }
+  for (uint32_t i = 0; i < r->n; i++) {
+    uint8_t fate = o->fate[i];
+    if (fate == MLFAB__DEADLINE || fate == MLFAB__SHORTEST) continue;
+    if (!fate) fate = o->due[i] < r->position ? MLFAB__EXPIRED : MLFAB__UNREACHABLE;
+    out[at++] = (mlfab__ordered){.update = i, .reason = fate, .end = mlfab__link_never()};
+  }
+}
+
+static int order_run_all(mlfab__orderer *o, mlfab__network *net, const mlfab__order_input *in,
+                         int deadlines, mlfab__ordered *out, uint32_t *applied_p) {
+  int code = order_check(net, in);
+  if (code) return code;
+  /* Positions and leaves fit in 32 bits. */
+  if (in->n > 1u << 28) return MLFAB_ERR_LIMIT;
+  code = order_reserve(o, net->env, in->n);
+  if (code) return code;
+  order_run r = {.o = o, .net = net, .in = in, .n = in->n, .leaves = order_leaves(in->n)};
+  uint32_t mark = mlfab__network_mark(net);
+  r.position = 1;
+  r.network = r.networks = 1;
+  order_begin(&r, deadlines);
+  net->searching++;
+  code = order_loop(&r);
+  net->searching--;
+  if (code) {
+    mlfab__network_undo(net, mark);
+    return code;
+  }
+  order_write(&r, out);
+  *applied_p = r.accepted;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
+                                           const mlfab__order_input *in, mlfab__ordered *out,
+                                           uint32_t *applied_p) {
+  return order_run_all(o, net, in, 1, out, applied_p);
+}
+
+MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
+                                          const mlfab__order_input *in, mlfab__ordered *out,
+                                          uint32_t *applied_p) {
+  return order_run_all(o, net, in, 0, out, applied_p);
+}
+
+/* ==============================================================================================
+ * core/group.h
+ * ============================================================================================== */
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their way
+ * back. Layer 2.
+ *
+ * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when everything
+ * before its group is at the server, so that the server's NIC never waits for an aggregate. Of all n the
+ * one whose last update is applied first is taken, and the smallest of those.
+ *
+ * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too. The
+ * last group is sent like the others, and counted. An aggregator that nobody reaches in time is skipped.
+ * t_max never goes back, though an aggregate may overtake a slow direct transfer: it is applied behind
+ * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
+ * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
+ *
+ * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
+ * reserved from the server on, last group first, and distributors send when the servers' transfers are
+ * all placed. AllReduce is the one behind the other, with a worker for a server.
+ *
+ * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
+ * above, and cases that cannot win are left before they end (group.c). */
+
+/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always shortest. */
+enum mlfab__group_variant {
+  MLFAB__GROUP_PAPER,
+  MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
+                            * it may also end after any number of members (`first_most`) */
+  MLFAB__GROUP_TAIL_DIRECT /* what is left when the aggregators run out goes directly */
+};
+
+typedef struct mlfab__group_input {
+  const mlfab__candidate *updates;
+  const uint32_t *order; /* n indices of updates; NULL: 0, 1, ... */
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  const uint32_t *aggregators; /* k x servers nodes */
+  uint32_t k;
+  double start; /* t_max before the batch */
+} mlfab__group_input;
+
+/* What becomes of an update, in the order of the input. */
+typedef struct mlfab__grouped {
+  uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
+  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
+  double arrive;   /* at the aggregator; directly: at the server */
+  double ready;    /* when its group's transfer to the server may start */
+  double end;      /* of that transfer */
+  double commit;   /* when it, and all before it, are there */
+} mlfab__grouped;
+
+/* Which case. */
+typedef struct mlfab__group_choice {
+  uint32_t variant, n;
+  uint32_t first_most; /* members that a free first group has at most */
+  double time;         /* T(n); never: nothing is feasible */
+} mlfab__group_choice;
+
+/* Scratch memory, kept between calls; all zero at first. */
+typedef struct mlfab__grouper {
+  double *times; /* T(n) of the cases that were tried */
+  double *sizes; /* of the group that is being filled */
+  double *hubs;
+  mlfab__candidate *candidates;
+  mlfab__grouped *grouped;
+  uint32_t *members;
+  uint32_t times_room, sizes_room, hubs_room, candidates_room, grouped_room, members_room;
+  uint64_t evaluations; /* of when a transfer ends, over all calls */
+} mlfab__grouper;
+
+/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality), leaving
+ * its transfers reserved in `net`, in the order: direct ones, then group after group its members and
+ * its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved then. */
+MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
+                                      mlfab__group_choice *choice_p);
+/* T(n) of one case; reserves it and fills `out` (NULL: not wanted) when it is feasible. Never, and
+ * nothing reserved, when it is not. Errors: ARGUMENT, MEMORY. */
+MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
+                                      uint32_t first_most, mlfab__grouped *out, double *time_p);
+MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
+
+/* ---- distribution, allreduce ---- */
+
+typedef struct mlfab__distribution {
+  const uint32_t *server;
+  uint32_t servers;
+  const double *bytes;          /* of each server's part of the model */
+  const uint32_t *distributors; /* k x servers nodes */
+  uint32_t k;
+  const uint32_t *requests; /* nodes that want the model */
+  uint32_t n;
+  double now;
+} mlfab__distribution;
+
+typedef struct mlfab__delivery {
+  uint32_t q; /* 0: from the server; else from this distributor */
+  double end; /* when it has the model */
+} mlfab__delivery;
+
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers are
+ * reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now, without
+ * requests). Errors: as for plans; time never and nothing reserved when somebody cannot be reached. */
+MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
+                                            const mlfab__distribution *d, mlfab__delivery *out,
+                                            double *hubs, mlfab__group_choice *choice_p,
+                                            double *makespan_p);
+
+typedef struct mlfab__allreduce {
+  uint32_t root; /* a node */
+  double bytes;
+  const uint32_t *aggregators, *distributors;
+  uint32_t k, distributors_k;
+  const uint32_t *nodes;   /* of the workers; the root is the one on the root's node */
+  const double *available; /* when each one's share is ready */
+  uint32_t n;
+} mlfab__allreduce;
+
+/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once), the
+ * choices of both ways, and when the last one has the sum. Errors: as above. */
+MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
+                                           const mlfab__allreduce *a, mlfab__grouped *push,
+                                           mlfab__delivery *get, mlfab__group_choice *push_p,
+                                           mlfab__group_choice *get_p, double *makespan_p);
+
+/* Stale synchronous: 1 when a worker that has finished `mine` iterations may start the next. */
+MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
+                                           uint64_t staleness);
+
+
+/* ==============================================================================================
+ * core/group.c
+ * ============================================================================================== */
+/* group.c - Alg. 3, case by case: see group.h.
+ *
+ * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more. What a
+ * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
+ * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
+ * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
+ * monotone in n, so every n up to there is tried. */
+
+/* One case under way. */
+typedef struct group_run {
+  mlfab__grouper *g;
+  mlfab__network *net;
+  const mlfab__group_input *in;
+  uint32_t variant, first_most;
+  mlfab__grouped *out; /* NULL: only the time is wanted */
+  double limit;        /* a case that is not shorter may be left */
+  double t_max;
+  uint32_t number; /* groups so far */
+  /* The group that is being filled. */
+  uint32_t first, members;
+  double ready;
+} group_run;
+
+static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
+  return &r->in->updates[r->in->order ? r->in->order[i] : i];
+}
+
+static mlfab__bundle group_bundle(const group_run *r, uint32_t i, const uint32_t *to) {
+  const mlfab__candidate *c = group_update(r, i);
+  return (mlfab__bundle){.from = &c->node,
+                         .to = to,
+                         .to_step = 1,
+                         .bytes = c->bytes,
+                         .n = r->in->servers,
+                         .available = c->available};
+}
+
+static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
+  return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
+}
+
+static int group_is_over(const group_run *r) { return !mlfab__link_less(r->t_max, r->limit); }
+
+/* The i-th update goes directly: 1; 0: it never arrives. */
+static int group_direct(group_run *r, uint32_t i) {
+  mlfab__bundle bundle = group_bundle(r, i, r->in->server);
+  double end;
+  r->net->purpose = MLFAB__TO_SERVER;
+  r->net->index = r->in->order ? r->in->order[i] : i;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (end > r->t_max) r->t_max = end;
+  r->number++;
+  if (r->out) {
+    r->out[i] = (mlfab__grouped){.number = r->number,
+                                 .arrive = end,
+                                 .ready = bundle.available,
+                                 .end = end,
+                                 .commit = r->t_max};
+  }
+  return 1;
+}
+
+/* Sends the sum of the group at aggregator q: 1; 0: it never arrives. */
+static int group_flush(group_run *r, uint32_t q) {
+  mlfab__bundle bundle = {.from = group_aggregator(r, q),
+                          .from_step = 1,
+                          .to = r->in->server,
+                          .to_step = 1,
+                          .bytes = r->g->sizes,
+                          .n = r->in->servers,
+                          .available = r->ready};
+  double end;
+  r->net->purpose = MLFAB__AGGREGATE;
+  r->net->index = q;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (end > r->t_max) r->t_max = end;
+  r->number++;
+  for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
+    r->out[i].q = q;
+    r->out[i].number = r->number;
+    r->out[i].ready = r->ready;
+    r->out[i].end = end;
+    r->out[i].commit = r->t_max;
+  }
+  r->members = 0;
+  return 1;
+}
+
+/* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
+static int group_join(group_run *r, uint32_t i, uint32_t q) {
+  double limit = r->t_max, end;
+  if (r->variant == MLFAB__GROUP_FIRST_FREE && q == 1) {
+    if (r->members == r->first_most) return 0;
+    limit = mlfab__link_never();
+  }
+  mlfab__bundle bundle = group_bundle(r, i, group_aggregator(r, q));
+  r->net->purpose = MLFAB__TO_AGGREGATOR;
+  r->net->index = r->in->order ? r->in->order[i] : i;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (r->members == 0) {
+    r->first = i;
+    r->ready = 0;
+    for (uint32_t j = 0; j < bundle.n; j++) r->g->sizes[j] = 0;
+  }
+  r->members++;
+  if (end > r->ready) r->ready = end;
+  for (uint32_t j = 0; j < bundle.n; j++) {
+    if (bundle.bytes[j] > r->g->sizes[j]) r->g->sizes[j] = bundle.bytes[j];
+  }
+  if (r->out) r->out[i].arrive = end;
+  return 1;
+}
+
+/* Groups the updates from the n-th on: 1 when all go, and then t_max is T(n); 0: infeasible, or not
+ * shorter than the limit. */
+static int group_fill(group_run *r, uint32_t n) {
+  uint32_t q = 1, i = n;
+  int walked = 1;
+  r->members = 0;
+  while (i < r->in->n && walked == 1) {
+    if (group_is_over(r)) return 0;
+    if (q > r->in->k) {
+      if (r->variant != MLFAB__GROUP_TAIL_DIRECT) return 0;
+      walked = group_direct(r, i++);
+      continue;
+    }
+    int joined = group_join(r, i, q);
+    if (joined < 0) return joined;
+    if (joined) {
+      i++;
+    } else {
+      if (r->members > 0) walked = group_flush(r, q);
+      q++;
+    }
+  }
+  if (walked == 1 && r->members > 0) walked = group_flush(r, q);
+  return walked;
+}
+
+static int group_run_case(group_run *r, uint32_t n) {
+  int walked = 1;
+  for (uint32_t i = 0; i < n && walked == 1; i++) walked = group_direct(r, i);
+  return walked == 1 ? group_fill(r, n) : walked;
+}
+
+/* ---- the search ---- */
+
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
+ * decided when all are known: the first time that is not later than the least. */
+static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
+  double *times = r->g->times, least = choice->time;
+  uint32_t tried = 0, n = r->in->n, most = n;
+  r->variant = variant;
+  r->t_max = r->in->start;
+  r->number = 0;
+  for (uint32_t i = 0; i <= n; i++) {
+    r->limit = least;
+    if (mlfab__link_finite(least) && group_is_over(r)) break;
+    double t_max = r->t_max;
+    uint32_t mark = mlfab__network_mark(r->net);
+    times[tried] = mlfab__link_never();
+    /* A free first group behind no direct transfer may end after any number of members. */
+    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    for (uint32_t c = 0; c < cases; c++) {
+      r->first_most = n - c;
+      r->t_max = t_max;
+      int walked = group_fill(r, i);
+      mlfab__network_undo(r->net, mark);
+      if (walked < 0) return walked;
+      if (walked == 0 || !mlfab__link_less(r->t_max, times[tried])) continue;
+      times[tried] = r->t_max;
+      if (i == 0) most = r->first_most;
+      if (r->t_max < least) r->limit = least = r->t_max;
+    }
+    tried++;
+    r->t_max = t_max;
+    int walked = i < n ? group_direct(r, i) : 0;
+    if (walked < 0) return walked;
+    if (walked == 0) break;
+  }
+  if (!mlfab__link_less(least, choice->time)) return 0;
+  for (uint32_t i = tried; i > 0; i--) {
+    if (mlfab__link_less(least, times[i - 1])) continue;
+    *choice = (mlfab__group_choice){variant, i - 1, i == 1 ? most : n, times[i - 1]};
+    if (MLFAB__PLANTED(12)) break;
+  }
+  return 0;
+}
+
+/* [E9] Nothing is feasible: what can arrive goes directly. */
+static int group_give_up(group_run *r, mlfab__group_choice *choice) {
+  uint32_t i = 0;
+  for (; i < r->in->n; i++) {
+    int walked = group_direct(r, i);
+    if (walked < 0) return walked;
+    if (walked == 0) break;
+  }
+  choice->n = i;
+  for (; r->out && i < r->in->n; i++) {
+    double never = mlfab__link_never();
+    r->out[i] = (mlfab__grouped){.arrive = never, .ready = never, .end = never, .commit = never};
+  }
+  return 0;
+}
+
+static int group_check(const mlfab__network *net, const mlfab__group_input *in) {
+  if (in->servers == 0 || !mlfab__link_finite(in->start) || !(in->start >= 0)) {
+    return MLFAB_ERR_ARGUMENT;
+  }
+  if (in->n > 1u << 28 || in->k > 1u << 28) return MLFAB_ERR_LIMIT;
+  for (size_t j = 0; j < in->servers; j++) {
+    if (in->server[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (size_t j = 0; j < (size_t)in->k * in->servers; j++) {
+    if (in->aggregators[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (uint32_t i = 0; i < in->n; i++) {
+    const mlfab__candidate *c = &in->updates[in->order ? in->order[i] : i];
+    if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < in->servers; j++) {
+      if (!mlfab__link_finite(c->bytes[j]) || !(c->bytes[j] >= 0)) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  return 0;
+}
+
+static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_input *in) {
+  void *times =
+      mlfab__link_grow(env, g->times, &g->times_room, (uint64_t)in->n + 1, sizeof *g->times);
+  if (times == NULL) return MLFAB_ERR_MEMORY;
+  g->times = times;
+  void *sizes = mlfab__link_grow(env, g->sizes, &g->sizes_room, in->servers, sizeof *g->sizes);
+  if (sizes == NULL) return MLFAB_ERR_MEMORY;
+  g->sizes = sizes;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
+  if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
+  if (g->candidates) {
+    mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
+  }
+  if (g->grouped) mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
+  if (g->members) mlfab__free(env, g->members, g->members_room * sizeof *g->members);
+  memset(g, 0, sizeof *g);
+}
+
+static int group_begin(group_run *r, mlfab__grouper *g, mlfab__network *net,
+                       const mlfab__group_input *in) {
+  int code = group_check(net, in);
+  if (!code) code = group_reserve(g, net->env, in);
+  *r = (group_run){.g = g, .net = net, .in = in, .t_max = in->start};
+  r->limit = mlfab__link_never();
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
+                                      uint32_t first_most, mlfab__grouped *out, double *time_p) {
+  group_run r;
+  int code = n > in->n ? MLFAB_ERR_ARGUMENT : group_begin(&r, g, net, in);
+  if (code) return code;
+  uint32_t mark = mlfab__network_mark(net);
+  r.variant = variant;
+  r.first_most = first_most;
+  r.out = out;
+  int walked = group_run_case(&r, n);
+  if (walked != 1) mlfab__network_undo(net, mark);
+  if (walked < 0) return walked;
+  *time_p = walked == 1 ? r.t_max : mlfab__link_never();
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
+                                      mlfab__group_choice *choice_p) {
+  group_run r;
+  mlfab__group_choice choice = {.time = mlfab__link_never(), .first_most = in->n};
+  int code = group_begin(&r, g, net, in);
+  if (code) return code;
+  uint32_t mark = mlfab__network_mark(net);
+  net->searching++;
+  for (uint32_t v = MLFAB__GROUP_PAPER; !code && v <= MLFAB__GROUP_TAIL_DIRECT; v++) {
+    if (v == MLFAB__GROUP_PAPER || best) code = group_search(&r, v, &choice);
+    mlfab__network_undo(net, mark);
+  }
+  net->searching--;
+  if (code) return code;
+  double time;
+  if (mlfab__link_finite(choice.time)) {
+    code = mlfab__group_case(g, net, in, choice.variant, choice.n, choice.first_most, out, &time);
+  } else {
+    r.t_max = in->start;
+    r.number = 0;
+    r.out = out;
+    code = group_give_up(&r, &choice);
+  }
+  if (code) {
+    mlfab__network_undo(net, mark);
+    return code;
+  }
+  *choice_p = choice;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
+                                           uint64_t staleness) {
+  uint64_t least = mine;
+  for (uint32_t i = 0; i < n; i++) least = mlfab__min(least, finished[i]);
+  return mine - least <= staleness;
+}
+
+/* ==============================================================================================
+ * core/distribute.c
+ * ============================================================================================== */
+/* distribute.c - models on their way back, and AllReduce: see group.h.
+ *
+ * Time reversed, distribution is aggregation: the server's egress must never be idle, as its ingress
+ * there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are reserved in the
+ * real one: from the server first, beginning with the last group's distributor, since it has most to
+ * wait for behind it; then from the distributors, when they have the whole model.
+ *
+ * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of the
+ * distributors; t_max starts at the time of the requests. */
+
+/* The requests as updates of the model's size. */
+static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__distribution *d) {
+  void *candidates =
+      mlfab__link_grow(env, g->candidates, &g->candidates_room, d->n, sizeof *g->candidates);
+  if (candidates == NULL) return MLFAB_ERR_MEMORY;
+  g->candidates = candidates;
+  void *grouped = mlfab__link_grow(env, g->grouped, &g->grouped_room, d->n, sizeof *g->grouped);
+  if (grouped == NULL) return MLFAB_ERR_MEMORY;
+  g->grouped = grouped;
+  for (uint32_t i = 0; i < d->n; i++) {
+    g->candidates[i] =
+        (mlfab__candidate){.id = i, .node = d->requests[i], .available = d->now, .bytes = d->bytes};
+  }
+  return 0;
+}
+
+/* One transfer of the whole model, a component a server, whenever it ends. */
+static int distribute_send(mlfab__network *net, const mlfab__distribution *d, const uint32_t *from,
+                           const uint32_t *to, uint32_t to_step, double available, double *end_p) {
+  mlfab__bundle bundle = {.from = from,
+                          .from_step = 1,
+                          .to = to,
+                          .to_step = to_step,
+                          .bytes = d->bytes,
+                          .n = d->servers,
+                          .available = available};
+  return mlfab__bundle_reserve(net, &bundle, mlfab__link_never(), end_p);
+}
+
+static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) {
+  return d->distributors + (size_t)(q - 1) * d->servers;
+}
+
+/* What the servers send: 1; 0 when one of them never ends. */
+static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
+                                   const mlfab__distribution *d, mlfab__delivery *out,
+                                   double *hubs) {
+  uint32_t last = 0;
+  net->purpose = MLFAB__TO_DISTRIBUTOR;
+  for (uint32_t i = d->n; i > 0; i--) {
+    uint32_t q = g->grouped[i - 1].q;
+    if (q == 0 || q == last) continue;
+    net->index = last = q;
+    int sent = distribute_send(net, d, d->server, distribute_hub(d, q), 1, d->now, &hubs[q - 1]);
+    if (sent != MLFAB__ENDS) return sent;
+  }
+  net->purpose = MLFAB__TO_WORKER;
+  for (uint32_t i = 0; i < d->n; i++) {
+    out[i].q = g->grouped[i].q;
+    if (out[i].q != 0) continue;
+    net->index = i;
+    int sent = distribute_send(net, d, d->server, &d->requests[i], 0, d->now, &out[i].end);
+    if (sent != MLFAB__ENDS) return sent;
+  }
+  return 1;
+}
+
+/* What the distributors send, last group first, its members in list order. */
+static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
+                                const mlfab__distribution *d, mlfab__delivery *out,
+                                const double *hubs) {
+  for (uint32_t end = d->n; end > 0;) {
+    uint32_t q = g->grouped[end - 1].q, first = end;
+    while (first > 0 && g->grouped[first - 1].q == q) first--;
+    for (uint32_t i = first; q != 0 && i < end; i++) {
+      net->index = i;
+      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, hubs[q - 1],
+                                 &out[i].end);
+      if (sent != MLFAB__ENDS) return sent;
+    }
+    end = first;
+  }
+  return 1;
+}
+
+static int distribute_plan(mlfab__grouper *g, mlfab__network *net, const mlfab__distribution *d,
+                           mlfab__group_choice *choice_p) {
+  mlfab__group_input in = {.updates = g->candidates,
+                           .n = d->n,
+                           .server = d->server,
+                           .servers = d->servers,
+                           .aggregators = d->distributors,
+                           .k = d->k,
+                           .start = d->now};
+  uint32_t mark = mlfab__network_mark(net);
+  net->mirror = !net->mirror;
+  net->searching++;
+  int code = mlfab__group_plan(g, net, &in, 0, g->grouped, choice_p);
+  net->searching--;
+  mlfab__network_undo(net, mark);
+  net->mirror = !net->mirror;
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
+                                            const mlfab__distribution *d, mlfab__delivery *out,
+                                            double *hubs, mlfab__group_choice *choice_p,
+                                            double *makespan_p) {
+  mlfab__group_choice choice;
+  uint32_t mark = mlfab__network_mark(net);
+  int code = distribute_requests(g, net->env, d);
+  if (!code) code = distribute_plan(g, net, d, &choice);
+  if (code) return code;
+  double never = mlfab__link_never(), makespan = d->now;
+  for (uint32_t q = 0; q < d->k; q++) hubs[q] = never;
+  int sent = 0;
+  if (mlfab__link_finite(choice.time)) sent = distribute_from_servers(g, net, d, out, hubs);
+  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs);
+  if (sent != 1) mlfab__network_undo(net, mark);
+  if (sent < 0) return sent;
+  for (uint32_t i = 0; i < d->n; i++) {
+    if (sent == 0) out[i] = (mlfab__delivery){0, never};
+    if (out[i].end > makespan) makespan = out[i].end;
+  }
+  for (uint32_t q = 0; q < d->k && sent == 0; q++) hubs[q] = never;
+  *choice_p = choice;
+  *makespan_p = makespan;
+  return 0;
+}
+
+/* ---- allreduce ---- */
+
+/* The workers but the root, as updates and as requests: how many. */
+static int distribute_others(mlfab__grouper *g, mlfab__env *env, const mlfab__allreduce *a,
+                             uint32_t *root_p, uint32_t *n_p) {
+  void *members =
+      mlfab__link_grow(env, g->members, &g->members_room, 2 * (uint64_t)a->n, sizeof *g->members);
+  if (members == NULL) return MLFAB_ERR_MEMORY;
+  g->members = members;
+  *root_p = a->n;
+  *n_p = 0;
+  for (uint32_t i = 0; i < a->n; i++) {
+    if (*root_p == a->n && a->nodes[i] == a->root) {
+      *root_p = i;
+      continue;
+    }
+    g->members[*n_p] = i;
+    g->members[a->n + *n_p] = a->nodes[i];
+    ++*n_p;
+  }
+  return 0;
+}
+
+/* The way to the root. */
+static int distribute_push(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
+                           uint32_t n, mlfab__grouped *push, mlfab__group_choice *choice_p) {
+  mlfab__distribution room = {.n = a->n, .requests = a->nodes, .bytes = &a->bytes};
+  int code = distribute_requests(g, net->env, &room);
+  if (code) return code;
+  for (uint32_t i = 0; i < a->n; i++) g->candidates[i].available = a->available[i];
+  mlfab__group_input in = {.updates = g->candidates,
+                           .order = g->members,
+                           .n = n,
+                           .server = &a->root,
+                           .servers = 1,
+                           .aggregators = a->aggregators,
+                           .k = a->k};
+  code = mlfab__group_plan(g, net, &in, 0, g->grouped, choice_p);
+  for (uint32_t i = 0; !code && i < n; i++) push[g->members[i]] = g->grouped[i];
+  return code;
+}
+
+/* The way back, at `now`. Deliveries stand in order of the others first. */
+static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
+                          uint32_t n, double now, mlfab__delivery *get,
+                          mlfab__group_choice *choice_p, double *makespan_p) {
+  mlfab__distribution d = {.server = &a->root,
+                           .servers = 1,
+                           .bytes = &a->bytes,
+                           .distributors = a->distributors,
+                           .k = a->distributors_k,
+                           .requests = g->members + a->n,
+                           .n = n,
+                           .now = now};
+  void *hubs = mlfab__link_grow(net->env, g->hubs, &g->hubs_room, d.k, sizeof *g->hubs);
+  if (hubs == NULL) return MLFAB_ERR_MEMORY;
+  g->hubs = hubs;
+  int code = mlfab__group_distribute(g, net, &d, get, g->hubs, choice_p, makespan_p);
+  /* Backwards, since a worker's place is not in front of its place among the others. */
+  for (uint32_t i = n; !code && i > 0; i--) get[g->members[i - 1]] = get[i - 1];
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
+                                           const mlfab__allreduce *a, mlfab__grouped *push,
+                                           mlfab__delivery *get, mlfab__group_choice *push_p,
+                                           mlfab__group_choice *get_p, double *makespan_p) {
+  uint32_t mark = mlfab__network_mark(net), root, n;
+  if (a->root >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  int code = distribute_others(g, net->env, a, &root, &n);
+  if (!code) code = distribute_push(g, net, a, n, push, push_p);
+  if (code) {
+    mlfab__network_undo(net, mark);
+    return code;
+  }
+  double now = push_p->time, never = mlfab__link_never();
+  if (root < a->n) {
+    double mine = a->available[root];
+    push[root] = (mlfab__grouped){.arrive = mine, .ready = mine, .end = mine, .commit = mine};
+    if (mine > now) now = mine;
+  }
+  if (mlfab__link_finite(now)) {
+    code = distribute_get(g, net, a, n, now, get, get_p, makespan_p);
+  } else {
+    *get_p = (mlfab__group_choice){.time = never};
+    *makespan_p = never;
+    for (uint32_t i = 0; i < a->n; i++) get[i] = (mlfab__delivery){0, never};
+  }
+  if (code || !mlfab__link_finite(*makespan_p)) mlfab__network_undo(net, mark);
+  if (!code && root < a->n) get[root] = (mlfab__delivery){0, now};
+  return code;
+}
+
+/* ==============================================================================================
  * core/store.h
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
@@ -3426,6 +5748,200 @@ MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, ui
   for (uint32_t i = 0; applied && i < members && i < MLFAB__WINDOW; i++) {
     window->applied[i / 64] |= (uint64_t)1 << (i % 64);
   }
+}
+
+/* ==============================================================================================
+ * core/plan.h
+ * ============================================================================================== */
+/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
+ *
+ * order.h says in which order, group.h over which hop; here the two are one call, with everything that a
+ * scheduler has to tell of each update. A batch that is a list is not ordered and nothing of it is
+ * dropped, except what can never arrive.
+ *
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
+ * larger. So every plan that group.h may choose respects the delay bound.
+ *
+ * Source: MLfabric §5, §6. */
+
+typedef struct mlfab__batch {
+  const mlfab__candidate *updates;
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  const uint32_t *aggregators; /* k x servers nodes */
+  uint32_t k;
+  int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
+  int64_t version;     /* of the model when the batch begins to be applied */
+  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
+  int list;            /* no order and no drops: the updates stay as listed */
+  int best;            /* variants of Alg. 3 are tried too */
+} mlfab__batch;
+
+enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
+
+typedef struct mlfab__planned {
+  uint32_t update;       /* index into updates */
+  uint8_t fate;          /* mlfab__outcome */
+  uint8_t reason;        /* mlfab__reason */
+  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
+  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
+  double start;          /* when its own transfer may start */
+  double arrive;         /* at its aggregator; directly: at the server */
+  double ready;          /* when its group's transfer to the server may start */
+  double end;            /* of that transfer */
+  double commit;         /* when it is applied, at the earliest */
+  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
+                  * the future make it negative. */
+} mlfab__planned;
+
+typedef struct mlfab__planner {
+  mlfab__env *env;
+  mlfab__orderer orderer;
+  mlfab__grouper grouper;
+  mlfab__ordered *ordered;
+  mlfab__grouped *grouped;
+  uint32_t *order;
+  uint32_t room;
+} mlfab__planner;
+
+/* Allocates nothing yet; a planner keeps its memory between calls. */
+MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
+MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
+/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of each).
+ * Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the dropped in
+ * the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is when the last one
+ * is applied, never when a list could not be planned as a whole. Errors: ARGUMENT (a node that is not
+ * there; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved. */
+MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
+                                      const mlfab__batch *batch, mlfab__planned *out,
+                                      uint32_t *applied_p, mlfab__group_choice *choice_p);
+
+
+/* ==============================================================================================
+ * core/plan.c
+ * ============================================================================================== */
+/* plan.c - the plan of a batch: see plan.h. */
+
+MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env) {
+  memset(planner, 0, sizeof *planner);
+  planner->env = env;
+}
+
+static void plan_free_arrays(mlfab__planner *p) {
+  if (p->ordered) mlfab__free(p->env, p->ordered, p->room * sizeof *p->ordered);
+  if (p->grouped) mlfab__free(p->env, p->grouped, p->room * sizeof *p->grouped);
+  if (p->order) mlfab__free(p->env, p->order, p->room * sizeof *p->order);
+  p->ordered = NULL;
+  p->grouped = NULL;
+  p->order = NULL;
+  p->room = 0;
+}
+
+MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner) {
+  if (planner->env == NULL) return;
+  plan_free_arrays(planner);
+  mlfab__order_free(&planner->orderer, planner->env);
+  mlfab__group_free(&planner->grouper, planner->env);
+  memset(planner, 0, sizeof *planner);
+}
+
+static int plan_reserve(mlfab__planner *p, uint32_t n) {
+  if (n <= p->room && p->room > 0) return 0;
+  plan_free_arrays(p);
+  p->room = n < 8 ? 8 : n;
+  p->ordered = mlfab__alloc_array(p->env, p->room, sizeof *p->ordered);
+  p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
+  p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
+  return p->ordered && p->grouped && p->order ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* The order, or the list as it is. Nothing stays reserved. */
+static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch *batch,
+                      uint32_t *applied_p) {
+  if (batch->list) {
+    for (uint32_t i = 0; i < batch->n; i++) {
+      p->ordered[i] = (mlfab__ordered){.update = i, .reason = MLFAB__LISTED};
+    }
+    *applied_p = batch->n;
+    return 0;
+  }
+  mlfab__order_input in = {.updates = batch->updates,
+                           .n = batch->n,
+                           .server = batch->server,
+                           .servers = batch->servers,
+                           .delay_bound = batch->delay_bound,
+                           .version = batch->version};
+  uint32_t mark = mlfab__network_mark(net);
+  int code = mlfab__order_deadlines(&p->orderer, net, &in, p->ordered, applied_p);
+  mlfab__network_undo(net, mark);
+  return code;
+}
+
+/* What is known of one update; `position`: from 1, or one more than the last for what is dropped. */
+static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
+                                 uint32_t position) {
+  const mlfab__candidate *c = &batch->updates[update];
+  double never = mlfab__link_never();
+  /* dl(g) - position is how many versions are left; the delay counts from the other end. */
+  int64_t age = mlfab__order_deadline(batch->version, position - (int64_t)1, c->version);
+  return (mlfab__planned){.update = update,
+                          .fate = MLFAB__PLAN_DROPPED,
+                          .reason = reason,
+                          .start = c->available,
+                          .arrive = never,
+                          .ready = never,
+                          .end = never,
+                          .commit = never,
+                          .delay = age};
+}
+
+/* The applied in the order of commits; those that Alg. 3 could not place follow them as dropped, in
+ * front of the others. */
+static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, uint32_t ordered,
+                           mlfab__planned *out) {
+  uint32_t applied = 0;
+  while (applied < ordered && p->grouped[applied].number > 0) applied++;
+  for (uint32_t i = 0; i < batch->n; i++) {
+    const mlfab__ordered *o = &p->ordered[i];
+    uint32_t position = (i < applied ? i : applied) + 1;
+    uint8_t reason = i >= applied && i < ordered ? MLFAB__UNREACHABLE : o->reason;
+    out[i] = plan_entry(batch, o->update, reason, position);
+    if (i >= applied) continue;
+    const mlfab__grouped *g = &p->grouped[i];
+    out[i].fate = MLFAB__PLAN_APPLIED;
+    out[i].group = g->q;
+    out[i].group_number = g->number;
+    out[i].arrive = g->arrive;
+    out[i].ready = g->ready;
+    out[i].end = g->end;
+    out[i].commit = g->commit;
+  }
+  return applied;
+}
+
+MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
+                                      const mlfab__batch *batch, mlfab__planned *out,
+                                      uint32_t *applied_p, mlfab__group_choice *choice_p) {
+  mlfab__group_choice choice;
+  uint32_t ordered;
+  int code = plan_reserve(planner, batch->n);
+  if (!code) code = plan_order(planner, net, batch, &ordered);
+  if (code) return code;
+  for (uint32_t i = 0; i < ordered; i++) planner->order[i] = planner->ordered[i].update;
+  mlfab__group_input in = {.updates = batch->updates,
+                           .order = planner->order,
+                           .n = ordered,
+                           .server = batch->server,
+                           .servers = batch->servers,
+                           .aggregators = batch->aggregators,
+                           .k = batch->k,
+                           .start = batch->backlog};
+  code = mlfab__group_plan(&planner->grouper, net, &in, batch->best, planner->grouped, &choice);
+  if (code) return code;
+  *applied_p = plan_write(planner, batch, ordered, out);
+  if (choice_p) *choice_p = choice;
+  return 0;
 }
 
 /* ==============================================================================================
@@ -5404,15 +7920,17 @@ typedef struct mlfab__incoming {
   uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;      /* its stage plus one, or 0 */
-  int unplaced;        /* stands in the list of those that wait for a plan */
-  int announced;       /* the scheduler knows of it */
-  int counted;         /* its members are in `ahead` of its slices */
-  uint64_t group;      /* number of its group, or 0 */
-  uint32_t aggregator; /* of the group */
-  uint64_t shape;      /* hash of its segments */
-  int withdrawn;       /* to be decided as not applied at its turn */
-  int refused;         /* MLFAB_ERR_* once something is wrong with it */
+  uint32_t stage;         /* its stage plus one, or 0 */
+  int unplaced;           /* stands in the list of those that wait for a plan */
+  int announced;          /* the scheduler knows of it */
+  int counted;            /* its members are in `ahead` of its slices */
+  uint64_t group;         /* number of its group, or 0 */
+  uint32_t aggregator;    /* of the group */
+  double aggregator_rate; /* in-link of its host; 0 or less: not known */
+  uint64_t delay;         /* that it had when it got its place, or would have had */
+  uint64_t shape;         /* hash of its segments */
+  int withdrawn;          /* to be decided as not applied at its turn */
+  int refused;            /* MLFAB_ERR_* once something is wrong with it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -5441,6 +7959,7 @@ typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, arrived, contributed, hand;
   uint32_t incarnation, generation;
   uint32_t queued;
+  uint32_t unplaced;      /* of those: wait for a plan */
   uint64_t last_queued;   /* newest member in the queue */
   uint64_t last_progress; /* its round */
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
@@ -5490,11 +8009,14 @@ typedef struct mlfab__server {
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
   uint64_t spreads;       /* the last number of a spread */
+  uint32_t late;          /* dropped ones that are not decided yet */
   uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
   uint64_t reported_left; /* bytes of the head when the scheduler was told last */
   uint64_t host;          /* of this node */
   mlfab__meter meter;
   mlfab__plan_entry *plan_scratch;
+  mlfab__group_member *group_scratch;
+  uint8_t *meta_scratch; /* MLFAB_META_MAX */
   /* Rounds. */
   uint64_t v_train;
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
@@ -5562,6 +8084,54 @@ MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, 
 MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce);
 /* A hash of segments: transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
+
+/* Which list an update stands in; intake.c keeps both. */
+MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
+                                          int unplaced);
+MLFAB__INTERNAL void mlfab__intake_unlink(mlfab__server *server, mlfab__incoming *update);
+/* What was written of the head is void, and there is none. */
+MLFAB__INTERNAL void mlfab__intake_abort(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__intake_leave_stage(mlfab__server *server, mlfab__incoming *update);
+/* The slices of a segment: the first is returned. */
+MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
+                                               const mlfab__incoming *update, uint32_t segment,
+                                               uint32_t *last_p);
+MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
+                                           const mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                                          uint64_t version, uint64_t delay);
+
+/* place.c: a new update gets its place, or waits for a plan. */
+MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *update);
+/* It leaves the lists. */
+MLFAB__INTERNAL void mlfab__place_forget(mlfab__server *server, mlfab__incoming *update,
+                                         int unplaced);
+/* DROPPED when this delay is not below the bound, which is remembered, or 0. */
+MLFAB__INTERNAL int mlfab__place_late(const mlfab__server *server, mlfab__incoming *update,
+                                      uint64_t delay);
+/* Gives places that need no plan, announces, tells of drops. */
+MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
+/* Is it a member of a group, but not the first? */
+MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
+/* The first member of a group, if this aggregator has it. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
+                                                   uint64_t group);
+/* Is it, or its group, past recall? */
+MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
+                                          const mlfab__incoming *update);
+/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew, at the aggregator
+ * or, with `direct`, without. */
+MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming *member,
+                                          mlfab__incoming *culprit, int direct);
+/* The group was applied: its members are about to be decided. */
+MLFAB__INTERNAL void mlfab__place_applied(mlfab__server *server, const mlfab__incoming *leader);
+/* Refuses the head, with all members if it is a group. */
+MLFAB__INTERNAL void mlfab__place_refuse(mlfab__server *server, mlfab__incoming *update, int code);
+/* It is being withdrawn: leaves its group. 1 when it is too late. */
+MLFAB__INTERNAL int mlfab__place_recall(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__place_lost_aggregator(mlfab__server *server, uint32_t aggregator);
+/* Bytes of the head came: tells the scheduler now and then. */
+MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__incoming *head);
 
 /* Updates of a plan get their places, in order. */
 MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan_entry *entries,
@@ -5631,7 +8201,30 @@ MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server);
  * ============================================================================================== */
 /* server.c - the server role: its life, its workers, the model's definition. See server.h. */
 
-enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_EAGER_LEAST = 4096 };
+enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_STAGE_PLANNED = 64 << 20, SERVER_EAGER_LEAST = 4096 };
+
+static int server_init_schedule(mlfab__server *server) {
+  const mlfab_schedule *given = &server->config->schedule;
+  mlfab__env *env = server->env;
+  server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
+  server->host = server->config->host;
+  server->schedule.delay_bound = given->delay_bound;
+  server->schedule.plan_ahead_ns = given->plan_ahead_ns;
+  server->schedule.interval_ns = given->interval_ns;
+  server->schedule.best = given->best;
+  server->schedule.whole = given->whole;
+  server->schedule.no_aggregation = given->no_aggregation;
+  server->schedule.no_distribution = given->no_distribution;
+  if (!server->scheduled) return 0;
+  server->plan_scratch =
+      mlfab__alloc_array(env, MLFAB__PLAN_ENTRIES_MAX, sizeof *server->plan_scratch);
+  server->group_scratch =
+      mlfab__alloc_array(env, MLFAB__GROUP_MEMBERS_MAX, sizeof *server->group_scratch);
+  server->meta_scratch = mlfab__alloc(env, MLFAB_META_MAX);
+  if (server->plan_scratch && server->group_scratch && server->meta_scratch) return 0;
+  mlfab__server_free(server);
+  return MLFAB_ERR_MEMORY;
+}
 
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
@@ -5656,10 +8249,10 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
     return MLFAB_ERR_MEMORY;
   }
   for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++)
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
   }
-  return 0;
+  return server_init_schedule(server);
 }
 
 static void server_free_model(mlfab__server *server) {
@@ -5677,6 +8270,8 @@ static void server_free_model(mlfab__server *server) {
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
   server->scratch = NULL;
   server->stage_bytes = 0;
+  mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
+  server->ahead = NULL;
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
@@ -5701,7 +8296,125 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free(env, server->segments_scratch,
               MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
   mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  mlfab__free(env, server->plan_scratch, MLFAB__PLAN_ENTRIES_MAX * sizeof *server->plan_scratch);
+  mlfab__free(env, server->group_scratch, MLFAB__GROUP_MEMBERS_MAX * sizeof *server->group_scratch);
+  mlfab__free(env, server->meta_scratch, MLFAB_META_MAX);
   memset(server, 0, sizeof *server);
+}
+
+/* --- a fabric with a scheduler --- */
+
+MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes) {
+  return server->scheduler_up && bytes > server->config->eager_bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n) {
+  return mlfab__hash(n, segments, n * sizeof *segments);
+}
+
+static void server_tell_scheduler(mlfab__server *server, uint8_t type, const void *meta,
+                                  uint32_t bytes) {
+  if (server->scheduler_up)
+    server->port.post(server->port.self, server->workers, type, meta, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                          uint64_t id, int code) {
+  uint8_t meta[128];
+  mlfab__report report;
+  if (!server->scheduler_up) return;
+  memset(&report, 0, sizeof report);
+  report.id = id;
+  report.placed = server->placed;
+  report.backlog = mlfab__intake_backlog(server);
+  report.out_backlog = mlfab__answer_backlog(server);
+  report.version = server->store.nslices > 0 ? server->store.slices[0].version : 0;
+  report.kind = kind;
+  report.worker = worker;
+  report.code = code;
+  server_tell_scheduler(server, MLFAB__REPORT, meta, mlfab__encode_report(meta, &report));
+}
+
+MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announce *announce) {
+  uint8_t meta[128];
+  announce->placed = server->placed;
+  announce->incarnation = server->peers[announce->worker].incarnation;
+  server_tell_scheduler(server, MLFAB__ANNOUNCE, meta, mlfab__encode_announce(meta, announce));
+}
+
+static void server_tell_schedule(mlfab__server *server) {
+  uint8_t meta[128];
+  mlfab__schedule schedule = server->schedule;
+  schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
+  schedule.host = server->host;
+  server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
+}
+
+static void server_tell_station(mlfab__server *server, uint32_t worker) {
+  const mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__station station = {worker, peer->incarnation, peer->connected, peer->accumulators,
+                            peer->host};
+  uint8_t meta[64];
+  server_tell_scheduler(server, MLFAB__STATION, meta, mlfab__encode_station(meta, &station));
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->scheduler_up = 1;
+  server_tell_schedule(server);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) server_tell_station(server, w);
+  }
+  mlfab__server_report(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
+  mlfab__intake_announce_all(server);
+  mlfab__answer_announce_all(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  if (!server->scheduler_up) return;
+  server->scheduler_up = 0;
+  mlfab__intake_unschedule(server);
+  mlfab__answer_unschedule(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__plan plan;
+  server->now_ns = now_ns;
+  if (frame->type != MLFAB__PLAN ||
+      mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->plan_scratch)) {
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME, "not a PLAN, or none that parses");
+    return;
+  }
+  if (plan.rate_in > 0.0)
+    mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
+  if (server->phase != MLFAB__MODEL_STANDS) return;
+  mlfab__intake_plan(server, server->plan_scratch, plan.entries);
+  mlfab__answer_plan(server, server->plan_scratch, plan.entries);
+}
+
+static void server_schedule(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__schedule schedule;
+  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
+      schedule.delay_bound == 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SCHEDULE that does not parse");
+    return;
+  }
+  server->schedule = schedule;
+  server_tell_schedule(server);
+  mlfab__intake_advance(server);
+}
+
+/* A worker's links, for the scheduler. */
+static void server_capacity(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__capacity capacity;
+  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
+      !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
+    return;
+  }
+  server_tell_scheduler(server, MLFAB__CAPACITY, frame->meta, frame->meta_bytes);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server) {
@@ -5764,6 +8477,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;
   int was_dead = fresh || peer->dead;
+  mlfab__place_lost_aggregator(server, worker);
   mlfab__intake_reset(server, worker);
   mlfab__answer_reset(server, worker);
   if (peer->dead)
@@ -5781,6 +8495,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->connected = 1;
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
+  peer->accumulators = hello->accumulators;
+  peer->host = hello->host;
+  server_tell_station(server, worker);
   server_hello_ack(server, worker, was_dead, ack);
   mlfab__intake_advance(server);
   return 0;
@@ -5789,8 +8506,10 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->peers[worker].connected = 0;
+  mlfab__place_lost_aggregator(server, worker);
   mlfab__intake_reset(server, worker);
   mlfab__answer_reset(server, worker);
+  server_tell_station(server, worker);
   mlfab__intake_advance(server);
 }
 
@@ -5864,10 +8583,16 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   code = mlfab__store_init(env, &server->store, &server->layout, server->number,
                            server->config->block_bytes, mlfab__sync_rounds(define->sync), states,
                            define->ghost != 0);
+  if (!code) {
+    server->ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->ahead);
+    if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
+  }
   uint64_t shard = server->store.end - server->store.begin;
   server->eager_bytes =
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
-  server->stage_bytes = mlfab__min(SERVER_STAGE_BYTES, shard);
+  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
+  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  server->stage_bytes = define->ghost && server->scheduled ? shard : mlfab__min(stage, shard);
   if (!code && shard > 0 && !define->ghost) {
     server->stages[0] = mlfab__alloc(env, server->stage_bytes);
     if (!server->stages[0]) {
@@ -5883,6 +8608,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
   server->options = *define;
+  server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
 }
@@ -6014,6 +8740,24 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
     case MLFAB__DONE:
       server_done(server, worker, frame);
       break;
+    case MLFAB__FORWARD:
+      mlfab__intake_forward(server, worker, frame);
+      break;
+    case MLFAB__GROUP_FAIL:
+      mlfab__intake_group_fail(server, worker, frame);
+      break;
+    case MLFAB__PULL_DONE:
+      mlfab__answer_done(server, worker, frame);
+      break;
+    case MLFAB__SPREAD_FAIL:
+      mlfab__answer_spread_fail(server, worker, frame);
+      break;
+    case MLFAB__CAPACITY:
+      server_capacity(server, worker, frame);
+      break;
+    case MLFAB__SCHEDULE:
+      server_schedule(server, worker, frame);
+      break;
     default:
       mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a frame that no worker sends");
       break;
@@ -6061,12 +8805,19 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
+/* The scale of what comes in: the aggregator of a group has multiplied each member with its own,
+ * where the rule is linear. */
+static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
+  return update->group && mlfab__rule_linear(server->rule.kind) ? 1.0 : update->push.scale;
+}
+
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
 static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
                             enum intake_mode mode) {
   if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
-  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind)) return update->push.scale;
+  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
+    return intake_scale(server, update);
   if (server->contributors == 0) return 1.0;
   return server->round_scale != 0.0 ? update->push.scale / server->round_scale : 0.0;
 }
@@ -6110,15 +8861,33 @@ static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *pus
   return update;
 }
 
-static void intake_append(mlfab__server *server, mlfab__incoming *update) {
-  update->previous = server->last;
+MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
+                                          int unplaced) {
+  mlfab__incoming **first = unplaced ? &server->unplaced_first : &server->first;
+  mlfab__incoming **last = unplaced ? &server->unplaced_last : &server->last;
+  update->unplaced = unplaced;
+  update->previous = *last;
   update->next = NULL;
-  *(server->last ? &server->last->next : &server->first) = update;
-  server->last = update;
+  *(*last ? &(*last)->next : first) = update;
+  *last = update;
 }
 
-/* Gives up its stage. */
-static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update) {
+MLFAB__INTERNAL void mlfab__intake_unlink(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__incoming **first = update->unplaced ? &server->unplaced_first : &server->first;
+  mlfab__incoming **last = update->unplaced ? &server->unplaced_last : &server->last;
+  *(update->previous ? &update->previous->next : first) = update->next;
+  *(update->next ? &update->next->previous : last) = update->previous;
+}
+
+/* What was written of the head is void: it has to begin again. */
+MLFAB__INTERNAL void mlfab__intake_abort(mlfab__server *server) {
+  for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
+    mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
+  }
+  server->head = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__intake_leave_stage(mlfab__server *server, mlfab__incoming *update) {
   if (update->stage) server->stage_owner[update->stage - 1] = NULL;
   update->stage = 0;
 }
@@ -6126,16 +8895,13 @@ static void intake_unstage_owner(mlfab__server *server, mlfab__incoming *update)
 /* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
 static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  *(update->previous ? &update->previous->next : &server->first) = update->next;
-  *(update->next ? &update->next->previous : &server->last) = update->previous;
-  if (server->head == update) {
-    for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
-      mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
-    }
-    server->head = NULL;
-  }
-  intake_unstage_owner(server, update);
+  mlfab__intake_unlink(server, update);
+  if (server->head == update) mlfab__intake_abort(server);
+  mlfab__place_forget(server, update, update->unplaced);
+  mlfab__intake_leave_stage(server, update);
   peer->queued--;
+  if (update->announced)
+    mlfab__server_report(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
   if (peer->queued == 0) peer->arena_head = peer->arena_tail = 0;
@@ -6292,23 +9058,24 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
 
 /* --- deciding --- */
 
-static uint32_t intake_touched(const mlfab__server *server, const mlfab__incoming *update,
-                               uint32_t segment, uint32_t *last_p) {
+MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
+                                               const mlfab__incoming *update, uint32_t segment,
+                                               uint32_t *last_p) {
   const mlfab__segment *s = &update->segments[segment];
   *last_p =
       mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1) - server->store.first_slice;
   return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
 }
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * moves versions and commits on. A pull tells the largest version of its slices; for those that are
+/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit` 1
+ * moves versions and commits on, with 2 versions only (a further member of a group). A pull tells the largest version of its slices; for those that are
  * behind it, it means their present one. Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                            uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
   uint32_t seen = 0, next = 0;
   for (uint32_t k = 0; k < update->push.segments; k++) {
-    uint32_t last, i = intake_touched(server, update, k, &last);
+    uint32_t last, i = mlfab__intake_touched(server, update, k, &last);
     for (i = i < next ? next : i; i <= last; i++, seen++) {
       mlfab__shard_slice *slice = &server->store.slices[i];
       uint32_t at = update->push.versions == 1 ? 0 : seen;
@@ -6317,7 +9084,7 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
       delay = mlfab__max(delay, slice->version - base);
       if (commit) {
         slice->version += update->push.members;
-        slice->commit++;
+        if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
     }
@@ -6349,9 +9116,9 @@ static void intake_arrived(mlfab__server *server, const mlfab__incoming *update,
   if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
 
-/* Decides the head: answers, counts, and takes it out of the queue. */
-static void intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
-                          uint64_t version, uint64_t delay) {
+/* Decides an update: answers, counts, and takes it out of the queue. */
+MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                                          uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
@@ -6361,6 +9128,8 @@ static void intake_decide(mlfab__server *server, mlfab__incoming *update, int co
     server->stats->updates_applied += push->members;
     server->stats->delay_sum += delay * push->members;
     server->stats->delay_max = mlfab__max(server->stats->delay_max, delay);
+  } else if (code == MLFAB_ERR_DROPPED) {
+    server->stats->updates_dropped += push->members;
   } else if (code != 0 && code != MLFAB_ERR_WITHDRAWN) {
     server->stats->updates_refused += push->members;
     server->port.event(server->port.self, MLFAB_EVENT_REFUSED_UPDATE, (int32_t)worker, 0,
@@ -6376,6 +9145,20 @@ static void intake_swap(mlfab__server *server, uint32_t *place) {
     if (store->next[p] == MLFAB__NO_BLOCK) continue;
     mlfab__store_put(store, &place[p], store->next[p]);
     store->next[p] = MLFAB__NO_BLOCK;
+  }
+}
+
+/* An update, or all members of a group, are applied: moves the versions on unless they are a round's. One commit. */
+static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
+  uint64_t group = update->group;
+  int commit = 1;
+  if (group) mlfab__place_applied(server, update);
+  for (mlfab__incoming *next; update; update = next) {
+    uint64_t delay = 0, version = server->v_train;
+    next = group && update->next && update->next->group == group ? update->next : NULL;
+    if (versions) intake_versions(server, update, commit, &delay, &version);
+    mlfab__intake_decide(server, update, 0, version, delay);
+    commit = 2;
   }
 }
 
@@ -6396,12 +9179,13 @@ static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
     version = server->v_train;
   } else {
     intake_swap(server, server->store.w);
-    if (mode == INTAKE_DIRECT) {
-      intake_versions(server, update, 1, &delay, &version);
-      server->stats->commits++;
-    }
+    if (mode == INTAKE_DIRECT) server->stats->commits++;
   }
-  intake_decide(server, update, 0, version, delay);
+  if (mode == INTAKE_DIRECT || update->group) {
+    intake_commit(server, update, mode == INTAKE_DIRECT);
+  } else {
+    mlfab__intake_decide(server, update, 0, version, delay);
+  }
   if (mode == INTAKE_INIT) {
     server->phase = MLFAB__MODEL_STANDS;
     server->first_weights_incarnation = server->peers[0].incarnation;
@@ -6419,7 +9203,7 @@ static void intake_complete_whole(mlfab__server *server, mlfab__incoming *update
     intake_versions(server, update, 1, &delay, &version);
     server->stats->commits++;
   }
-  intake_decide(server, update, 0, version, delay);
+  mlfab__intake_decide(server, update, 0, version, delay);
 }
 
 /* --- applying, block by block --- */
@@ -6459,24 +9243,31 @@ static void intake_info(const mlfab__server *server, const mlfab__incoming *upda
   info->incarnation = server->peers[update->worker].incarnation;
   info->seq = update->push.seq;
   info->members = update->push.members;
+  for (const mlfab__incoming *u = update->next; update->group && u && u->group == update->group;
+       u = u->next) {
+    uint64_t later = 0;
+    intake_versions((mlfab__server *)(uintptr_t)server, u, 0, &later, NULL);
+    delay = mlfab__max(delay, later + info->members);
+    info->members += u->push.members;
+  }
   info->server = server->number;
   info->delay = delay;
   if (update->push.segments > 0) {
-    uint32_t last, slice = intake_touched(server, update, 0, &last);
+    uint32_t last, slice = mlfab__intake_touched(server, update, 0, &last);
     info->version = server->store.slices[slice].version;
     info->commit = server->store.slices[slice].commit;
   }
   info->progress = update->push.progress;
-  info->scale = update->push.scale;
-  info->norm = update->push.norm;
+  info->scale = intake_scale(server, update);
+  info->norm = update->group ? 0.0 : update->push.norm;
 }
 
 /* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->head;
   mlfab_update_info info;
-  uint64_t delay = 0, version = 0;
-  intake_versions(server, update, 0, &delay, &version);
+  uint64_t delay = 0;
+  intake_versions(server, update, 0, &delay, NULL);
   intake_info(server, update, delay, &info);
   while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
@@ -6490,12 +9281,13 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   }
   if (update->consumed < update->push.bytes && !server->apply_code) return 0;
   server->applying = MLFAB__APPLY_NONE;
-  if (!server->apply_code) {
+  if (server->apply_code) {
+    mlfab__place_refuse(server, update, server->apply_code);
+  } else {
     intake_swap(server, server->store.w);
-    intake_versions(server, update, 1, &delay, &version);
     server->stats->commits++;
+    intake_commit(server, update, 1);
   }
-  intake_decide(server, update, server->apply_code, version, delay);
   mlfab__answer_check(server);
   return 1;
 }
@@ -6624,7 +9416,8 @@ static void intake_round(mlfab__server *server) {
 /* --- heads --- */
 
 /* May this update be taken in now? */
-static int intake_eligible(const mlfab__server *server, const mlfab__incoming *update) {
+MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
+                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
   if (!intake_rounds(server)) return 1;
@@ -6640,32 +9433,67 @@ static int intake_eligible(const mlfab__server *server, const mlfab__incoming *u
 }
 
 static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab__incoming *update) {
-  while (update && !intake_eligible(server, update)) update = update->next;
+  while (update && !mlfab__intake_eligible(server, update)) update = update->next;
   return update;
 }
 
 static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_t upto) {
+  uint8_t meta[64];
   if (upto <= update->granted) return;
   update->granted = upto;
+  if (update->group) {
+    mlfab__release release = {update->group, upto};
+    server->port.post(server->port.self, update->aggregator, MLFAB__RELEASE, meta,
+                      mlfab__encode_release(meta, &release));
+    return;
+  }
   mlfab__grant grant = {update->push.seq, upto, server->peers[update->worker].generation};
-  uint8_t meta[64];
   server->port.post(server->port.self, update->worker, MLFAB__GRANT, meta,
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* The one that follows the head may send as much as the stage holds, shortly before its turn: what is
- * staged is copied once more. */
-static void intake_grant_next(mlfab__server *server) {
-  const mlfab__incoming *head = server->head;
-  if (server->stage_owner[0] || server->stage_bytes == 0 || !head) return;
-  if (head->push.bytes - head->received > 2 * (uint64_t)server->config->chunk_bytes) return;
+/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
+ * may come over links of very different speed at the same time. */
+static uint32_t intake_free_stage(mlfab__server *server) {
+  uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
+  for (uint32_t i = 0; i < n; i++) {
+    if (server->stage_owner[i]) continue;
+    if (!server->stages[i] && !server->store.ghost)
+      server->stages[i] = mlfab__alloc(server->env, server->stage_bytes);
+    if (server->stages[i] || server->store.ghost) return i;
+  }
+  return MLFAB__SERVER_STAGES;
+}
+
+/* The next in the queue that is not released. Followers in a group come with its first. */
+static mlfab__incoming *intake_unreleased(mlfab__server *server) {
   mlfab__incoming *update = intake_eligible_from(server, server->first);
-  while (update && (update == server->head || update->granted == update->push.bytes)) {
+  while (update && (update == server->head || update->granted == update->push.bytes ||
+                    update->granted > update->push.eager || update->refused ||
+                    mlfab__place_follows(update))) {
     update = intake_eligible_from(server, update->next);
   }
-  if (!update || update->granted > update->push.eager) return;
-  update->stage = 1;
-  server->stage_owner[0] = update;
+  return update;
+}
+
+/* Releases the next transfer when those before it leave the in-link unused: shortly before their end, or
+ * because they come more slowly than the link carries. What is staged is copied once more. */
+static void intake_release(mlfab__server *server) {
+  const mlfab__incoming *head = server->head;
+  uint64_t coming = 0;
+  if (server->stage_bytes == 0 || !head) return;
+  for (const mlfab__incoming *u = server->first; u; u = u->next)
+    coming += mlfab__max(u->granted, u->received) - u->received;
+  int ends = head->push.bytes - head->received <= 2 * (uint64_t)server->config->chunk_bytes &&
+             coming <= 2 * (uint64_t)server->config->chunk_bytes;
+  if (!ends && !(server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns))) return;
+  mlfab__meter_begin(&server->meter, server->now_ns);
+  mlfab__incoming *update = intake_unreleased(server);
+  if (!update) return;
+  uint32_t stage = intake_free_stage(server);
+  if (stage == MLFAB__SERVER_STAGES) return;
+  update->stage = stage + 1;
+  server->stage_owner[stage] = update;
   intake_grant(server, update,
                mlfab__min(update->push.bytes, update->push.eager + server->stage_bytes));
 }
@@ -6691,31 +9519,50 @@ static int intake_unstage(mlfab__server *server, mlfab__incoming *update) {
   return code;
 }
 
-/* Refuses an update that has something wrong with it, at its turn. */
-static void intake_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
-  intake_decide(server, update, code, 0, 0);
+/* Is every member still undecided and below the bound? Else what is wrong, and with which. */
+static int intake_judge(mlfab__server *server, mlfab__incoming *update,
+                        mlfab__incoming **culprit_p) {
+  uint64_t group = update->group, ahead = 0;
+  for (; update; update = update->next) {
+    if (group && update->group != group) return 0;
+    *culprit_p = update;
+    const mlfab__window *window = &server->dedup.windows[update->worker];
+    enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
+    if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
+    int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
+    uint64_t delay = 0;
+    if (!code && server->phase == MLFAB__MODEL_STANDS)
+      code = intake_versions(server, update, 0, &delay, NULL);
+    if (!code) code = mlfab__place_late(server, update, delay + ahead);
+    if (code) return code;
+    ahead += update->push.members;
+    if (!group) return 0;
+  }
+  return 0;
 }
 
 /* Makes the update the head. `data` is its first and only bytes when they all came with its
  * announcement and are not staged. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
-  const mlfab__window *window = &server->dedup.windows[update->worker];
+  mlfab__incoming *culprit = NULL;
   server->head = update;
   update->last_byte_ns = server->now_ns;
-  enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
-  if (known != MLFAB__UNDECIDED) {
+  int code = intake_judge(server, update, &culprit);
+  if (code && update->group) {
+    if (code < 0) culprit->refused = code;
+    mlfab__place_ungroup(server, update, culprit, 0);
+    return;
+  }
+  if (code > 0) {
     /* Decided while a repetition of it waited. */
     server->stats->updates_repeated += update->push.members;
     intake_ack(server, update->worker, update->push.seq, update->push.members,
-               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+               code == 2 ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
     intake_remove(server, update);
     return;
   }
-  int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
-  if (!code && server->phase == MLFAB__MODEL_STANDS)
-    code = intake_versions(server, update, 0, NULL, NULL);
   if (code) {
-    intake_refuse(server, update, code);
+    mlfab__intake_decide(server, update, code, 0, update->delay);
     return;
   }
   if (!data && update->received == update->push.bytes && update->push.bytes == update->push.eager) {
@@ -6724,7 +9571,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   if (data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES &&
       intake_whole(server, update, data, &code)) {
     if (code) {
-      intake_refuse(server, update, code);
+      mlfab__place_refuse(server, update, code);
     } else {
       intake_complete_whole(server, update);
     }
@@ -6736,10 +9583,10 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     code = intake_unstage(server, update);
   }
   if (code) {
-    intake_refuse(server, update, code);
+    mlfab__place_refuse(server, update, code);
     return;
   }
-  intake_unstage_owner(server, update);
+  mlfab__intake_leave_stage(server, update);
   if (update->consumed == update->push.bytes) {
     intake_complete(server, update);
     return;
@@ -6749,6 +9596,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
 
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   uint64_t budget = INTAKE_TICK_BYTES;
+  mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
     if (server->applying == MLFAB__APPLY_ROUND && !intake_apply_round(server, budget)) return;
@@ -6761,7 +9609,7 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
     if (!update) return;
     intake_begin(server, update, NULL);
   }
-  intake_grant_next(server);
+  intake_release(server);
 }
 
 /* --- frames --- */
@@ -6779,8 +9627,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (push->seq == 0) return "an update without a number";
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
-  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT))
+  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED))
     return "unknown flags in a push";
+  if ((push->flags & MLFAB__PUSH_PLANNED) &&
+      (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
+    return "a push to be planned, with bytes or without a scheduler";
   if (peer->queued >= MLFAB__SERVER_QUEUED) return "more updates in flight than allowed";
   if (push->eager > server->eager_bytes || peer->eager_used > server->eager_bytes - push->eager) {
     return "more eager bytes than its credit";
@@ -6843,10 +9694,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   peer->queued++;
   peer->last_queued = push.seq + push.members - 1;
   peer->last_progress = push.progress;
-  intake_append(server, update);
   intake_reserve(peer, update);
-  int at_once = !server->head && server->applying == MLFAB__APPLY_NONE && server->first == update &&
-                intake_eligible(server, update);
+  mlfab__place_new(server, update);
+  int at_once = !update->unplaced && !update->refused && !server->head &&
+                server->applying == MLFAB__APPLY_NONE && server->first == update &&
+                mlfab__intake_eligible(server, update);
   if (at_once && (frame->bulk || frame->bulk_bytes == 0)) {
     intake_begin(server, update, frame->bulk_bytes > 0 ? frame->bulk : NULL);
   } else if (frame->bulk) {
@@ -6862,7 +9714,49 @@ static mlfab__incoming *intake_find(const mlfab__server *server, uint32_t worker
   for (update = server->first; update; update = update->next) {
     if (update->worker == worker && update->push.seq == seq) return update;
   }
+  for (update = server->unplaced_first; update; update = update->next) {
+    if (update->worker == worker && update->push.seq == seq) return update;
+  }
   return NULL;
+}
+
+/* The next bytes of an update, or of a group as those of its first: they came on the link of `peer`. */
+static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *update,
+                         uint64_t offset, const mlfab__frame_in *frame) {
+  if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
+      intake_strange(server, frame)) {
+    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+    return;
+  }
+  update->last_byte_ns = server->now_ns;
+  int direct = update == server->head && update->consumed == update->received &&
+               server->applying == MLFAB__APPLY_NONE;
+  uint64_t at = update->received;
+  update->received += frame->bulk_bytes;
+  mlfab__meter_count(&server->meter, frame->bulk_bytes);
+  if (!direct) {
+    /* A chunk may begin in the arena and end in the stage. */
+    uint64_t eager =
+        at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
+    const uint8_t *bulk = frame->bulk;
+    if (eager > 0 && bulk)
+      memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
+    if (frame->bulk_bytes > eager && bulk) {
+      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
+             frame->bulk_bytes - eager);
+    }
+    intake_release(server);
+    return;
+  }
+  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
+  if (code) {
+    mlfab__place_refuse(server, update, code);
+  } else if (update->consumed == update->push.bytes) {
+    intake_complete(server, update);
+  } else {
+    mlfab__place_progress(server, update);
+  }
+  mlfab__intake_advance(server);
 }
 
 MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
@@ -6874,37 +9768,20 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   }
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
-  if (!update) return; /* refused or withdrawn meanwhile */
-  if (chunk.offset != update->received || frame->bulk_bytes > update->granted - update->received ||
-      intake_strange(server, frame)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+  if (!update) return;       /* refused or withdrawn meanwhile */
+  if (update->group) return; /* it goes by another way now */
+  intake_bytes(server, worker, update, chunk.offset, frame);
+}
+
+MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggregator,
+                                           const mlfab__frame_in *frame) {
+  mlfab__forward forward;
+  if (mlfab__decode_forward(frame->meta, frame->meta_bytes, &forward)) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a FORWARD that does not parse");
     return;
   }
-  update->last_byte_ns = server->now_ns;
-  int direct = update == server->head && update->consumed == update->received &&
-               server->applying == MLFAB__APPLY_NONE;
-  uint64_t at = update->received;
-  update->received += frame->bulk_bytes;
-  if (!direct) {
-    if (!frame->bulk) return;
-    /* A chunk may begin in the arena and end in the stage. */
-    uint64_t eager =
-        at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
-    const uint8_t *bulk = frame->bulk;
-    memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
-    if (frame->bulk_bytes > eager) {
-      memcpy(server->stages[update->stage - 1] + (at + eager - update->push.eager), bulk + eager,
-             frame->bulk_bytes - eager);
-    }
-    return;
-  }
-  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
-  if (code) {
-    intake_refuse(server, update, code);
-  } else if (update->consumed == update->push.bytes) {
-    intake_complete(server, update);
-  }
-  mlfab__intake_advance(server);
+  mlfab__incoming *update = mlfab__place_find(server, aggregator, forward.group);
+  if (update) intake_bytes(server, aggregator, update, forward.offset, frame);
 }
 
 MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,
@@ -6916,10 +9793,10 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
   }
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = intake_find(server, worker, withdraw.seq);
-  if (!update) return; /* decided: its PUSH_ACK is on the way */
+  if (!update) return;                             /* decided: its PUSH_ACK is on the way */
+  if (mlfab__place_recall(server, update)) return; /* too late: it will be acknowledged */
   if (update == server->head) {
-    if (server->applying != MLFAB__APPLY_NONE) return; /* too late: it will be acknowledged */
-    intake_refuse(server, update, MLFAB_ERR_WITHDRAWN);
+    mlfab__intake_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
     /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
@@ -6929,18 +9806,31 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
 }
 
 MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker) {
-  if (server->applying == MLFAB__APPLY_UPDATE && server->head->worker == worker)
-    intake_apply_update(server, MLFAB__NEVER);
+  if (server->applying != MLFAB__APPLY_UPDATE) return;
+  const mlfab__incoming *update = server->head;
+  while (update && update->worker != worker)
+    update =
+        update->group && update->next && update->next->group == update->group ? update->next : NULL;
+  if (update) intake_apply_update(server, MLFAB__NEVER);
+}
+
+/* The first update of a worker that is not past recall: what is being applied has all its bytes, and is
+ * decided when it is done. */
+static mlfab__incoming *intake_first_of(const mlfab__server *server, uint32_t worker) {
+  mlfab__incoming *update = server->first;
+  while (update && (update->worker != worker || mlfab__place_applying(server, update)))
+    update = update->next;
+  if (update) return update;
+  update = server->unplaced_first;
+  while (update && update->worker != worker) update = update->next;
+  return update;
 }
 
 MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
-  mlfab__incoming *next;
-  for (mlfab__incoming *update = server->first; update; update = next) {
-    next = update->next;
-    if (update->worker != worker) continue;
-    /* What is being applied has all its bytes and is past recall: it is decided when it is done. */
-    if (update == server->head && server->applying == MLFAB__APPLY_UPDATE) continue;
+  mlfab__incoming *update;
+  while ((update = intake_first_of(server, worker)) != NULL) {
+    if (update->group) mlfab__place_ungroup(server, update, update, 0);
     intake_remove(server, update);
   }
   peer->generation++;
@@ -6949,8 +9839,11 @@ MLFAB__INTERNAL void mlfab__intake_reset(mlfab__server *server, uint32_t worker)
 
 MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
   mlfab__incoming *head = server->head;
-  if (head && server->applying == MLFAB__APPLY_NONE &&
-      server->now_ns - head->last_byte_ns >= 3 * server->heartbeat_ns) {
+  uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
+  if (head && head->group && server->applying == MLFAB__APPLY_NONE) {
+    /* The aggregator names a silent member after three; this is its own silence. */
+    if (silent >= 5 * server->heartbeat_ns) mlfab__place_ungroup(server, head, NULL, 1);
+  } else if (head && server->applying == MLFAB__APPLY_NONE && silent >= 3 * server->heartbeat_ns) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__intake_reset(server, worker);
@@ -6966,12 +9859,16 @@ MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
 
 MLFAB__INTERNAL uint64_t mlfab__intake_deadline(const mlfab__server *server) {
   if (server->applying != MLFAB__APPLY_NONE) return 0;
-  if (server->head) return server->head->last_byte_ns + 3 * server->heartbeat_ns;
-  return MLFAB__NEVER;
+  if (!server->head) return MLFAB__NEVER;
+  uint64_t beats = server->head->group ? 5 : 3;
+  uint64_t deadline = server->head->last_byte_ns + beats * server->heartbeat_ns;
+  int more = server->scheduled && server->last != server->head;
+  return more ? mlfab__min(deadline, mlfab__meter_due(&server->meter)) : deadline;
 }
 
 MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
   while (server->first) intake_remove(server, server->first);
+  while (server->unplaced_first) intake_remove(server, server->unplaced_first);
   while (server->free_list) {
     mlfab__incoming *update = server->free_list;
     server->free_list = update->next;
@@ -6979,6 +9876,442 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
     mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
     mlfab__free(server->env, update, sizeof *update);
   }
+}
+
+/* ==============================================================================================
+ * core/place.c
+ * ============================================================================================== */
+/* place.c - the server role: updates get their places in the queue, alone or in groups. See server.h.
+ *
+ * Small updates get a place when they come. Those to be planned wait, and the later ones of the same
+ * worker behind them, until a plan names them or the scheduler is gone. A place is given only where the delay is
+ * below the bound; since nothing is ever put before what has a place, it stays below. An
+ * update without such a place is dropped: decided at once when it is the oldest of its worker, else at
+ * its turn, because a worker's updates are decided in the order of their numbers.
+ *
+ * A group's members stand in the queue in a row. Its number ends whenever anything of it changes, and every member is
+ * told by VIA before anything else follows on the same link; bytes under an old number find nothing.
+ *
+ * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates); spec readings [C2], [C3]. */
+
+static int place_rounds(const mlfab__server *server) {
+  return mlfab__sync_rounds(server->options.sync);
+}
+
+static uint64_t place_bound(const mlfab__server *server) {
+  return place_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+}
+
+static int place_planned(const mlfab__incoming *update) {
+  return (update->push.flags & MLFAB__PUSH_PLANNED) && !update->withdrawn;
+}
+
+/* --- delays --- */
+
+/* The largest delay over the slices that the update touches, behind all that has a place; then adds `members` to
+ * what stands before the next. */
+static uint64_t place_walk(mlfab__server *server, const mlfab__incoming *update, int64_t members) {
+  uint64_t delay = 0;
+  uint32_t seen = 0, next = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__intake_touched(server, update, k, &last);
+    for (i = i < next ? next : i; i <= last; i++, seen++) {
+      uint32_t at = update->push.versions == 1 ? 0 : seen;
+      uint64_t version = server->store.slices[i].version;
+      uint64_t base = at < update->push.versions ? mlfab__min(update->versions[at], version) : 0;
+      delay = mlfab__max(delay, version + server->ahead[i] - base);
+      server->ahead[i] += (uint64_t)members;
+    }
+    next = last + 1;
+  }
+  return delay;
+}
+
+MLFAB__INTERNAL int mlfab__place_late(const mlfab__server *server, mlfab__incoming *update,
+                                      uint64_t delay) {
+  uint64_t bound = place_bound(server);
+  update->delay = delay;
+  if (bound == MLFAB_UNBOUNDED || (update->push.flags & MLFAB__PUSH_INIT)) return 0;
+  return delay + update->push.members - 1 >= bound && !MLFAB__PLANTED(14) ? MLFAB_ERR_DROPPED : 0;
+}
+
+/* --- places --- */
+
+static void place_drop(mlfab__server *server, mlfab__incoming *update) {
+  update->refused = MLFAB_ERR_DROPPED;
+  update->received = update->granted = update->push.bytes; /* nothing more will come */
+  server->late++;
+}
+
+/* At the end of the queue. */
+static void place_now(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__intake_append(server, update, 0);
+  if (update->withdrawn || place_rounds(server) || server->phase != MLFAB__MODEL_STANDS) return;
+  if (mlfab__place_late(server, update, place_walk(server, update, 0))) {
+    place_drop(server, update);
+    return;
+  }
+  update->counted = 1;
+  server->placed += update->push.members;
+  place_walk(server, update, (int64_t)update->push.members);
+}
+
+/* Takes it out of the list of those that wait for a plan. */
+static void place_take(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__intake_unlink(server, update);
+  server->peers[update->worker].unplaced--;
+  update->unplaced = 0;
+}
+
+MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (server->scheduler_up && (place_planned(update) || peer->unplaced > 0)) {
+    mlfab__intake_append(server, update, 1);
+    update->shape = mlfab__server_shape(update->segments, update->push.segments);
+    peer->unplaced++;
+  } else {
+    place_now(server, update);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__place_forget(mlfab__server *server, mlfab__incoming *update,
+                                         int unplaced) {
+  if (unplaced) server->peers[update->worker].unplaced--;
+  if (update->refused == MLFAB_ERR_DROPPED && server->late > 0) server->late--;
+  if (update->counted) place_walk(server, update, -(int64_t)update->push.members);
+  update->counted = 0;
+}
+
+/* The oldest of its worker that waits for a plan? */
+static int place_oldest(const mlfab__server *server, const mlfab__incoming *update) {
+  if (server->peers[update->worker].unplaced == 1) return 1;
+  const mlfab__incoming *first = server->unplaced_first;
+  while (first->worker != update->worker) first = first->next;
+  return first == update;
+}
+
+static void place_announce(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__announce announce;
+  memset(&announce, 0, sizeof announce);
+  announce.kind = MLFAB__TRANSFER_PUSH;
+  announce.worker = update->worker;
+  announce.id = update->push.seq;
+  announce.bytes = update->push.bytes;
+  announce.shape = update->shape;
+  announce.lag = place_rounds(server) ? 0 : place_walk(server, update, 0);
+  announce.norm = update->push.norm;
+  announce.members = update->push.members;
+  announce.parts = update->push.parts;
+  update->announced = 1;
+  mlfab__server_announce(server, &announce);
+}
+
+/* Drops that are the oldest of their worker in the queue are told at once. */
+static void place_tell_dropped(mlfab__server *server) {
+  mlfab__incoming *next;
+  for (mlfab__incoming *update = server->first; update && server->late > 0; update = next) {
+    next = update->next;
+    if (update->refused != MLFAB_ERR_DROPPED || update == server->head) continue;
+    const mlfab__incoming *earlier = server->first;
+    while (earlier->worker != update->worker) earlier = earlier->next;
+    if (earlier == update)
+      mlfab__intake_decide(server, update, MLFAB_ERR_DROPPED, 0, update->delay);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server) {
+  mlfab__incoming *next;
+  for (mlfab__incoming *update = server->unplaced_first; update; update = next) {
+    next = update->next;
+    if (!server->scheduler_up || (!place_planned(update) && place_oldest(server, update))) {
+      place_take(server, update);
+      place_now(server, update);
+      /* What stood behind it may have its place now. */
+      if (server->scheduler_up) next = server->unplaced_first;
+    } else if (!update->announced && place_planned(update) && place_oldest(server, update) &&
+               mlfab__intake_eligible(server, update)) {
+      place_announce(server, update);
+    }
+  }
+  if (server->late > 0) place_tell_dropped(server);
+}
+
+/* --- groups --- */
+
+static mlfab__incoming *place_next_member(const mlfab__incoming *update) {
+  mlfab__incoming *next = update->next;
+  return update->group && next && next->group == update->group ? next : NULL;
+}
+
+static mlfab__incoming *place_leader(mlfab__incoming *update) {
+  while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
+MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update) {
+  return update->group && update->previous && update->previous->group == update->group;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
+                                                   uint64_t group) {
+  for (mlfab__incoming *update = server->first; update && group; update = update->next) {
+    if (update->group == group) return update->aggregator == aggregator ? update : NULL;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
+                                          const mlfab__incoming *update) {
+  const mlfab__incoming *head = server->head;
+  if (server->applying != MLFAB__APPLY_UPDATE || update->unplaced) return 0;
+  return update == head || (update->group && update->group == head->group);
+}
+
+/* Nothing of its bytes is here. */
+static void place_rewind(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__intake_leave_stage(server, update);
+  update->received = update->consumed = update->granted = 0;
+  update->segment = 0;
+  update->in_segment = 0;
+  update->last_byte_ns = server->now_ns;
+}
+
+static void place_via(mlfab__server *server, const mlfab__incoming *update, uint64_t number,
+                      uint32_t aggregator) {
+  mlfab__via via = {update->push.seq, number, server->peers[update->worker].generation, aggregator};
+  uint8_t meta[64];
+  server->port.post(server->port.self, update->worker, MLFAB__VIA, meta,
+                    mlfab__encode_via(meta, &via));
+}
+
+static void place_direct(mlfab__server *server, mlfab__incoming *update) {
+  place_rewind(server, update);
+  update->group = 0;
+  if (update->refused || update->withdrawn) {
+    update->received = update->granted = update->push.bytes;
+  } else {
+    place_via(server, update, ++server->groups, MLFAB__NO_NODE);
+  }
+}
+
+static void place_end_group(mlfab__server *server, uint32_t aggregator, uint64_t group) {
+  mlfab__group_end end = {group};
+  uint8_t meta[32];
+  server->port.post(server->port.self, aggregator, MLFAB__GROUP_END, meta,
+                    mlfab__encode_group_end(meta, &end));
+}
+
+/* Weights of the members: what each is multiplied with. A rule that is not linear gets them relative to
+ * the first, whose scale then counts for all. 0 when that is not possible. */
+static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
+                         mlfab__group_member *members, uint32_t *n_p) {
+  int linear = mlfab__rule_linear(server->rule.kind) && !server->config->on_update;
+  uint32_t n = 0;
+  for (const mlfab__incoming *u = leader; u; u = place_next_member(u)) {
+    if (n == MLFAB__GROUP_MEMBERS_MAX) return 0;
+    double weight = linear ? u->push.scale : u->push.scale / leader->push.scale;
+    if (!(weight - weight == 0.0)) return 0;
+    members[n++] =
+        (mlfab__group_member){u->push.seq, weight, u->worker, server->peers[u->worker].incarnation};
+  }
+  *n_p = n;
+  return n >= 2;
+}
+
+/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly when that cannot
+ * be. */
+static void place_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
+  uint32_t aggregator = leader->aggregator;
+  const mlfab__server_peer *peer = &server->peers[aggregator];
+  mlfab__group group;
+  memset(&group, 0, sizeof group);
+  group.group = ++server->groups;
+  group.bytes = leader->push.bytes;
+  group.rate_in = leader->aggregator_rate;
+  group.whole = server->schedule.whole;
+  group.segments = leader->push.segments;
+  mlfab__group_member *members = server->group_scratch;
+  uint32_t bytes = 0;
+  if (!direct && peer->connected && !peer->dead &&
+      place_weights(server, leader, members, &group.members)) {
+    bytes = mlfab__encode_group(server->meta_scratch, &group, members, leader->segments);
+  }
+  mlfab__incoming *next;
+  for (mlfab__incoming *u = leader; u; u = next) {
+    next = place_next_member(u);
+    if (bytes > 0) {
+      place_rewind(server, u);
+      place_via(server, u, group.group, aggregator);
+    } else {
+      place_direct(server, u);
+    }
+  }
+  if (bytes == 0) return;
+  uint64_t old = leader->group;
+  for (mlfab__incoming *u = leader; u && u->group == old; u = u->next) u->group = group.group;
+  server->port.post(server->port.self, aggregator, MLFAB__GROUP, server->meta_scratch, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming *member,
+                                          mlfab__incoming *culprit, int direct) {
+  mlfab__incoming *leader = place_leader(member), *last = leader;
+  place_end_group(server, leader->aggregator, leader->group);
+  server->stats->groups_failed++;
+  if (server->head == leader) mlfab__intake_abort(server);
+  mlfab__intake_leave_stage(server, leader);
+  while (place_next_member(last)) last = place_next_member(last);
+  if (culprit) {
+    if (culprit == leader) leader = place_next_member(leader);
+    mlfab__intake_unlink(server, culprit);
+    if (culprit == last) last = culprit->previous;
+    /* Behind the rest: their delays do not grow, its own is looked at again at its turn. */
+    culprit->previous = last;
+    culprit->next = last ? last->next : server->first;
+    *(culprit->next ? &culprit->next->previous : &server->last) = culprit;
+    *(last ? &last->next : &server->first) = culprit;
+    place_direct(server, culprit);
+  }
+  if (leader) place_begin(server, leader, direct);
+}
+
+MLFAB__INTERNAL void mlfab__place_applied(mlfab__server *server, const mlfab__incoming *leader) {
+  server->stats->groups_applied++;
+  place_end_group(server, leader->aggregator, leader->group);
+}
+
+MLFAB__INTERNAL void mlfab__place_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
+  if (update->group && code == MLFAB_ERR_NOT_FINITE) {
+    /* A sum that overflows: each is judged for itself. */
+    mlfab__place_ungroup(server, update, NULL, 1);
+    return;
+  }
+  if (update->group) place_end_group(server, update->aggregator, update->group);
+  mlfab__incoming *next;
+  for (; update; update = next) {
+    next = place_next_member(update);
+    mlfab__intake_decide(server, update, code, 0, 0);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__place_recall(mlfab__server *server, mlfab__incoming *update) {
+  if (mlfab__place_applying(server, update)) return 1;
+  if (update->group) {
+    update->withdrawn = 1;
+    mlfab__place_ungroup(server, update, update, 0);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__place_lost_aggregator(mlfab__server *server, uint32_t aggregator) {
+  mlfab__incoming *update = server->first;
+  while (update) {
+    if (!update->group || update->aggregator != aggregator ||
+        mlfab__place_applying(server, update)) {
+      update = update->next;
+      continue;
+    }
+    mlfab__place_ungroup(server, update, NULL, 1);
+    update = server->first;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t aggregator,
+                                              const mlfab__frame_in *frame) {
+  mlfab__group_fail fail;
+  if (mlfab__decode_group_fail(frame->meta, frame->meta_bytes, &fail)) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a GROUP_FAIL that does not parse");
+    return;
+  }
+  mlfab__incoming *leader = mlfab__place_find(server, aggregator, fail.group);
+  if (!leader || mlfab__place_applying(server, leader)) return; /* over meanwhile */
+  mlfab__incoming *culprit = fail.worker == MLFAB__NO_NODE ? NULL : leader;
+  while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
+    culprit = place_next_member(culprit);
+  if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
+  mlfab__place_ungroup(server, leader, culprit, culprit == NULL);
+  mlfab__intake_advance(server);
+}
+
+/* --- plans --- */
+
+static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__plan_entry *entry) {
+  mlfab__incoming *update = server->unplaced_first;
+  while (update && (update->worker != entry->worker || update->push.seq != entry->id ||
+                    !update->announced || !place_planned(update)))
+    update = update->next;
+  return update;
+}
+
+/* Entries with one group number, or one without: they get their places. */
+static void place_run(mlfab__server *server, const mlfab__plan_entry *entries, uint32_t n) {
+  mlfab__incoming *leader = NULL;
+  uint32_t aggregator = entries[0].group ? entries[0].aggregator : MLFAB__NO_NODE;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__incoming *update = place_waiting(server, &entries[i]);
+    if (!update) continue; /* withdrawn, or its worker died, since it was announced */
+    place_take(server, update);
+    if (entries[i].fate != MLFAB__FATE_GO && !place_rounds(server)) {
+      mlfab__intake_append(server, update, 0);
+      update->delay = entries[i].delay;
+      place_drop(server, update);
+      continue;
+    }
+    place_now(server, update);
+    if (update->refused || aggregator >= server->workers) continue;
+    if (leader && (update->shape != leader->shape || update->push.bytes != leader->push.bytes))
+      continue;
+    update->aggregator = aggregator;
+    update->aggregator_rate = entries[i].rate;
+    update->group = leader ? leader->group : ++server->groups;
+    if (!leader) leader = update;
+  }
+  if (!leader) return;
+  /* Dropped ones, and those of another shape, may stand between: the members move together. */
+  uint64_t group = leader->group;
+  mlfab__incoming *first = leader, *next;
+  for (mlfab__incoming *u = leader, *end = server->last; u; u = next) {
+    next = u == end ? NULL : u->next;
+    if (u->group != group) continue;
+    mlfab__intake_unlink(server, u);
+    mlfab__intake_append(server, u, 0);
+  }
+  place_begin(server, first, place_next_member(first) == NULL);
+}
+
+MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n) {
+  for (uint32_t i = 0, end; i < n; i = end) {
+    end = i + 1;
+    while (entries[i].group && end < n && entries[end].group == entries[i].group &&
+           entries[end].kind == entries[i].kind)
+      end++;
+    if (entries[i].kind == MLFAB__TRANSFER_PUSH) place_run(server, &entries[i], end - i);
+  }
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__intake_announce_all(mlfab__server *server) {
+  for (mlfab__incoming *u = server->unplaced_first; u; u = u->next) u->announced = 0;
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__intake_unschedule(mlfab__server *server) {
+  mlfab__intake_advance(server);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__intake_backlog(const mlfab__server *server) {
+  uint64_t bytes = 0;
+  for (const mlfab__incoming *u = server->first; u; u = u->next) {
+    if (!mlfab__place_follows(u)) bytes += u->push.bytes - mlfab__min(u->received, u->push.bytes);
+  }
+  return bytes;
+}
+
+MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__incoming *head) {
+  uint64_t left = head->push.bytes - head->received, told = server->reported_left;
+  if (!server->scheduler_up || (left <= told && told - left < head->push.bytes / 4)) return;
+  server->reported_left = left;
+  mlfab__server_report(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
 }
 
 /* ==============================================================================================
@@ -8037,8 +11370,11 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
+ *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
+ *    HOP      from our worker role to an aggregator: MEET, then updates up and the model down;
+ *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
- * A node whose worker talks to its own server does so over a pair of links that no transport sees.
+ * Roles of one node talk to each other over pairs of links that no transport sees.
  * Frames to go stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
  * which are asked when the link has room. Roles are never called from inside themselves: what they ask
  * of links (drop, detach) is done when they have returned.
@@ -8055,8 +11391,15 @@ enum mlfab__link_kind {
   MLFAB__LINK_JOIN_IN,
   MLFAB__LINK_JOIN_OUT,
   MLFAB__LINK_SERVER,
-  MLFAB__LINK_WORKER
+  MLFAB__LINK_WORKER,
+  MLFAB__LINK_PLANNER,
+  MLFAB__LINK_SCHEDULER,
+  MLFAB__LINK_HOP,
+  MLFAB__LINK_MEMBER
 };
+
+/* Pairs of links inside a node. */
+enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIRS };
 
 typedef struct mlfab__link {
   uint8_t kind;
@@ -8070,7 +11413,7 @@ typedef struct mlfab__link {
   uint8_t suspect;
   uint32_t id; /* the driver's number */
   uint32_t caps;
-  uint32_t peer;  /* rank of a worker, number of a server, node that joins */
+  uint32_t peer;  /* rank of a worker (workers: the scheduler), number of a server, node that joins */
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
@@ -8085,7 +11428,15 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Our worker role's way to a server. */
+/* Our worker role's way to an aggregator's node; made when it is first wanted. */
+typedef struct mlfab__hop {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t asked, connecting;
+  uint64_t since_ns, retry_ns;
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__hop;
+
+/* Our worker role's or scheduler role's way to a server. */
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
@@ -8115,11 +11466,14 @@ struct mlfab_node {
   uint64_t job;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
-  int is_worker, is_server, is_coordinator;
+  int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__worker worker;
   mlfab__guest guest;
   mlfab__server server;
   mlfab__host host;
+  mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
+  mlfab__scheduler *scheduler;
+  mlfab__monitor monitor;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
   enum mlfab__boot_phase phase;
@@ -8132,10 +11486,13 @@ struct mlfab_node {
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;     /* by node id; server 0 only */
-  mlfab__route *routes;   /* by server; worker role only */
-  uint32_t *worker_links; /* by rank; server role only */
-  uint64_t *worker_heard; /* by rank: also while there is no link */
-  uint64_t *worker_lost;  /* by rank: when its link broke, 0 while it has one */
+  mlfab__route *routes;   /* by server: the worker role's, then the scheduler role's */
+  uint32_t *worker_links; /* by rank, then the scheduler's; server role only */
+  uint64_t *worker_heard; /* likewise: also while there is no link */
+  uint64_t *worker_lost;  /* likewise: when its link broke, 0 while it has one */
+  uint32_t scheduler_incarnation; /* the newest that said HELLO here */
+  mlfab__hop **hops;              /* by rank; worker role only */
+  uint32_t *member_links;         /* by rank; aggregator role only */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -8144,10 +11501,10 @@ struct mlfab_node {
   uint32_t ready_begin, ready_count;
   mlfab__queued_action *actions;
   uint32_t actions_begin, actions_count, actions_room;
-  uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
-  int doomed;                        /* a link is */
-  int self_lost;                     /* the inner link broke */
-  int self_more;                     /* the inner link has more to carry than one look may */
+  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
+  int doomed;                      /* a link is */
+  int self_lost;                   /* the inner links broke */
+  int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,
@@ -8157,6 +11514,9 @@ struct mlfab_node {
     MLFAB__OUT_GUEST,
     MLFAB__OUT_SERVER,
     MLFAB__OUT_HOST,
+    MLFAB__OUT_HOP,
+    MLFAB__OUT_FORWARD,
+    MLFAB__OUT_HAND_ON,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -8189,7 +11549,9 @@ MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, 
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 
 #define MLFAB__TOKEN_JOIN 1u
-#define MLFAB__TOKEN_SERVER 2u /* + number of the server */
+#define MLFAB__TOKEN_SERVER 2u /* + index of the route; behind the routes: + rank of the aggregator */
+
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
@@ -8198,6 +11560,8 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* A scheduler of its own: every server has closed or died. */
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 /* Opens the ways to all servers. */
@@ -10240,6 +13604,7 @@ struct mlfab {
   uint32_t quiet_looks; /* at a transport without links, that were left out */
   uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
+  uint64_t measure_ns; /* when transports are to be measured again; MLFAB__NEVER: not at all */
   int fd;              /* given out by mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
@@ -10352,6 +13717,39 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* --- measuring --- */
+
+/* What passed on one more transport of this node. */
+static void drive_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
+  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
+  sum->bytes_in += one->bytes_in;
+  sum->bytes_out += one->bytes_out;
+  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
+  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
+  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
+  sum->limited_in &= one->limited_in;
+  sum->limited_out &= one->limited_out;
+}
+
+/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network since
+ * it was told last. What stays within the host takes nothing of a network link. */
+static void drive_measure(mlfab *ctx, uint64_t now) {
+  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
+  if (now < ctx->measure_ns) return;
+  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    const drive_transport *transport = &ctx->transports[t];
+    mlfab_measure one = {0};
+    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
+    if (transport->table->measure(transport->self, now, &one) == 1) drive_measure_add(&sum, &one);
+  }
+  if (!sum.elapsed_ns) return;
+  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
+  mlfab_node_event(ctx->node, &event, now);
+}
+
+/* --- looking --- */
+
 /* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two calls, and of `tell`, which
  * is readable when something has moved inside another call, or by the thread, since mlfab_progress last returned. */
 static void drive_tell(mlfab *ctx) {
@@ -10380,6 +13778,7 @@ static int drive_pump(mlfab *ctx) {
     now = drive_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
+    drive_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
       mlfab_node_tick(ctx->node, now);
       /* A commit in steps has more to do at once. */
@@ -10689,6 +14088,7 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
   ctx->heartbeat_ns = c->heartbeat_ns;
+  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE ? 0 : MLFAB__NEVER;
   ctx->simulated = c->transport && !strcmp(c->transport->name, "sim");
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);

@@ -1,0 +1,320 @@
+/* group.c - Alg. 3, case by case: see group.h.
+ *
+ * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more. What a
+ * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
+ * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
+ * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
+ * monotone in n, so every n up to there is tried. */
+#include "group.h"
+
+/* One case under way. */
+typedef struct group_run {
+  mlfab__grouper *g;
+  mlfab__network *net;
+  const mlfab__group_input *in;
+  uint32_t variant, first_most;
+  mlfab__grouped *out; /* NULL: only the time is wanted */
+  double limit;        /* a case that is not shorter may be left */
+  double t_max;
+  uint32_t number; /* groups so far */
+  /* The group that is being filled. */
+  uint32_t first, members;
+  double ready;
+} group_run;
+
+static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
+  return &r->in->updates[r->in->order ? r->in->order[i] : i];
+}
+
+static mlfab__bundle group_bundle(const group_run *r, uint32_t i, const uint32_t *to) {
+  const mlfab__candidate *c = group_update(r, i);
+  return (mlfab__bundle){.from = &c->node,
+                         .to = to,
+                         .to_step = 1,
+                         .bytes = c->bytes,
+                         .n = r->in->servers,
+                         .available = c->available};
+}
+
+static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
+  return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
+}
+
+static int group_is_over(const group_run *r) { return !mlfab__link_less(r->t_max, r->limit); }
+
+/* The i-th update goes directly: 1; 0: it never arrives. */
+static int group_direct(group_run *r, uint32_t i) {
+  mlfab__bundle bundle = group_bundle(r, i, r->in->server);
+  double end;
+  r->net->purpose = MLFAB__TO_SERVER;
+  r->net->index = r->in->order ? r->in->order[i] : i;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (end > r->t_max) r->t_max = end;
+  r->number++;
+  if (r->out) {
+    r->out[i] = (mlfab__grouped){.number = r->number,
+                                 .arrive = end,
+                                 .ready = bundle.available,
+                                 .end = end,
+                                 .commit = r->t_max};
+  }
+  return 1;
+}
+
+/* Sends the sum of the group at aggregator q: 1; 0: it never arrives. */
+static int group_flush(group_run *r, uint32_t q) {
+  mlfab__bundle bundle = {.from = group_aggregator(r, q),
+                          .from_step = 1,
+                          .to = r->in->server,
+                          .to_step = 1,
+                          .bytes = r->g->sizes,
+                          .n = r->in->servers,
+                          .available = r->ready};
+  double end;
+  r->net->purpose = MLFAB__AGGREGATE;
+  r->net->index = q;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (end > r->t_max) r->t_max = end;
+  r->number++;
+  for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
+    r->out[i].q = q;
+    r->out[i].number = r->number;
+    r->out[i].ready = r->ready;
+    r->out[i].end = end;
+    r->out[i].commit = r->t_max;
+  }
+  r->members = 0;
+  return 1;
+}
+
+/* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
+static int group_join(group_run *r, uint32_t i, uint32_t q) {
+  double limit = r->t_max, end;
+  if (r->variant == MLFAB__GROUP_FIRST_FREE && q == 1) {
+    if (r->members == r->first_most) return 0;
+    limit = mlfab__link_never();
+  }
+  mlfab__bundle bundle = group_bundle(r, i, group_aggregator(r, q));
+  r->net->purpose = MLFAB__TO_AGGREGATOR;
+  r->net->index = r->in->order ? r->in->order[i] : i;
+  r->g->evaluations++;
+  int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+  if (walked != MLFAB__ENDS) return walked;
+  if (r->members == 0) {
+    r->first = i;
+    r->ready = 0;
+    for (uint32_t j = 0; j < bundle.n; j++) r->g->sizes[j] = 0;
+  }
+  r->members++;
+  if (end > r->ready) r->ready = end;
+  for (uint32_t j = 0; j < bundle.n; j++) {
+    if (bundle.bytes[j] > r->g->sizes[j]) r->g->sizes[j] = bundle.bytes[j];
+  }
+  if (r->out) r->out[i].arrive = end;
+  return 1;
+}
+
+/* Groups the updates from the n-th on: 1 when all go, and then t_max is T(n); 0: infeasible, or not
+ * shorter than the limit. */
+static int group_fill(group_run *r, uint32_t n) {
+  uint32_t q = 1, i = n;
+  int walked = 1;
+  r->members = 0;
+  while (i < r->in->n && walked == 1) {
+    if (group_is_over(r)) return 0;
+    if (q > r->in->k) {
+      if (r->variant != MLFAB__GROUP_TAIL_DIRECT) return 0;
+      walked = group_direct(r, i++);
+      continue;
+    }
+    int joined = group_join(r, i, q);
+    if (joined < 0) return joined;
+    if (joined) {
+      i++;
+    } else {
+      if (r->members > 0) walked = group_flush(r, q);
+      q++;
+    }
+  }
+  if (walked == 1 && r->members > 0) walked = group_flush(r, q);
+  return walked;
+}
+
+static int group_run_case(group_run *r, uint32_t n) {
+  int walked = 1;
+  for (uint32_t i = 0; i < n && walked == 1; i++) walked = group_direct(r, i);
+  return walked == 1 ? group_fill(r, n) : walked;
+}
+
+/* ---- the search ---- */
+
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
+ * decided when all are known: the first time that is not later than the least. */
+static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
+  double *times = r->g->times, least = choice->time;
+  uint32_t tried = 0, n = r->in->n, most = n;
+  r->variant = variant;
+  r->t_max = r->in->start;
+  r->number = 0;
+  for (uint32_t i = 0; i <= n; i++) {
+    r->limit = least;
+    if (mlfab__link_finite(least) && group_is_over(r)) break;
+    double t_max = r->t_max;
+    uint32_t mark = mlfab__network_mark(r->net);
+    times[tried] = mlfab__link_never();
+    /* A free first group behind no direct transfer may end after any number of members. */
+    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    for (uint32_t c = 0; c < cases; c++) {
+      r->first_most = n - c;
+      r->t_max = t_max;
+      int walked = group_fill(r, i);
+      mlfab__network_undo(r->net, mark);
+      if (walked < 0) return walked;
+      if (walked == 0 || !mlfab__link_less(r->t_max, times[tried])) continue;
+      times[tried] = r->t_max;
+      if (i == 0) most = r->first_most;
+      if (r->t_max < least) r->limit = least = r->t_max;
+    }
+    tried++;
+    r->t_max = t_max;
+    int walked = i < n ? group_direct(r, i) : 0;
+    if (walked < 0) return walked;
+    if (walked == 0) break;
+  }
+  if (!mlfab__link_less(least, choice->time)) return 0;
+  for (uint32_t i = tried; i > 0; i--) {
+    if (mlfab__link_less(least, times[i - 1])) continue;
+    *choice = (mlfab__group_choice){variant, i - 1, i == 1 ? most : n, times[i - 1]};
+    if (MLFAB__PLANTED(12)) break;
+  }
+  return 0;
+}
+
+/* [E9] Nothing is feasible: what can arrive goes directly. */
+static int group_give_up(group_run *r, mlfab__group_choice *choice) {
+  uint32_t i = 0;
+  for (; i < r->in->n; i++) {
+    int walked = group_direct(r, i);
+    if (walked < 0) return walked;
+    if (walked == 0) break;
+  }
+  choice->n = i;
+  for (; r->out && i < r->in->n; i++) {
+    double never = mlfab__link_never();
+    r->out[i] = (mlfab__grouped){.arrive = never, .ready = never, .end = never, .commit = never};
+  }
+  return 0;
+}
+
+static int group_check(const mlfab__network *net, const mlfab__group_input *in) {
+  if (in->servers == 0 || !mlfab__link_finite(in->start) || !(in->start >= 0)) {
+    return MLFAB_ERR_ARGUMENT;
+  }
+  if (in->n > 1u << 28 || in->k > 1u << 28) return MLFAB_ERR_LIMIT;
+  for (size_t j = 0; j < in->servers; j++) {
+    if (in->server[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (size_t j = 0; j < (size_t)in->k * in->servers; j++) {
+    if (in->aggregators[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (uint32_t i = 0; i < in->n; i++) {
+    const mlfab__candidate *c = &in->updates[in->order ? in->order[i] : i];
+    if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < in->servers; j++) {
+      if (!mlfab__link_finite(c->bytes[j]) || !(c->bytes[j] >= 0)) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  return 0;
+}
+
+static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_input *in) {
+  void *times =
+      mlfab__link_grow(env, g->times, &g->times_room, (uint64_t)in->n + 1, sizeof *g->times);
+  if (times == NULL) return MLFAB_ERR_MEMORY;
+  g->times = times;
+  void *sizes = mlfab__link_grow(env, g->sizes, &g->sizes_room, in->servers, sizeof *g->sizes);
+  if (sizes == NULL) return MLFAB_ERR_MEMORY;
+  g->sizes = sizes;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
+  if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
+  if (g->candidates) {
+    mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
+  }
+  if (g->grouped) mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
+  if (g->members) mlfab__free(env, g->members, g->members_room * sizeof *g->members);
+  memset(g, 0, sizeof *g);
+}
+
+static int group_begin(group_run *r, mlfab__grouper *g, mlfab__network *net,
+                       const mlfab__group_input *in) {
+  int code = group_check(net, in);
+  if (!code) code = group_reserve(g, net->env, in);
+  *r = (group_run){.g = g, .net = net, .in = in, .t_max = in->start};
+  r->limit = mlfab__link_never();
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
+                                      uint32_t first_most, mlfab__grouped *out, double *time_p) {
+  group_run r;
+  int code = n > in->n ? MLFAB_ERR_ARGUMENT : group_begin(&r, g, net, in);
+  if (code) return code;
+  uint32_t mark = mlfab__network_mark(net);
+  r.variant = variant;
+  r.first_most = first_most;
+  r.out = out;
+  int walked = group_run_case(&r, n);
+  if (walked != 1) mlfab__network_undo(net, mark);
+  if (walked < 0) return walked;
+  *time_p = walked == 1 ? r.t_max : mlfab__link_never();
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
+                                      mlfab__group_choice *choice_p) {
+  group_run r;
+  mlfab__group_choice choice = {.time = mlfab__link_never(), .first_most = in->n};
+  int code = group_begin(&r, g, net, in);
+  if (code) return code;
+  uint32_t mark = mlfab__network_mark(net);
+  net->searching++;
+  for (uint32_t v = MLFAB__GROUP_PAPER; !code && v <= MLFAB__GROUP_TAIL_DIRECT; v++) {
+    if (v == MLFAB__GROUP_PAPER || best) code = group_search(&r, v, &choice);
+    mlfab__network_undo(net, mark);
+  }
+  net->searching--;
+  if (code) return code;
+  double time;
+  if (mlfab__link_finite(choice.time)) {
+    code = mlfab__group_case(g, net, in, choice.variant, choice.n, choice.first_most, out, &time);
+  } else {
+    r.t_max = in->start;
+    r.number = 0;
+    r.out = out;
+    code = group_give_up(&r, &choice);
+  }
+  if (code) {
+    mlfab__network_undo(net, mark);
+    return code;
+  }
+  *choice_p = choice;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
+                                           uint64_t staleness) {
+  uint64_t least = mine;
+  for (uint32_t i = 0; i < n; i++) least = mlfab__min(least, finished[i]);
+  return mine - least <= staleness;
+}

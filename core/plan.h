@@ -1,0 +1,70 @@
+/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
+ *
+ * order.h says in which order, group.h over which hop; here the two are one call, with everything that a
+ * scheduler has to tell of each update. A batch that is a list is not ordered and nothing of it is
+ * dropped, except what can never arrive.
+ *
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
+ * larger. So every plan that group.h may choose respects the delay bound.
+ *
+ * Source: MLfabric §5, §6. */
+#ifndef MLFAB__PLAN_H
+#define MLFAB__PLAN_H
+
+#include "group.h"
+#include "order.h"
+
+typedef struct mlfab__batch {
+  const mlfab__candidate *updates;
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  const uint32_t *aggregators; /* k x servers nodes */
+  uint32_t k;
+  int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
+  int64_t version;     /* of the model when the batch begins to be applied */
+  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
+  int list;            /* no order and no drops: the updates stay as listed */
+  int best;            /* variants of Alg. 3 are tried too */
+} mlfab__batch;
+
+enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
+
+typedef struct mlfab__planned {
+  uint32_t update;       /* index into updates */
+  uint8_t fate;          /* mlfab__outcome */
+  uint8_t reason;        /* mlfab__reason */
+  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
+  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
+  double start;          /* when its own transfer may start */
+  double arrive;         /* at its aggregator; directly: at the server */
+  double ready;          /* when its group's transfer to the server may start */
+  double end;            /* of that transfer */
+  double commit;         /* when it is applied, at the earliest */
+  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
+                  * the future make it negative. */
+} mlfab__planned;
+
+typedef struct mlfab__planner {
+  mlfab__env *env;
+  mlfab__orderer orderer;
+  mlfab__grouper grouper;
+  mlfab__ordered *ordered;
+  mlfab__grouped *grouped;
+  uint32_t *order;
+  uint32_t room;
+} mlfab__planner;
+
+/* Allocates nothing yet; a planner keeps its memory between calls. */
+MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
+MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
+/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of each).
+ * Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the dropped in
+ * the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is when the last one
+ * is applied, never when a list could not be planned as a whole. Errors: ARGUMENT (a node that is not
+ * there; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved. */
+MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
+                                      const mlfab__batch *batch, mlfab__planned *out,
+                                      uint32_t *applied_p, mlfab__group_choice *choice_p);
+
+#endif
