@@ -70,6 +70,7 @@ struct mlfab {
   uint32_t quiet_looks; /* at a transport without links, that were left out */
   uint64_t now_ns;      /* the clock, when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
+  uint64_t measure_ns; /* when transports are to be measured again; MLFAB__NEVER: not at all */
   int fd;              /* given out by mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
@@ -182,6 +183,39 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
   return moved;
 }
 
+/* --- measuring --- */
+
+/* What passed on one more transport of this node. */
+static void drive_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
+  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
+  sum->bytes_in += one->bytes_in;
+  sum->bytes_out += one->bytes_out;
+  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
+  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
+  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
+  sum->limited_in &= one->limited_in;
+  sum->limited_out &= one->limited_out;
+}
+
+/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network since
+ * it was told last. What stays within the host takes nothing of a network link. */
+static void drive_measure(mlfab *ctx, uint64_t now) {
+  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
+  if (now < ctx->measure_ns) return;
+  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    const drive_transport *transport = &ctx->transports[t];
+    mlfab_measure one = {0};
+    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
+    if (transport->table->measure(transport->self, now, &one) == 1) drive_measure_add(&sum, &one);
+  }
+  if (!sum.elapsed_ns) return;
+  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
+  mlfab_node_event(ctx->node, &event, now);
+}
+
+/* --- looking --- */
+
 /* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two calls, and of `tell`, which
  * is readable when something has moved inside another call, or by the thread, since mlfab_progress last returned. */
 static void drive_tell(mlfab *ctx) {
@@ -210,6 +244,7 @@ static int drive_pump(mlfab *ctx) {
     now = drive_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
+    drive_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
       mlfab_node_tick(ctx->node, now);
       /* A commit in steps has more to do at once. */
@@ -519,6 +554,7 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
   ctx->heartbeat_ns = c->heartbeat_ns;
+  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE ? 0 : MLFAB__NEVER;
   ctx->simulated = c->transport && !strcmp(c->transport->name, "sim");
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
