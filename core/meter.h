@@ -6,7 +6,6 @@
 #ifndef MLFAB__METER_H
 #define MLFAB__METER_H
 
-#include "../mlfab.h"
 #include "base.h"
 
 typedef struct mlfab__meter {

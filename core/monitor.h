@@ -23,7 +23,6 @@
 #ifndef MLFAB__MONITOR_H
 #define MLFAB__MONITOR_H
 
-#include "../mlfab.h"
 #include "base.h"
 
 /* One direction. */
