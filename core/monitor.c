@@ -43,9 +43,9 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
   double beat = (double)heartbeat_ns;
   if (rate > side->rate) {
     if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 4.0);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 8.0);
   } else if (!bound) {
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 2.0);
     if (side->rate < 1.0) side->rate = 0.0; /* or a cut link would be news for ever */
   }
 }

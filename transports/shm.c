@@ -1224,7 +1224,8 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         shm_wait,
                                         shm_wake,
                                         shm_fd,
-                                        shm_arm};
+                                        shm_arm,
+                                        NULL}; /* takes nothing of a network link */
   return &table;
 }
 

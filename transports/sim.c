@@ -8,11 +8,17 @@
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,
  *    travels latency + jitter, then occupies the receiver's in-port (store and forward by frames, so
  *    n frames in a row take n + 1 frame times). Order is kept within a lane.
- *  - A port serves its lanes in turn, a frame each. A change of rate re-times the frame in service.
+ *  - A port serves its lanes in turn, a frame each: fair by frames, so that of two lanes with frames of
+ *    different sizes the larger ones get more. A change of rate re-times the frame in service.
+ *  - Hosts may have their ports in common (mlfab_sim_share), as two processes of one machine do: their
+ *    frames wait in the same turns, and a slow one is slow for all of them. Partitions, pauses and crashes
+ *    are each host's own.
+ *  - What a host's ports have carried, and for how long they were busy, is known exactly at any time
+ *    (measure): bytes over busy time is the rate, as soon as enough has passed to speak of a load.
  *  - buffer_bytes bounds what a lane has accepted and the far end has not read: both socket buffers of
  *    a TCP connection. Acknowledgements travel free and at once.
- *  - A partition stalls lanes, as TCP does; connects time out after 3 s. What a host sends to itself
- *    takes 1 us, uses no port and meets no faults.
+ *  - A partition stalls lanes, as TCP does; connects time out after 3 s. What a host sends to itself, or to
+ *    one that it shares its ports with, takes 1 us, uses no port and meets no faults but partitions.
  *  - A connection that breaks loses what is under way both ways; the end that is nearer to the cause
  *    hears of it at once, the other a latency later, or when the partition between them heals.
  *  - A paused host reads nothing and is not driven. A crashed one is gone with all that it had sent.
@@ -44,8 +50,9 @@
 #define SIM_RETRY_NS 250000000ull    /* a connect into a partition tries again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
 #define SIM_ROUNDS 4096              /* calls of mlfab_progress in a row before time moves on */
-#define SIM_DEPTH 16      /* waits inside callbacks of waits; deeper ones run no callbacks */
-#define SIM_FAULT_TICKS 8 /* draws a second of faults that come by the second */
+#define SIM_DEPTH 16          /* waits inside callbacks of waits; deeper ones run no callbacks */
+#define SIM_FAULT_TICKS 8     /* draws a second of faults that come by the second */
+#define SIM_LOAD_BYTES 65536u /* as many in a window tell how fast a port is */
 
 /* What can happen; at one time, in this order. */
 enum sim_kind {
@@ -141,7 +148,15 @@ typedef struct sim_port {
   sim_item *frame;   /* in service */
   sim_lane *lane;    /* its lane */
   sim_lane *head, *tail;
+  uint64_t begun_ns; /* service of that frame */
+  uint64_t passed;   /* bytes, and ... */
+  uint64_t busy_ns;  /* ... time in service, without that frame's */
 } sim_port;
+
+/* What a port has done up to some time. */
+typedef struct sim_meter {
+  uint64_t passed, busy_ns;
+} sim_meter;
 
 typedef struct sim_attempt {
   sim_item item; /* its failure; first, because the two are one block */
@@ -161,12 +176,15 @@ typedef struct sim_endpoint {
   sim_queue events;
   sim_queue taken; /* frames, and texts of connects that failed: polled and not released */
   int woken;
-  int gone; /* its host crashed */
+  int gone;             /* its host crashed */
+  uint64_t measured_ns; /* when measure was called last; 0: never */
+  sim_meter in, out;    /* what it saw */
 } sim_endpoint;
 
 typedef struct sim_host {
   mlfab_sim *sim;
   uint32_t index;
+  struct sim_host *card; /* whose ports it uses; its own, unless it shares another's */
   sim_port out, in;
   uint64_t rate_out, rate_in; /* as set; the ports know a slow host's */
   sim_source deadline, slow, pause, restart;
@@ -178,6 +196,7 @@ typedef struct sim_host {
   int busy;      /* its context is on the stack: being driven, or in a wait */
   int waits;     /* how often in a wait: nobody holds it there, so that it can be driven */
   int is_slow, crash_waits;
+  int opened; /* there was an endpoint once */
   uint64_t paused_until_ns;
   int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
   struct sim_host *next_listed;
@@ -357,8 +376,11 @@ static int sim_is_cut(const mlfab_sim *sim, const sim_host *a, const sim_host *b
   return sim->cuts && sim->cuts[(size_t)a->index * sim->options.hosts + b->index];
 }
 
+/* Does nothing between them take a port? */
+static int sim_is_local(const sim_host *a, const sim_host *b) { return a->card == b->card; }
+
 static uint64_t sim_latency(const sim_host *a, const sim_host *b) {
-  return a == b ? SIM_LOCAL_NS : a->sim->options.latency_ns;
+  return sim_is_local(a, b) ? SIM_LOCAL_NS : a->sim->options.latency_ns;
 }
 
 /* The host's context was used, so that its deadline may be another one; with `drive`, it has
@@ -408,6 +430,31 @@ static void sim_port_time(mlfab_sim *sim, sim_port *port) {
   }
 }
 
+/* Of the frame in service, in 1e-9 bytes. */
+static uint64_t sim_port_left(const mlfab_sim *sim, const sim_port *port) {
+  return port->left - mlfab__min(port->left, (sim->now - port->since_ns) * port->rate);
+}
+
+static sim_meter sim_port_meter(const mlfab_sim *sim, const sim_port *port) {
+  sim_meter meter = {port->passed, port->busy_ns};
+  if (!port->frame) return meter;
+  uint64_t left = (sim_port_left(sim, port) + SIM_SECOND - 1) / SIM_SECOND;
+  meter.passed += (uint64_t)port->frame->head_bytes + port->frame->bulk_bytes - left;
+  meter.busy_ns += sim->now - port->begun_ns;
+  return meter;
+}
+
+/* The frame in service, returned, is no longer: done, or given up. */
+static sim_item *sim_port_clear(mlfab_sim *sim, sim_port *port) {
+  sim_meter meter = sim_port_meter(sim, port);
+  sim_item *frame = port->frame;
+  port->passed = meter.passed;
+  port->busy_ns = meter.busy_ns;
+  port->frame = NULL;
+  port->lane = NULL;
+  return frame;
+}
+
 /* Puts a lane that has frames at the end of the ring; one in service comes there when it is done, so
  * that others do not wait for two of its frames. */
 static void sim_port_queue(sim_port *port, sim_lane *lane) {
@@ -433,7 +480,7 @@ static void sim_port_start(mlfab_sim *sim, sim_port *port) {
   port->lane = lane;
   port->frame = sim_pop(port->inbound ? &lane->in : &lane->out);
   port->left = ((uint64_t)port->frame->head_bytes + port->frame->bulk_bytes) * SIM_SECOND;
-  port->since_ns = sim->now;
+  port->since_ns = port->begun_ns = sim->now;
   sim_port_time(sim, port);
 }
 
@@ -459,22 +506,21 @@ static void sim_port_forget(mlfab_sim *sim, sim_port *port, sim_lane *lane) {
   }
   if (port->lane == lane) {
     sim_unput(sim, &port->source);
-    sim_item_free(sim, port->frame);
-    port->frame = NULL;
-    port->lane = NULL;
+    sim_item_free(sim, sim_port_clear(sim, port));
     sim_port_start(sim, port);
   }
 }
 
 static void sim_port_rate(mlfab_sim *sim, sim_port *port, uint64_t rate) {
   if (port->frame) {
-    port->left -= mlfab__min(port->left, (sim->now - port->since_ns) * port->rate);
+    port->left = sim_port_left(sim, port);
     port->since_ns = sim->now;
   }
   port->rate = rate;
   if (port->frame) sim_port_time(sim, port);
 }
 
+/* Of a host that has ports of its own. */
 static void sim_host_rates(sim_host *host) {
   uint64_t divisor = host->is_slow ? 10 : 1;
   sim_port_rate(host->sim, &host->out, (host->rate_out + divisor - 1) / divisor);
@@ -488,8 +534,8 @@ static void sim_link_break(sim_link *link, sim_end *near, int code, const char *
 static sim_end *sim_other(const sim_end *end) { return &end->link->end[end == &end->link->end[0]]; }
 
 static void sim_lane_purge(mlfab_sim *sim, sim_lane *lane) {
-  sim_port_forget(sim, &lane->from->host->out, lane);
-  sim_port_forget(sim, &lane->to->host->in, lane);
+  sim_port_forget(sim, &lane->from->host->card->out, lane);
+  sim_port_forget(sim, &lane->to->host->card->in, lane);
   sim_queue_free(sim, &lane->out);
   sim_queue_free(sim, &lane->flight);
   sim_queue_free(sim, &lane->in);
@@ -579,13 +625,25 @@ static int sim_copy_bulk(mlfab_sim *sim, sim_item *frame) {
 
 /* Copies what the lane still borrows; with `token`, of that send only. */
 static int sim_lane_detach(mlfab_sim *sim, sim_lane *lane, const uint64_t *token) {
-  sim_port *port = &lane->from->host->out;
+  sim_port *port = &lane->from->host->card->out;
   int status = 0;
   if (port->lane == lane && (!token || port->frame->token == *token))
     status = sim_copy_bulk(sim, port->frame);
   for (sim_item *frame = lane->out.head; frame && !status; frame = frame->next)
     if (!token || frame->token == *token) status = sim_copy_bulk(sim, frame);
   return status;
+}
+
+static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame);
+
+/* A frame, or the end of all, goes out. */
+static void sim_lane_offer(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
+  if (sim_is_local(lane->from->host, lane->to->host)) {
+    sim_lane_left(sim, lane, frame);
+  } else {
+    sim_append(&lane->out, frame);
+    sim_port_offer(sim, &lane->from->host->card->out, lane);
+  }
 }
 
 /* The owner of this end wants to hear no more of it: what was accepted still goes out. */
@@ -619,8 +677,7 @@ static void sim_end_close(sim_end *end) {
       return;
     }
     end->lane.fin.kind = MLFAB_IO_DOWN;
-    sim_append(&end->lane.out, &end->lane.fin);
-    sim_port_offer(sim, &end->host->out, &end->lane);
+    sim_lane_offer(sim, &end->lane, &end->lane.fin);
   }
 }
 
@@ -698,7 +755,7 @@ static void sim_deliver(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   assert(to->up);
   frame->end = to;
   sim_post(to->endpoint, frame);
-  if (to->host != lane->from->host && sim_chance(sim, sim->options.duplicate))
+  if (!sim_is_local(to->host, lane->from->host) && sim_chance(sim, sim->options.duplicate))
     sim_link_break(to->link, to, MLFAB_ERR_PEER_CLOSED, "connection lost (simulated duplicate)");
 }
 
@@ -708,7 +765,7 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   sim_link *link = from->link;
   uint64_t delay = sim_latency(from->host, lane->to->host);
   if (frame->kind == MLFAB_IO_FRAME) {
-    int local = from->host == lane->to->host;
+    int local = sim_is_local(from->host, lane->to->host);
     if (!local && !link->broken && sim_chance(sim, sim->options.loss)) {
       sim_item_free(sim, frame);
       sim_link_break(link, from, MLFAB_ERR_PEER_CLOSED, "connection lost (simulated loss)");
@@ -749,19 +806,17 @@ static void sim_lane_arrives(mlfab_sim *sim, sim_lane *lane) {
   }
   sim_item *frame = sim_pop(&lane->flight);
   if (lane->flight.head) sim_put(sim, &lane->arrive, lane->flight.head->arrive_ns);
-  if (lane->from->host == to) {
+  if (sim_is_local(lane->from->host, to)) {
     sim_deliver(sim, lane, frame);
   } else {
     sim_append(&lane->in, frame);
-    sim_port_offer(sim, &to->in, lane);
+    sim_port_offer(sim, &to->card->in, lane);
   }
 }
 
 static void sim_port_done(mlfab_sim *sim, sim_port *port) {
   sim_lane *lane = port->lane;
-  sim_item *frame = port->frame;
-  port->frame = NULL;
-  port->lane = NULL;
+  sim_item *frame = sim_port_clear(sim, port);
   sim_port_queue(port, lane);
   if (port->inbound) {
     sim_deliver(sim, lane, frame);
@@ -887,6 +942,7 @@ static int sim_open(const mlfab_transport_options *options, void **self_p, char 
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
   endpoint->host = host;
   host->endpoint = endpoint;
+  host->opened = 1;
   snprintf(address, 256, "sim:%u", (unsigned)host->index);
   *self_p = endpoint;
   return 0;
@@ -991,12 +1047,7 @@ static int sim_send(void *self, uint32_t link, const void *head, uint32_t head_b
     frame->sent->token = token;
   }
   lane->buffered += bytes;
-  if (end->host == lane->to->host) {
-    sim_lane_left(sim, lane, frame);
-  } else {
-    sim_append(&lane->out, frame);
-    sim_port_offer(sim, &end->host->out, lane);
-  }
+  sim_lane_offer(sim, lane, frame);
   sim_touch(end->host, 0);
   return 0;
 }
@@ -1107,6 +1158,44 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
+/* What a port has done since `last`, which moves on. */
+static sim_meter sim_port_since(const mlfab_sim *sim, const sim_port *port, sim_meter *last) {
+  sim_meter now = sim_port_meter(sim, port);
+  sim_meter since = {now.passed - last->passed, now.busy_ns - last->busy_ns};
+  *last = now;
+  return since;
+}
+
+static double sim_delivery(const sim_meter *meter) {
+  if (meter->passed < SIM_LOAD_BYTES || !meter->busy_ns) return 0;
+  return (double)meter->passed * 1e9 / (double)meter->busy_ns;
+}
+
+/* Of the ports that this host uses: all that passes there, whichever host it is for. */
+static int sim_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
+  sim_endpoint *endpoint = self;
+  (void)now_ns; /* the simulator's own time counts */
+  if (endpoint->gone) return 0;
+  const mlfab_sim *sim = endpoint->host->sim;
+  const sim_host *card = endpoint->host->card;
+  uint64_t elapsed_ns = sim->now - endpoint->measured_ns;
+  int first = endpoint->measured_ns == 0;
+  if (!elapsed_ns) return 0;
+  sim_meter in = sim_port_since(sim, &card->in, &endpoint->in);
+  sim_meter out = sim_port_since(sim, &card->out, &endpoint->out);
+  endpoint->measured_ns = sim->now;
+  if (first) return 0;
+  memset(measure_p, 0, sizeof *measure_p);
+  measure_p->elapsed_ns = elapsed_ns;
+  measure_p->bytes_in = in.passed;
+  measure_p->bytes_out = out.passed;
+  measure_p->delivery_in = sim_delivery(&in);
+  measure_p->delivery_out = sim_delivery(&out);
+  measure_p->limited_in = in.busy_ns < elapsed_ns - elapsed_ns / 8;
+  measure_p->limited_out = out.busy_ns < elapsed_ns - elapsed_ns / 8;
+  return 1;
+}
+
 MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
   static const mlfab_transport table = {sizeof(mlfab_transport),
                                         MLFAB_TRANSPORT_ABI,
@@ -1126,7 +1215,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
                                         sim_wait,
                                         sim_wake,
                                         sim_fd,
-                                        sim_arm};
+                                        sim_arm,
+                                        sim_measure};
   return &table;
 }
 
@@ -1253,10 +1343,10 @@ static void sim_fault_tick(mlfab_sim *sim) {
       mlfab_sim_crash(sim, i);
     if (sim_chance(sim, o->pause / SIM_FAULT_TICKS))
       mlfab_sim_pause(sim, i, 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
-    if (sim_chance(sim, o->slow / SIM_FAULT_TICKS) && !host->is_slow) {
-      host->is_slow = 1;
-      sim_host_rates(host);
-      sim_put(sim, &host->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
+    if (sim_chance(sim, o->slow / SIM_FAULT_TICKS) && !host->card->is_slow) {
+      host->card->is_slow = 1;
+      sim_host_rates(host->card);
+      sim_put(sim, &host->card->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
     }
   }
   if (sim->faults && !sim->fault_stands) {
@@ -1395,6 +1485,7 @@ static void sim_host_init(mlfab_sim *sim, uint32_t index) {
   sim_host *host = &sim->hosts[index];
   host->sim = sim;
   host->index = index;
+  host->card = host;
   host->in.inbound = 1;
   host->in.rate = host->rate_in = sim->options.rate_bytes_per_s;
   host->out.rate = host->rate_out = sim->options.rate_bytes_per_s;
@@ -1545,9 +1636,22 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
   sim_host *h = mlfab_sim_host(sim, host);
   if (!h) return MLFAB_ERR_ARGUMENT;
-  h->rate_in = in;
-  h->rate_out = out;
-  sim_host_rates(h);
+  h->card->rate_in = in;
+  h->card->rate_out = out;
+  sim_host_rates(h->card);
+  return 0;
+}
+
+MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
+  sim_host *h = mlfab_sim_host(sim, host), *w = mlfab_sim_host(sim, with);
+  if (!h || !w || h == w) return MLFAB_ERR_ARGUMENT;
+  if (h->card == w->card) return 0;
+  /* Those that share h's ports come along, and nothing of theirs may be under way there. */
+  for (uint32_t i = 0; i < sim->options.hosts; i++)
+    if (sim->hosts[i].card == h->card && sim->hosts[i].opened) return MLFAB_ERR_STATE;
+  const sim_host *old = h->card;
+  for (uint32_t i = 0; i < sim->options.hosts; i++)
+    if (sim->hosts[i].card == old) sim->hosts[i].card = w->card;
   return 0;
 }
 
@@ -1626,6 +1730,7 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
 #undef SIM_ROUNDS
 #undef SIM_DEPTH
 #undef SIM_FAULT_TICKS
+#undef SIM_LOAD_BYTES
 
 #else /* !MLFAB_WITH_SIM: who calls it all the same finds out, and not from the linker */
 
@@ -1651,6 +1756,9 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
 }
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
   return (void)sim, (void)host, (void)in, (void)out, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
+  return (void)sim, (void)host, (void)with, MLFAB_ERR_UNSUPPORTED;
 }
 MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options) {
   return (void)sim, (void)options, MLFAB_ERR_UNSUPPORTED;
