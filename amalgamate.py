@@ -41,7 +41,7 @@ CORE = [
     (4, "member"),
     (4, "aggregator"),
     (4, "scheduler"),
-    (5, "node", "boot.c"),
+    (5, "node", "boot.c", "hop.c"),
     (6, "config"),
     (6, "drive"),
 ]

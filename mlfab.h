@@ -354,7 +354,7 @@ typedef struct mlfab_config {
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
 /* Fills members that are still at their default from the environment: MLFAB_* first (MLFAB_RANK,
- * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server, MLFAB_DEDICATED, MLFAB_COORDINATOR,
+ * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED, MLFAB_COORDINATOR,
  * MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE, MLFAB_TRANSPORT=auto|tcp|shm,
  * MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS, MLFAB_PAYLOAD_CRC=0|1,
  * MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,

@@ -25,13 +25,54 @@ static int boot_texts_end(const mlfab_config *c) {
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname);
 }
 
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  if (schedule->plan_ahead_ns == 0) schedule->plan_ahead_ns = 150000000u;
+  if (schedule->delay_bound > 0) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                      "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
+/* Who schedules, and who this node is to the scheduler. */
+static int boot_check_scheduler(mlfab_config *c, mlfab_error *error) {
+  mlfab_schedule schedule;
+  int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
+  if (c->scheduler > MLFAB_SCHEDULER_OWN) return boot_config_error(error, "unknown scheduler");
+  if (own && c->roles != MLFAB_ROLE_SCHEDULER)
+    return boot_config_error(error, "a scheduler of its own has no other role");
+  if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
+    return boot_config_error(error, "the role of a scheduler needs scheduler = own");
+  if (own && c->rank != 0) return boot_config_error(error, "there is one scheduler, with rank 0");
+  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
+  if (code) {
+    error->code = MLFAB_ERR_CONFIG;
+    return MLFAB_ERR_CONFIG;
+  }
+  c->schedule = schedule;
+  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
+  if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
+  if (c->accumulators > 64) return boot_config_error(error, "more than 64 accumulators");
+  return 0;
+}
+
 static int boot_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->workers > 65536 || c->servers > 4096)
     return boot_config_error(error, "more than 65536 workers or 4096 servers");
   if (!c->dedicated && c->servers > c->workers)
     return boot_config_error(error, "more servers than workers, and servers are not dedicated");
-  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
     return boot_config_error(error, "unknown roles");
+  int code = boot_check_scheduler(c, error);
+  if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return boot_config_error(error, "a worker that serves, and dedicated servers");
   uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
@@ -39,14 +80,17 @@ static int boot_check_world(mlfab_config *c, mlfab_error *error) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
   }
-  uint32_t usual = MLFAB_ROLE_WORKER;
-  if (!c->dedicated && (uint32_t)c->rank < c->servers) usual |= MLFAB_ROLE_SERVER;
+  uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
+  if (!c->dedicated && usual == MLFAB_ROLE_WORKER && (uint32_t)c->rank < c->servers)
+    usual |= MLFAB_ROLE_SERVER;
   boot_default32(&c->roles, usual);
   if (!c->dedicated && c->roles != usual)
     return boot_config_error(
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
-  if (c->coordinator[0] == 0 && c->workers + (c->dedicated ? c->servers : 0) > 1) {
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  if (c->coordinator[0] == 0 && nodes > 1) {
     return boot_config_error(error,
                              "a world of several nodes needs a coordinator address "
                              "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
@@ -98,7 +142,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
 
 /* How people call a node: "worker 3", "server 1". */
 static const char *boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
-  if (node->config.dedicated && id >= node->config.workers) {
+  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
+  if (id >= others) {
+    snprintf(buffer, 32, "the scheduler");
+  } else if (node->config.dedicated && id >= node->config.workers) {
     snprintf(buffer, 32, "server %u", id - node->config.workers);
   } else {
     snprintf(buffer, 32, "worker %u", id);
@@ -168,15 +215,13 @@ static void boot_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOT_GREETING;
   for (uint32_t w = 0; w < node->config.workers; w++) node->worker_heard[w] = node->now_ns;
-  if (node->is_worker) {
-    for (uint32_t s = 0; s < node->config.servers; s++) {
-      const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-      memcpy(node->routes[s].addresses, peer->addresses ? peer->addresses : node->addresses,
-             MLFAB__ADDRESSES_MAX);
-      node->routes[s].hand = peer->hand;
-    }
-    mlfab__node_greet(node);
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, r % node->config.servers)];
+    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
+           MLFAB__ADDRESSES_MAX);
+    node->routes[r].hand = peer->hand;
   }
+  mlfab__node_greet(node);
   mlfab__boot_check(node);
 }
 
@@ -188,6 +233,11 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
+  if (join->scheduler != c->scheduler) {
+    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
+             join->scheduler, (int)join->rank, c->scheduler);
+    return MLFAB_ERR_WORLD;
+  }
   if (join->workers != c->workers || join->servers != c->servers ||
       join->dedicated != c->dedicated) {
     snprintf(text, room,
@@ -196,13 +246,17 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
   }
-  int server_only = c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
-  if (join->rank < 0 || (uint32_t)join->rank >= (server_only ? c->servers : c->workers)) {
+  int own = join->roles == MLFAB_ROLE_SCHEDULER;
+  int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
+  uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
+  if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
+      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
     snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
              c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  if (own) *id_p = node->nodes - 1;
   const mlfab__peer *peer = &node->peers[*id_p];
   int here = *id_p == node->id || (peer->joined && peer->nonce != join->nonce &&
                                    peer->link != MLFAB__NO_LINK && peer->link != link);
@@ -294,6 +348,7 @@ MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link) {
   join.workers = node->config.workers;
   join.servers = node->config.servers;
   join.dedicated = node->config.dedicated;
+  join.scheduler = node->config.scheduler;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);
@@ -329,9 +384,10 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
     }
     at += n;
     left -= n;
-    if (!node->is_worker) continue;
-    memcpy(node->routes[info.node - first].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-    node->routes[info.node - first].hand = info.hand != 0;
+    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
+      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+      node->routes[r].hand = info.hand != 0;
+    }
   }
   node->incarnation = welcome.incarnation;
   node->phase = MLFAB__BOOT_GREETING;
@@ -340,7 +396,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
   mlfab__node_ready_link(node, link);
   for (uint32_t w = 0; node->is_server && w < node->config.workers; w++)
     node->worker_heard[w] = node->now_ns;
-  if (node->is_worker) mlfab__node_greet(node);
+  mlfab__node_greet(node);
   mlfab__boot_check(node);
 }
 
@@ -372,6 +428,11 @@ MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node) {
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
     if (!node->routes[s].greeted) return;
   }
+  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
+  for (uint32_t s = 0; own && s < node->config.servers; s++) {
+    if (!node->routes[node->config.servers + s].greeted) return;
+  }
   node->phase = MLFAB__BOOT_READY;
 }
 
@@ -398,13 +459,16 @@ static void boot_timeout(mlfab_node *node) {
     uint32_t id = 0;
     boot_list_missing(node);
     while (id + 1 < node->nodes && node->peers[id].joined) id++;
-    is_server = node->config.dedicated && id >= node->config.workers;
+    is_server = node->config.dedicated && id >= node->config.workers &&
+                id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);
     snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
-    while ((uint32_t)rank + 1 < node->config.servers && node->routes[rank].greeted) rank++;
+    const mlfab__route *routes = node->routes;
+    if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
+    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, node->routes[rank].addresses, node->routes[rank].why);
+             waited, (int)rank, routes[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);

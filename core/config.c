@@ -74,13 +74,39 @@ static int config_word(const char *name, const char *const *words, int *choice_p
   return config_bad(error, name, text, want);
 }
 
+static int config_schedule(mlfab_config *c, mlfab_error *error) {
+  static const char *const scheduler[] = {"none", "beside", "own", NULL};
+  int choice = -1;
+  uint64_t value = 0;
+  int code = config_word("MLFAB_SCHEDULER", scheduler, &choice, error);
+  if (!code && choice > 0 && c->scheduler == 0) c->scheduler = (uint32_t)choice;
+  const char *bound = getenv("MLFAB_DELAY_BOUND"), *room = getenv("MLFAB_ACCUMULATORS");
+  if (!code && bound && *bound && strcmp(bound, "none") != 0 &&
+      c->schedule.delay_bound == MLFAB_UNBOUNDED) {
+    /* Not from 0 on: no update has a delay below 0. */
+    int found = config_number("MLFAB_DELAY_BOUND", 1, UINT64_MAX - 1, &value, error);
+    if (found < 0) return found;
+    c->schedule.delay_bound = value;
+  }
+  if (!code && room && !strcmp(room, "none") && c->accumulators == 0) {
+    c->accumulators = UINT32_MAX;
+  } else if (!code) {
+    code = config_u32("MLFAB_ACCUMULATORS", 1, 64, &c->accumulators, error);
+  }
+  uint64_t ahead = 0;
+  if (!code) code = config_ms("MLFAB_PLAN_AHEAD_MS", &ahead, error);
+  if (!code && ahead && c->schedule.plan_ahead_ns == 0) c->schedule.plan_ahead_ns = ahead;
+  return code;
+}
+
 static int config_words(mlfab_config *c, mlfab_error *error) {
-  static const char *const role[] = {"worker", "server", NULL};
+  static const char *const role[] = {"worker", "server", "scheduler", NULL};
   static const char *const transport[] = {"auto", "tcp", "shm", NULL};
   static const char *const progress[] = {"thread", "hand", NULL};
   static const char *const crc[] = {"0", "1", NULL};
   int choice = -1, code = config_word("MLFAB_ROLE", role, &choice, error);
   if (code) return code;
+  if (choice == 2 && c->roles == 0) c->roles = MLFAB_ROLE_SCHEDULER;
   if (choice >= 0 && c->roles == 0 && c->dedicated)
     c->roles = choice ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
   if (choice == 1 && !c->dedicated)
@@ -146,6 +172,16 @@ MLFAB_API void mlfab_config_init(mlfab_config *config) {
   if (!config) return;
   memset(config, 0, sizeof *config);
   config->size = sizeof *config;
+  mlfab_schedule_init(&config->schedule);
+  config->schedule.plan_ahead_ns = 0;
+}
+
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
+  if (!schedule) return;
+  memset(schedule, 0, sizeof *schedule);
+  schedule->size = sizeof *schedule;
+  schedule->delay_bound = MLFAB_UNBOUNDED;
+  schedule->plan_ahead_ns = 150000000u;
 }
 
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {
@@ -170,6 +206,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (found < 0) code = found;
   if (found == 1 && c.seed == 0) c.seed = seed;
   if (!code) code = config_words(&c, error_p);
+  if (!code) code = config_schedule(&c, error_p);
   if (!code) code = config_rank(&c, rank_given, error_p);
   if (!code) code = config_master(&c, error_p);
   if (!code) *config = c;

@@ -462,7 +462,8 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
                           int publish, char *addresses, size_t room, mlfab_error *error) {
   mlfab_transport_options options;
   char address[256] = "";
-  int coordinator = c->rank == 0 && (c->dedicated ? c->roles == MLFAB_ROLE_SERVER : 1);
+  int coordinator = c->rank == 0 && c->roles != MLFAB_ROLE_SCHEDULER &&
+                    (c->dedicated ? c->roles == MLFAB_ROLE_SERVER : 1);
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.allow_insecure = c->allow_insecure;
@@ -489,7 +490,8 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
 
 static int drive_open_transports(mlfab *ctx, const mlfab_config *c, char *addresses, size_t room,
                                  mlfab_error *error) {
-  uint32_t nodes = c->workers + (c->dedicated ? c->servers : 0);
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->transport) {
     const mlfab_transport *t = c->transport;
     if (t->abi != MLFAB_TRANSPORT_ABI || t->size < sizeof *t)
@@ -643,7 +645,8 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int drive_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__server_finished(&ctx->node->server);
+  return ctx->node->is_server ? mlfab__server_finished(&ctx->node->server)
+                              : mlfab__node_finished(ctx->node);
 }
 
 static int drive_test_silent(mlfab *ctx, void *what) {
@@ -907,12 +910,38 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   return 0;
 }
 
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_set_schedule(ctx->node, schedule, drive_now(ctx));
+  drive_actions(ctx, drive_now(ctx));
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, drive_now(ctx));
+  drive_actions(ctx, drive_now(ctx));
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
+  drive_leave(ctx);
+  return code;
+}
+
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   drive_enter(ctx);
-  if (!ctx->node->is_server) {
+  if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
-                             "serve: this node is not a server");
+                             "serve: this node is neither server nor scheduler");
     drive_leave(ctx);
     return wrong;
   }

@@ -6,7 +6,7 @@
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
-#define NODE_ACTIONS(node) (64 + (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
+#define NODE_ACTIONS(node) (64 + 2 * (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
 
 /* --- links --- */
 
@@ -161,6 +161,15 @@ static uint32_t node_route(const mlfab_node *node, uint32_t server) {
 static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
   return node->worker_links[rank];
 }
+static uint32_t node_planner(const mlfab_node *node, uint32_t server) {
+  return node->routes[node->config.servers + server].link;
+}
+static uint32_t node_member_link(const mlfab_node *node, uint32_t rank) {
+  return node->member_links[rank];
+}
+static uint32_t node_hop(const mlfab_node *node, uint32_t rank) {
+  return node->hops[rank] ? node->hops[rank]->link : MLFAB__NO_LINK;
+}
 
 static void node_port_drop(mlfab_node *node, uint32_t index, int code, const char *text) {
   if (index == MLFAB__NO_LINK) return;
@@ -199,7 +208,20 @@ static void node_port_drop(mlfab_node *node, uint32_t index, int code, const cha
   }
 NODE_PORT(up, node_route)
 NODE_PORT(down, node_worker)
+NODE_PORT(plan, node_planner)
+NODE_PORT(member, node_member_link)
+NODE_PORT(hop, node_hop)
 #undef NODE_PORT
+
+/* A hop that is wanted opens its link. */
+static void node_want_hop(void *self, uint32_t rank) {
+  mlfab_node *node = self;
+  if (node_hop(node, rank) != MLFAB__NO_LINK) {
+    node_hop_ready(self, rank);
+  } else {
+    mlfab__hop_want(node, rank);
+  }
+}
 
 static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
                             uint32_t incarnation, int code, const char *text) {
@@ -208,37 +230,68 @@ static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_serv
 
 /* --- open and close --- */
 
-static int node_init_roles(mlfab_node *node) {
+/* One link index for each peer, none of which stands. */
+static uint32_t *node_no_links(mlfab_node *node, uint32_t n) {
+  uint32_t *links = mlfab__alloc_array(&node->env, n, sizeof *links);
+  for (uint32_t i = 0; links && i < n; i++) links[i] = MLFAB__NO_LINK;
+  return links;
+}
+
+#define NODE_PORT_OF(side)                                                                   \
+  {                                                                                          \
+    node, node_##side##_post, node_##side##_ready, node_##side##_drop, node_##side##_detach, \
+        node_port_event                                                                      \
+  }
+
+static int node_init_worker(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  mlfab__port up = {node,         node_up_post,   node_up_ready,
-                    node_up_drop, node_up_detach, node_port_event};
-  mlfab__port down = {node,           node_down_post,   node_down_ready,
-                      node_down_drop, node_down_detach, node_port_event};
-  if (node->is_worker) {
-    node->routes = mlfab__alloc_array(&node->env, c->servers, sizeof *node->routes);
-    if (!node->routes) return MLFAB_ERR_MEMORY;
-    for (uint32_t s = 0; s < c->servers; s++) node->routes[s].link = MLFAB__NO_LINK;
-    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &up, &node->stats,
-                           &node->requests))
-      return MLFAB_ERR_MEMORY;
-    mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
-  }
-  if (node->is_server) {
-    node->worker_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_links);
-    node->worker_heard = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_heard);
-    node->worker_lost = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_lost);
-    if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
-    for (uint32_t w = 0; w < c->workers; w++) node->worker_links[w] = MLFAB__NO_LINK;
-    if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
-      return MLFAB_ERR_MEMORY;
-  }
-  if (node->is_coordinator) {
-    node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
-    if (!node->peers) return MLFAB_ERR_MEMORY;
-    for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-    if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
-  }
-  return 0;
+  mlfab__port up = NODE_PORT_OF(up), hop = NODE_PORT_OF(hop), member = NODE_PORT_OF(member);
+  hop.ready = node_want_hop;
+  if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &hop, &node->stats,
+                         &node->requests))
+    return MLFAB_ERR_MEMORY;
+  mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
+  node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
+  node->member_links = node_no_links(node, c->workers);
+  if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
+  if (c->scheduler == MLFAB_SCHEDULER_NONE) return 0;
+  return mlfab__aggregator_init(&node->aggregator, &node->env, c, &up, &member, &node->stats);
+}
+
+static int node_init_server(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  mlfab__port down = NODE_PORT_OF(down);
+  uint32_t peers = c->workers + 1;
+  node->worker_links = node_no_links(node, peers);
+  node->worker_heard = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_heard);
+  node->worker_lost = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_lost);
+  if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
+  if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
+    return MLFAB_ERR_MEMORY;
+  if (!node->is_coordinator) return 0;
+  node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
+  if (!node->peers) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
+  return mlfab__host_init(&node->host, &node->env, c, &down);
+}
+
+static int node_init_roles(mlfab_node *node) {
+  mlfab__port plan = NODE_PORT_OF(plan);
+  uint32_t routes = mlfab__node_routes(node);
+  node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
+  if (!node->routes) return MLFAB_ERR_MEMORY;
+  for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
+  int code = node->is_worker ? node_init_worker(node) : 0;
+  if (!code && node->is_server) code = node_init_server(node);
+  if (!code && node->is_scheduler)
+    code =
+        mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, &node->scheduler);
+  mlfab__monitor_init(&node->monitor, node->config.heartbeat_ns);
+  return code;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
+  return 2 * node->config.servers;
 }
 
 /* Who this node is in the fabric. */
@@ -246,13 +299,35 @@ static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
-  node->nodes = c->workers + (c->dedicated ? c->servers : 0);
-  node->id = (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
+  int own = c->roles == MLFAB_ROLE_SCHEDULER;
+  node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
   node->epoch = 1;
-  node->join_link = node->self_server = node->self_worker = MLFAB__NO_LINK;
+  node->join_link = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
+    node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
+}
+
+/* Nodes that listen at one address share its links; those that only listen inside their machine are one host. */
+static uint64_t node_host(const char *addresses) {
+  static const char local[] = "localhost";
+  for (const char *at = addresses; *at;) {
+    size_t n = strcspn(at, " ");
+    size_t host = n;
+    while (host > 4 && at[host] != ':') host--;
+    if (!strncmp(at, "sim:", 4)) host = n;
+    int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
+                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
+    if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
+    at += n;
+    while (*at == ' ') at++;
+  }
+  return mlfab__hash(1, local, sizeof local - 1) | 1;
 }
 
 MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
@@ -276,6 +351,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
+  if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   int reserved = !node_reserve_actions(node, NODE_ACTIONS(node));
   if (!node->head || !reserved || node_init_roles(node)) {
@@ -293,16 +369,23 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__env env = node->env;
   mlfab__worker_free(&node->worker);
   mlfab__server_free(&node->server);
+  mlfab__aggregator_free(&node->aggregator);
+  mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, node->config.servers * sizeof *node->routes);
-  mlfab__free(&node->env, node->worker_links, node->config.workers * sizeof *node->worker_links);
-  mlfab__free(&node->env, node->worker_heard, node->config.workers * sizeof *node->worker_heard);
-  mlfab__free(&node->env, node->worker_lost, node->config.workers * sizeof *node->worker_lost);
+  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
+  uint32_t workers = node->config.workers;
+  mlfab__free(&node->env, node->worker_links, (workers + 1) * sizeof *node->worker_links);
+  mlfab__free(&node->env, node->worker_heard, (workers + 1) * sizeof *node->worker_heard);
+  mlfab__free(&node->env, node->worker_lost, (workers + 1) * sizeof *node->worker_lost);
+  for (uint32_t w = 0; node->hops && w < workers; w++)
+    mlfab__free(&node->env, node->hops[w], sizeof **node->hops);
+  mlfab__free(&node->env, node->hops, workers * sizeof *node->hops);
+  mlfab__free(&node->env, node->member_links, workers * sizeof *node->member_links);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__map_free(&node->env, &node->by_id);
@@ -354,12 +437,23 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   node_member(node, worker, kind);
 }
 
-static void node_server_dead(mlfab_node *node, uint32_t server, const char *why) {
-  mlfab__route *route = &node->routes[server];
+/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning for it. */
+static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = index % node->config.servers;
+  mlfab__route *route = &node->routes[index];
   char text[180];
   if (route->dead) return;
   route->dead = 1;
+  if (index >= node->config.servers) {
+    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
+    if (!node->is_worker && !node->is_server) {
+      snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
+      mlfab__boot_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+    }
+    return;
+  }
   node->stats.peers_died++;
+  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
   uint64_t silent = node->now_ns - route->heard_ns;
   mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
   if (server == 0) mlfab__guest_dead(&node->guest, silent, node->now_ns);
@@ -367,6 +461,28 @@ static void node_server_dead(mlfab_node *node, uint32_t server, const char *why)
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
   mlfab__boot_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+}
+
+/* The scheduler is out of reach: its servers grant by themselves until it is back. */
+static void node_scheduler_gone(mlfab_node *node) {
+  mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, node->scheduler_incarnation,
+                   MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
+}
+
+static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = index % node->config.servers;
+  mlfab__route *route = &node->routes[index];
+  route->link = MLFAB__NO_LINK;
+  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+  if (index >= node->config.servers) {
+    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
+    return;
+  }
+  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
+  mlfab__worker_lost(&node->worker, server, node->now_ns);
+  if (server == 0) mlfab__guest_lost(&node->guest);
 }
 
 /* The link is gone: whoever used it hears of it. */
@@ -377,13 +493,15 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__boot_lost(node, index);
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
-  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index) {
-    mlfab__route *route = &node->routes[link.peer];
-    route->link = MLFAB__NO_LINK;
-    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
-    snprintf(route->why, sizeof route->why, "%s", why);
-    mlfab__worker_lost(&node->worker, link.peer, node->now_ns);
-    if (link.peer == 0) mlfab__guest_lost(&node->guest);
+  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
+    node_route_down(node, link.peer, why);
+  if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
+    node_route_down(node, node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
+    mlfab__hop_down(node, &link, index);
+  if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
+    node->worker_links[link.peer] = MLFAB__NO_LINK;
+    if (!node->leaving) node_scheduler_gone(node);
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
@@ -395,24 +513,38 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
 }
 
 /* Closes a link of ours: nobody reports it down. */
-static void node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* The inner link broke too, for want of memory: both roles forget what was under way, and greet each
+/* The inner links broke too, for want of memory: the roles forget what was under way, and greet each
  * other again at the next look at the clock. */
 static void node_lose_self(mlfab_node *node) {
   if (node->self_lost) return;
   node->self_lost = 1;
-  for (int i = 0; i < 2; i++) {
-    mlfab__link *link = &node->links[i ? node->self_worker : node->self_server];
+  for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+    uint32_t index = node->pairs[i / 2][i % 2];
+    if (index == MLFAB__NO_LINK) continue;
+    mlfab__link *link = &node->links[index];
     link->queue_begin = link->queue_end = 0;
   }
-  mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
-  if (node->is_coordinator) mlfab__guest_lost(&node->guest);
-  mlfab__server_lost(&node->server, (uint32_t)node->config.rank, node->now_ns);
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) {
+    mlfab__worker_hop_lost(&node->worker, rank, node->now_ns);
+    mlfab__aggregator_lost(&node->aggregator, rank, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK) {
+    if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, node->server_number);
+    mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
+    if (node->is_coordinator) mlfab__guest_lost(&node->guest);
+    mlfab__server_lost(&node->server, rank, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
+    mlfab__scheduler_lost(node->scheduler, node->server_number, node->now_ns);
+    mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  }
 }
 
 /* Gives up the links that a role, or a full queue, asked to. A last word still goes out. */
@@ -426,7 +558,7 @@ static void node_settle(mlfab_node *node) {
       if (link->self) {
         node_lose_self(node);
       } else {
-        node_hang_up(node, i, "given up");
+        mlfab__node_hang_up(node, i, "given up");
       }
     }
   }
@@ -434,12 +566,19 @@ static void node_settle(mlfab_node *node) {
 
 /* --- greeting --- */
 
-/* The worker role greets the server role of this node. */
+/* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0, 0, 0};
+  mlfab__hello hello = {node->id, node->incarnation,         node->config.roles,
+                        0,        node->config.accumulators, node->config.host};
   mlfab__hello_ack ack;
   node->self_lost = 0;
+  if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
+  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
+    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
+    mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_SERVER][0] == MLFAB__NO_LINK) return;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
   if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
   ack.was_dead = 0;
@@ -447,54 +586,110 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (server == 0) mlfab__guest_hello(&node->guest);
 }
 
-static void node_hello_self(mlfab_node *node, uint32_t server) {
+MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
+                                     uint32_t asking_peer, int other, uint32_t other_peer) {
   uint32_t up = node_new_link(node);
-  if (up != MLFAB__NO_LINK) node->links[up].kind = MLFAB__LINK_SERVER;
+  if (up != MLFAB__NO_LINK) node->links[up].kind = (uint8_t)asking;
   uint32_t down = up == MLFAB__NO_LINK ? up : node_new_link(node);
   if (down == MLFAB__NO_LINK) {
-    mlfab__boot_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner link");
-    return;
+    if (up != MLFAB__NO_LINK) node_free_link(node, up);
+    return MLFAB_ERR_MEMORY;
   }
-  uint32_t worker = (uint32_t)node->config.rank;
-  node->links[down].kind = MLFAB__LINK_WORKER;
+  node->links[down].kind = (uint8_t)other;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__link *link = &node->links[i ? down : up];
     link->self = link->greeted = 1;
-    link->peer = i ? worker : server;
+    link->peer = i ? other_peer : asking_peer;
     link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
   }
-  node->self_server = up;
-  node->self_worker = down;
-  node->routes[server].link = up;
-  node->routes[server].greeted = 1;
-  node->worker_links[worker] = down;
+  node->pairs[which][0] = up;
+  node->pairs[which][1] = down;
+  return 0;
+}
+
+/* The links inside this node, to its own server role. */
+static void node_hello_self(mlfab_node *node) {
+  uint32_t server = node->server_number, servers = node->config.servers;
+  uint32_t worker = (uint32_t)node->config.rank;
+  int code = 0;
+  if (node->is_worker)
+    code = mlfab__node_pair(node, MLFAB__PAIR_SERVER, MLFAB__LINK_SERVER, server,
+                            MLFAB__LINK_WORKER, worker);
+  if (!code && node->is_scheduler)
+    code = mlfab__node_pair(node, MLFAB__PAIR_PLANNER, MLFAB__LINK_PLANNER, server,
+                            MLFAB__LINK_SCHEDULER, node->config.workers);
+  if (code) {
+    mlfab__boot_fail(node, code, MLFAB_NO_RANK, 0, "out of memory for the inner links");
+    return;
+  }
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__route *route = &node->routes[i * servers + server];
+    const uint32_t *pair = node->pairs[i ? MLFAB__PAIR_PLANNER : MLFAB__PAIR_SERVER];
+    if (pair[0] == MLFAB__NO_LINK) continue;
+    route->link = pair[0];
+    route->greeted = 1;
+    node->worker_links[i ? node->config.workers : worker] = pair[1];
+  }
   node_greet_self(node, 1);
 }
 
-static void node_call(mlfab_node *node, uint32_t server) {
-  mlfab__route *route = &node->routes[server];
+/* Does a role of this node use the route? */
+static int node_uses(const mlfab_node *node, uint32_t route) {
+  return route < node->config.servers ? node->is_worker : node->is_scheduler;
+}
+
+static void node_call(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
   route->connecting = 1;
   route->connect_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + server);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
 }
 
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    node->routes[s].heard_ns = node->now_ns;
-    if (s == node->server_number) {
-      node_hello_self(node, s);
-    } else {
-      node_call(node, s);
-    }
+  if (node->is_server) node_hello_self(node);
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    if (!node_uses(node, r)) continue;
+    node->routes[r].heard_ns = node->now_ns;
+    if (r % node->config.servers != node->server_number) node_call(node, r);
   }
+}
+
+/* The scheduler says who it is on a new link to our server role. */
+static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+  uint32_t self = node->config.workers, old = node->worker_links[self];
+  if (hello->incarnation < node->scheduler_incarnation) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
+    return;
+  }
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_SCHEDULER;
+  link->peer = self;
+  link->greeted = 1;
+  node->worker_links[self] = index;
+  node->worker_heard[self] = node->now_ns;
+  node->scheduler_incarnation = hello->incarnation;
+  mlfab__hello_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.server = node->server_number;
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
+  mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
+                   "scheduler here: it plans from now on");
 }
 
 /* A worker says who it is on a new link to our server role. */
 static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__hello hello;
   mlfab__hello_ack ack;
-  if (mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) || !node->is_server ||
-      hello.node >= node->config.workers) {
+  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
+    node_scheduler_hello(node, index, &hello);
+    return;
+  }
+  if (!parsed || hello.node >= node->config.workers) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO that does not fit this node");
     return;
@@ -511,7 +706,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   uint32_t old = node->worker_links[worker];
   if (old != MLFAB__NO_LINK && old != index) {
     if (node->links[old].self) return;
-    node_hang_up(node, old, "replaced by a newer link");
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
   }
   mlfab__link *link = &node->links[index];
@@ -535,6 +730,41 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
 }
 
 /* --- frames --- */
+
+/* Frames on our scheduler role's link to a server. */
+static void node_planner_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t server = node->links[index].peer, route = node->config.servers + server;
+  mlfab__refuse refuse;
+  mlfab__bye bye;
+  char text[MLFAB__TEXT_MAX + 16];
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__HELLO_ACK) {
+    node->links[index].greeted = node->routes[route].greeted = 1;
+    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
+    mlfab__boot_check(node);
+  } else if (frame->type == MLFAB__REFUSE &&
+             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
+    snprintf(text, sizeof text, "refused: %s", refuse.text);
+    node_server_dead(node, route, text);
+    node_doom(node, index);
+  } else if (frame->type == MLFAB__BYE &&
+             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
+    if (bye.code == 0) node_server_dead(node, route, "it has closed");
+    node_doom(node, index);
+  } else {
+    mlfab__scheduler_frame(node->scheduler, server, frame, node->now_ns);
+  }
+}
+
+static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  node->worker_heard[node->config.workers] = node->now_ns;
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__BYE) {
+    node_doom(node, index);
+    return;
+  }
+  mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
+}
 
 static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer;
@@ -575,7 +805,14 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
           member.kind == MLFAB_EVENT_DEAD ? MLFAB_ERR_PEER_DEAD : 0,
           member.kind == MLFAB_EVENT_DEAD ? "dead, says server 0" : "left or came, says server 0");
       return;
+    case MLFAB__THERE:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      mlfab__hop_there(node, &member);
+      return;
     default:
+      if (node->aggregator.env &&
+          mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
+        return;
       if (server == 0 && mlfab__guest_frame(&node->guest, frame, node->now_ns)) return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
@@ -590,6 +827,11 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__BYE) {
     node_worker_gone(node, worker, 1);
     node_doom(node, index);
+    return;
+  }
+  if (node->is_coordinator && frame->type == MLFAB__WHERE) {
+    if (mlfab__hop_where(node, index, frame))
+      node_port_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
     return;
   }
   if (node->is_coordinator && mlfab__host_frame(&node->host, worker, frame)) return;
@@ -609,14 +851,33 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     case MLFAB__LINK_WORKER:
       node_worker_frame(node, index, frame);
       break;
+    case MLFAB__LINK_PLANNER:
+      node->routes[node->config.servers + link->peer].heard_ns = node->now_ns;
+      node_planner_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_SCHEDULER:
+      node_scheduler_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_HOP:
+    case MLFAB__LINK_MEMBER:
+      if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
+      if (frame->type == MLFAB__HEARTBEAT || link->doomed) break;
+      if (link->kind == MLFAB__LINK_HOP) {
+        mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
+      } else {
+        mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
+      }
+      break;
     case MLFAB__LINK_NEW:
-      if (frame->type == MLFAB__HELLO) {
+      if (frame->type == MLFAB__MEET) {
+        mlfab__hop_meet(node, index, frame);
+      } else if (frame->type == MLFAB__HELLO) {
         node_hello(node, index, frame);
       } else if (frame->type == MLFAB__JOIN) {
         mlfab__boot_frame(node, index, frame);
       } else {
         mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                           "neither JOIN nor HELLO came first");
+                           "neither JOIN, HELLO nor MEET came first");
       }
       break;
     case MLFAB__LINK_JOIN_IN:
@@ -673,29 +934,43 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
 static int node_yield(mlfab_node *node, uint32_t index);
 static void node_taken(mlfab_node *node);
 
-/* Carries what the worker role and the server role of this node have for each other. */
+/* A bulk that was lent inside the node is free at once. */
+static void node_sent_self(mlfab_node *node, int role, uint64_t token) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (role == MLFAB__OUT_WORKER)
+    mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
+  if (role == MLFAB__OUT_SERVER) mlfab__server_sent(&node->server, rank, token);
+  if (role == MLFAB__OUT_HOP) mlfab__worker_hop_sent(&node->worker, rank, token, node->now_ns);
+  if (role == MLFAB__OUT_FORWARD || role == MLFAB__OUT_HAND_ON)
+    mlfab__aggregator_sent(&node->aggregator, token);
+}
+
+/* Moves one frame over a link inside the node. 1 when there was one. */
+static int node_carry(mlfab_node *node, uint32_t from, uint32_t to) {
+  if (!node_yield(node, from)) return 0;
+  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
+   * meta stays in node->head, which nothing overwrites before the next yield. */
+  mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
+                           node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
+  uint64_t token = node->frame.token;
+  int role = (int)node->out;
+  node_taken(node);
+  node_dispatch(node, to, &frame);
+  if (token != 0) node_sent_self(node, role, token);
+  return 1;
+}
+
+/* Carries what the roles of this node have for each other. */
 static void node_run_self(mlfab_node *node) {
-  uint32_t pair[2] = {node->self_server, node->self_worker};
-  if (pair[0] == MLFAB__NO_LINK || node->out != MLFAB__OUT_NONE) return;
+  if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
   for (int moved = 1; moved && budget > 0;) {
     moved = 0;
-    for (int i = 0; i < 2; i++) {
-      while (budget-- > 0 && node_yield(node, pair[i])) {
-        /* The sender's state moves first: what the receiver answers may depend on it. The frame's
-         * meta stays in node->head, which nothing overwrites before the next yield. */
-        mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
-                                 node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
-        uint64_t token = node->frame.token;
-        int role = node->out;
-        node_taken(node);
-        node_dispatch(node, pair[1 - i], &frame);
-        if (token != 0 && role == MLFAB__OUT_WORKER)
-          mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
-        if (token != 0 && role == MLFAB__OUT_SERVER)
-          mlfab__server_sent(&node->server, (uint32_t)node->config.rank, token);
+    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+      const uint32_t *pair = node->pairs[i / 2];
+      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
+             node_carry(node, pair[i % 2], pair[1 - i % 2]))
         moved = 1;
-      }
     }
   }
   /* No event tells of what is left: the next tick is due at once. */
@@ -704,11 +979,48 @@ static void node_run_self(mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
+  if (node->aggregator.env && !node->aggregator.layout && node->worker.stands)
+    mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
+                            node->worker.define.ghost != 0);
   node_settle(node);
   node_run_self(node);
 }
 
 /* --- events --- */
+
+/* A call to a server, or to an aggregator, came to nothing. */
+static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) {
+  if (index >= mlfab__node_routes(node)) {
+    mlfab__hop_failed(node, index - mlfab__node_routes(node));
+    return;
+  }
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 0;
+  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+}
+
+/* A server answers our call: says who we are. */
+static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
+  mlfab__route *route = &node->routes[number];
+  int planner = number >= node->config.servers;
+  if (route->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+  route->connecting = 0;
+  route->link = index;
+  if (route->greeted) node->stats.reconnects++;
+  mlfab__link *link = &node->links[index];
+  link->kind = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
+  link->peer = number % node->config.servers;
+  mlfab__hello hello = {node->id,
+                        node->incarnation,
+                        planner ? (uint32_t)MLFAB_ROLE_SCHEDULER : node->config.roles,
+                        node->config.progress == MLFAB_PROGRESS_HAND,
+                        node->config.accumulators,
+                        node->config.host};
+  uint8_t meta[64];
+  mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
 
 static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index = node_new_link(node);
@@ -716,7 +1028,7 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
     node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
     if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, "out of memory");
     if (event->token >= MLFAB__TOKEN_SERVER)
-      node->routes[event->token - MLFAB__TOKEN_SERVER].connecting = 0;
+      node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, "out of memory");
     return;
   }
   mlfab__link *link = &node->links[index];
@@ -726,27 +1038,15 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->heard_ns = link->sent_ns = node->now_ns;
   if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOT_JOINING) {
     mlfab__boot_up(node, index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
-             event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
-    uint32_t server = (uint32_t)(event->token - MLFAB__TOKEN_SERVER);
-    mlfab__route *route = &node->routes[server];
-    if (route->link != MLFAB__NO_LINK) node_hang_up(node, route->link, "replaced by a newer link");
-    route->connecting = 0;
-    route->link = index;
-    if (route->greeted) node->stats.reconnects++;
-    link = &node->links[index];
-    link->kind = MLFAB__LINK_SERVER;
-    link->peer = server;
-    mlfab__hello hello = {node->id,
-                          node->incarnation,
-                          node->config.roles,
-                          node->config.progress == MLFAB_PROGRESS_HAND,
-                          0,
-                          0};
-    uint8_t meta[64];
-    mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             event->token - MLFAB__TOKEN_SERVER < mlfab__node_routes(node)) {
+    node_route_up(node, (uint32_t)(event->token - MLFAB__TOKEN_SERVER), index);
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             mlfab__hop_up(node, event->token - MLFAB__TOKEN_SERVER - mlfab__node_routes(node),
+                           index)) {
+    return;
   } else if (event->token != 0) {
-    node_hang_up(node, index, "no longer wanted");
+    mlfab__node_hang_up(node, index, "no longer wanted");
   }
 }
 
@@ -769,12 +1069,36 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
     return;
   }
   if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, why);
-  if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
-      event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
-    mlfab__route *route = &node->routes[event->token - MLFAB__TOKEN_SERVER];
-    route->connecting = 0;
-    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
-    snprintf(route->why, sizeof route->why, "%s", why);
+  if (event->token >= MLFAB__TOKEN_SERVER)
+    node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, why);
+}
+
+/* The bulk lent with this token came back from a transport. */
+static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token) {
+  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0;
+  if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
+    mlfab__aggregator_sent(&node->aggregator, token);
+  if (link->kind == MLFAB__LINK_SERVER && !forward)
+    mlfab__worker_sent(&node->worker, link->peer, token, node->now_ns);
+  if (link->kind == MLFAB__LINK_HOP)
+    mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
+  if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
+}
+
+/* Tells the scheduler what this host's links carry, when it has changed; `anew`: in any case. */
+static void node_tell_capacity(mlfab_node *node, int anew) {
+  mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
+  uint8_t meta[32];
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || node->phase != MLFAB__BOOT_READY) return;
+  int changed = mlfab__monitor_take(&node->monitor, node->now_ns, &capacity.in, &capacity.out);
+  node->stats.link_in = capacity.in > 0.0 ? (uint64_t)capacity.in : 0;
+  node->stats.link_out = capacity.out > 0.0 ? (uint64_t)capacity.out : 0;
+  if (!changed && !anew) return;
+  uint32_t bytes = mlfab__encode_capacity(meta, &capacity);
+  if (node->is_server) {
+    mlfab__server_capacity(&node->server, &capacity, node->now_ns);
+  } else if (node->is_worker) {
+    mlfab__node_post(node, node->routes[0].link, MLFAB__CAPACITY, meta, bytes);
   }
 }
 
@@ -795,10 +1119,11 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       break;
     case MLFAB_IO_SENT:
       if (!node_link(node, event->link, &index)) break;
-      if (node->links[index].kind == MLFAB__LINK_SERVER)
-        mlfab__worker_sent(&node->worker, node->links[index].peer, event->token, node->now_ns);
-      if (node->links[index].kind == MLFAB__LINK_WORKER)
-        mlfab__server_sent(&node->server, node->links[index].peer, event->token);
+      node_sent(node, &node->links[index], event->token);
+      break;
+    case MLFAB_IO_MEASURED:
+      if (event->measure) mlfab__monitor_sample(&node->monitor, event->measure, node->now_ns);
+      node_tell_capacity(node, 0);
       break;
     case MLFAB_IO_WRITABLE:
       if (!node_link(node, event->link, &index)) break;
@@ -849,10 +1174,23 @@ static int node_yield(mlfab_node *node, uint32_t index) {
       node->out = MLFAB__OUT_GUEST;
       return 1;
     }
+    if (node->aggregator.env && mlfab__aggregator_next_up(&node->aggregator, link->peer, frame)) {
+      node->out = MLFAB__OUT_FORWARD;
+      return 1;
+    }
     if (mlfab__worker_next(&node->worker, link->peer, frame)) {
       node->out = MLFAB__OUT_WORKER;
       return 1;
     }
+  }
+  if (link->kind == MLFAB__LINK_HOP && mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
+    node->out = MLFAB__OUT_HOP;
+    return 1;
+  }
+  if (link->kind == MLFAB__LINK_MEMBER &&
+      mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
+    node->out = MLFAB__OUT_HAND_ON;
+    return 1;
   }
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
@@ -891,6 +1229,15 @@ static void node_taken(mlfab_node *node) {
     case MLFAB__OUT_HOST:
       mlfab__host_taken(&node->host, link->peer, frame);
       break;
+    case MLFAB__OUT_HOP:
+      mlfab__worker_hop_taken(&node->worker, link->peer, frame);
+      break;
+    case MLFAB__OUT_FORWARD:
+      mlfab__aggregator_taken_up(&node->aggregator, link->peer, frame);
+      break;
+    case MLFAB__OUT_HAND_ON:
+      mlfab__aggregator_taken_down(&node->aggregator, link->peer, frame);
+      break;
     default:
       break;
   }
@@ -905,9 +1252,13 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   action->link = queued->link;
   action->token = queued->token;
   if (queued->kind == MLFAB_ACTION_CONNECT) {
-    action->address = queued->token == MLFAB__TOKEN_JOIN
-                          ? node->config.coordinator
-                          : node->routes[queued->token - MLFAB__TOKEN_SERVER].addresses;
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    if (queued->token == MLFAB__TOKEN_JOIN) {
+      action->address = node->config.coordinator;
+    } else {
+      action->address =
+          called < routes ? node->routes[called].addresses : node->hops[called - routes]->addresses;
+    }
   }
   node->out = MLFAB__OUT_ACTION;
 }
@@ -961,7 +1312,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
     node->ready_count--;
     link->listed = 0;
     if (link->kind != MLFAB__LINK_FREE && link->closing && !link->blocked)
-      node_hang_up(node, index, "closed");
+      mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
   return 0;
@@ -996,7 +1347,7 @@ static void node_done_action(mlfab_node *node, int status) {
     }
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */
-    node_hang_up(node, index, "out of memory");
+    mlfab__node_hang_up(node, index, "out of memory");
   }
 }
 
@@ -1029,7 +1380,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     node->ready_count--;
   } else {
     node->out = MLFAB__OUT_NONE;
-    node_hang_up(node, index, mlfab_error_text(status));
+    mlfab__node_hang_up(node, index, mlfab_error_text(status));
   }
   node_epilogue(node);
 }
@@ -1051,21 +1402,23 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
-    node_hang_up(node, index, "said nothing");
+    mlfab__node_hang_up(node, index, "said nothing");
   } else if (link->kind == MLFAB__LINK_WORKER && !node->server.peers[link->peer].hand) {
     if (silent >= 3 * beat && !link->suspect) {
       link->suspect = 1;
       mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, 0,
                        node->server.peers[link->peer].incarnation, 0, "suspect");
     }
-    if (silent >= 5 * beat) node_hang_up(node, index, "silent");
-  } else if (link->kind == MLFAB__LINK_SERVER && !node->routes[link->peer].hand &&
+    if (silent >= 5 * beat) mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
+             !node->routes[link->peer].hand && silent >= 5 * beat) {
+    mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
+              link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
              silent >= 5 * beat) {
-    node_hang_up(node, index, "silent");
-  } else if (link->kind == MLFAB__LINK_JOIN_OUT && silent >= 5 * beat) {
-    node_hang_up(node, index, "silent");
+    mlfab__node_hang_up(node, index, "silent");
   } else if (link->closing && silent >= 5 * beat) {
-    node_hang_up(node, index, "closed");
+    mlfab__node_hang_up(node, index, "closed");
   }
 }
 
@@ -1083,18 +1436,26 @@ static void node_scan_peers(mlfab_node *node) {
     int over = node->now_ns - node->worker_heard[w] >= limit;
     if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);
   }
-  for (uint32_t s = 0;
-       node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
-    mlfab__route *route = &node->routes[s];
-    if (route->link != MLFAB__NO_LINK || route->dead || node->leaving) continue;
+  for (uint32_t r = 0; node->phase != MLFAB__BOOT_JOINING && r < mlfab__node_routes(node); r++) {
+    mlfab__route *route = &node->routes[r];
+    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || node->leaving)
+      continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
-      node_server_dead(node, s, route->why[0] ? route->why : "silent");
+      node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
-      node_call(node, s);
+      node_call(node, r);
     } else if (route->connecting && node->now_ns - route->connect_ns >= 4 * beat) {
-      node_call(node, s);
+      node_call(node, r);
     }
   }
+}
+
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
+  uint32_t servers = node->config.servers;
+  for (uint32_t s = 0; s < servers; s++) {
+    if (!node->routes[servers + s].dead) return 0;
+  }
+  return 1;
 }
 
 static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
@@ -1121,12 +1482,15 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
+  if (node->is_scheduler) mlfab__scheduler_tick(node->scheduler, node->now_ns);
+  if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
   if (node->now_ns >= node->scan_ns) {
     node->scan_ns = node->now_ns + node->config.heartbeat_ns / 4;
     mlfab__boot_tick(node);
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
+    mlfab__hop_scan(node);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -1138,6 +1502,10 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = node->scan_ns;
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
+  if (node->is_scheduler)
+    deadline = mlfab__min(deadline, mlfab__scheduler_deadline(node->scheduler));
+  if (node->aggregator.env)
+    deadline = mlfab__min(deadline, mlfab__aggregator_deadline(&node->aggregator));
   return deadline;
 }
 
@@ -1262,6 +1630,62 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
 }
 #undef NODE_CALL
 
+MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
+                                      uint64_t now_ns) {
+  mlfab_error error;
+  mlfab_schedule schedule;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 1, &error);
+  if (!code && !given)
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "schedule is NULL");
+  if (!code) code = mlfab__schedule_complete(given, &schedule, &error);
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    code =
+        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (!code && schedule.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
+      mlfab__sync_rounds(node->worker.define.sync))
+    code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: a delay bound with rounds, which drop nothing");
+  if (code) return node_return(node, code, &error);
+  mlfab__schedule frame = {schedule.delay_bound,
+                           schedule.plan_ahead_ns,
+                           schedule.interval_ns,
+                           schedule.best,
+                           schedule.whole,
+                           schedule.no_aggregation,
+                           schedule.no_distribution,
+                           0,
+                           0};
+  uint8_t meta[128];
+  uint32_t bytes = mlfab__encode_schedule(meta, &frame);
+  for (uint32_t s = 0; s < node->config.servers; s++)
+    mlfab__node_post(node, node->routes[s].link, MLFAB__SCHEDULE, meta, bytes);
+  return node_return(node, 0, &error);
+}
+
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 0, &error);
+  if (!code && !(in - in == 0.0 && out - out == 0.0))
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_link: a capacity is not a finite number");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    code =
+        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (code) return node_return(node, code, &error);
+  mlfab__monitor_set(&node->monitor, in, out);
+  node_tell_capacity(node, 1);
+  return node_return(node, 0, &error);
+}
+
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
+  if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
+  if (!node->is_scheduler) return MLFAB_ERR_STATE;
+  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  return 0;
+}
+
 /* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
@@ -1282,8 +1706,11 @@ static void node_goodbye(mlfab_node *node, int kind) {
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   node->leaving = 1;
-  if (node->self_worker != MLFAB__NO_LINK) node_worker_gone(node, (uint32_t)node->config.rank, 1);
+  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
+    node_worker_gone(node, (uint32_t)node->config.rank, 1);
   node_goodbye(node, MLFAB__LINK_SERVER);
+  node_goodbye(node, MLFAB__LINK_HOP);
+  node_goodbye(node, MLFAB__LINK_MEMBER);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {

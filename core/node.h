@@ -7,8 +7,11 @@
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
+ *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
+ *    HOP      from our worker role to an aggregator: MEET, then updates up and the model down;
+ *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
- * A node whose worker talks to its own server does so over a pair of links that no transport sees.
+ * Roles of one node talk to each other over pairs of links that no transport sees.
  * Frames to go stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
  * which are asked when the link has room. Roles are never called from inside themselves: what they ask
  * of links (drop, detach) is done when they have returned.
@@ -19,9 +22,12 @@
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
+#include "aggregator.h"
 #include "map.h"
+#include "monitor.h"
 #include "prng.h"
 #include "member.h"
+#include "scheduler.h"
 #include "server.h"
 #include "worker.h"
 
@@ -33,8 +39,15 @@ enum mlfab__link_kind {
   MLFAB__LINK_JOIN_IN,
   MLFAB__LINK_JOIN_OUT,
   MLFAB__LINK_SERVER,
-  MLFAB__LINK_WORKER
+  MLFAB__LINK_WORKER,
+  MLFAB__LINK_PLANNER,
+  MLFAB__LINK_SCHEDULER,
+  MLFAB__LINK_HOP,
+  MLFAB__LINK_MEMBER
 };
+
+/* Pairs of links inside a node. */
+enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIRS };
 
 typedef struct mlfab__link {
   uint8_t kind;
@@ -48,7 +61,8 @@ typedef struct mlfab__link {
   uint8_t suspect;
   uint32_t id; /* the driver's number */
   uint32_t caps;
-  uint32_t peer;  /* rank of a worker, number of a server, node that joins */
+  uint32_t
+      peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
@@ -63,7 +77,15 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Our worker role's way to a server. */
+/* Our worker role's way to an aggregator's node; made when it is first wanted. */
+typedef struct mlfab__hop {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t asked, connecting;
+  uint64_t since_ns, retry_ns;
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__hop;
+
+/* Our worker role's or scheduler role's way to a server. */
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
@@ -93,11 +115,14 @@ struct mlfab_node {
   uint64_t job;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
-  int is_worker, is_server, is_coordinator;
+  int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__worker worker;
   mlfab__guest guest;
   mlfab__server server;
   mlfab__host host;
+  mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
+  mlfab__scheduler *scheduler;
+  mlfab__monitor monitor;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
   enum mlfab__boot_phase phase;
@@ -109,11 +134,14 @@ struct mlfab_node {
   char join_why[160], missing[128];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;     /* by node id; server 0 only */
-  mlfab__route *routes;   /* by server; worker role only */
-  uint32_t *worker_links; /* by rank; server role only */
-  uint64_t *worker_heard; /* by rank: also while there is no link */
-  uint64_t *worker_lost;  /* by rank: when its link broke, 0 while it has one */
+  mlfab__peer *peers;             /* by node id; server 0 only */
+  mlfab__route *routes;           /* by server: the worker role's, then the scheduler role's */
+  uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
+  uint64_t *worker_heard;         /* likewise: also while there is no link */
+  uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
+  uint32_t scheduler_incarnation; /* the newest that said HELLO here */
+  mlfab__hop **hops;              /* by rank; worker role only */
+  uint32_t *member_links;         /* by rank; aggregator role only */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -122,10 +150,10 @@ struct mlfab_node {
   uint32_t ready_begin, ready_count;
   mlfab__queued_action *actions;
   uint32_t actions_begin, actions_count, actions_room;
-  uint32_t self_server, self_worker; /* indexes of the inner pair, or MLFAB__NO_LINK */
-  int doomed;                        /* a link is */
-  int self_lost;                     /* the inner link broke */
-  int self_more;                     /* the inner link has more to carry than one look may */
+  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
+  int doomed;                      /* a link is */
+  int self_lost;                   /* the inner links broke */
+  int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,
@@ -135,6 +163,9 @@ struct mlfab_node {
     MLFAB__OUT_GUEST,
     MLFAB__OUT_SERVER,
     MLFAB__OUT_HOST,
+    MLFAB__OUT_HOP,
+    MLFAB__OUT_FORWARD,
+    MLFAB__OUT_HAND_ON,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -166,8 +197,37 @@ MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, 
 /* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+/* A pair of links inside the node. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
+                                     uint32_t asking_peer, int other, uint32_t other_peer);
+
+/* --- hop.c: links between workers --- */
+
+/* The link to this worker's aggregator role is wanted. */
+MLFAB__INTERNAL void mlfab__hop_want(mlfab_node *node, uint32_t rank);
+/* Server 0: WHERE on this link is answered. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__hop_there(mlfab_node *node, const mlfab__member *there);
+/* Our call came through (1, or 0 when it is not wanted any more), or failed. */
+MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t link);
+MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank);
+/* MEET came on a new link; the two roles of this node meet. */
+MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__hop_met_self(mlfab_node *node);
+/* A link of the kinds HOP or MEMBER is gone. */
+MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index);
+MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node);
+/* Closes a link of ours: nobody reports it down. */
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
+
 #define MLFAB__TOKEN_JOIN 1u
-#define MLFAB__TOKEN_SERVER 2u /* + number of the server */
+#define MLFAB__TOKEN_SERVER \
+  2u /* + index of the route; behind the routes: + rank of the aggregator */
+
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
@@ -176,6 +236,8 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* A scheduler of its own: every server has closed or died. */
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 /* Opens the ways to all servers. */

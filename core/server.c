@@ -9,7 +9,7 @@ static int server_init_schedule(mlfab__server *server) {
   const mlfab_schedule *given = &server->config->schedule;
   mlfab__env *env = server->env;
   server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
-  server->host = server->config->host;
+  server->own = (mlfab__capacity){server->config->host, -1.0, -1.0};
   server->schedule.delay_bound = given->delay_bound;
   server->schedule.plan_ahead_ns = given->plan_ahead_ns;
   server->schedule.interval_ns = given->interval_ns;
@@ -148,7 +148,7 @@ static void server_tell_schedule(mlfab__server *server) {
   uint8_t meta[128];
   mlfab__schedule schedule = server->schedule;
   schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
-  schedule.host = server->host;
+  schedule.host = server->own.host;
   server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
 }
 
@@ -160,13 +160,23 @@ static void server_tell_station(mlfab__server *server, uint32_t worker) {
   server_tell_scheduler(server, MLFAB__STATION, meta, mlfab__encode_station(meta, &station));
 }
 
+static void server_tell_capacity(mlfab__server *server, uint64_t host, double in, double out) {
+  mlfab__capacity capacity = {host, in, out};
+  uint8_t meta[32];
+  server_tell_scheduler(server, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &capacity));
+}
+
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->scheduler_up = 1;
   server_tell_schedule(server);
   for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].connected) server_tell_station(server, w);
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->connected) continue;
+    server_tell_station(server, w);
+    server_tell_capacity(server, peer->host, peer->link_in, peer->link_out);
   }
+  server_tell_capacity(server, server->own.host, server->own.in, server->own.out);
   mlfab__server_report(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
   mlfab__intake_announce_all(server);
   mlfab__answer_announce_all(server);
@@ -208,15 +218,25 @@ static void server_schedule(mlfab__server *server, uint32_t worker, const mlfab_
   mlfab__intake_advance(server);
 }
 
-/* A worker's links, for the scheduler. */
-static void server_capacity(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->own = *capacity;
+  server_tell_capacity(server, capacity->host, capacity->in, capacity->out);
+}
+
+/* A worker's links, for the scheduler; remembered for one that is restarted. */
+static void server_worker_capacity(mlfab__server *server, uint32_t worker,
+                                   const mlfab__frame_in *frame) {
   mlfab__capacity capacity;
   if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
       !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
     return;
   }
-  server_tell_scheduler(server, MLFAB__CAPACITY, frame->meta, frame->meta_bytes);
+  server->peers[worker].link_in = capacity.in;
+  server->peers[worker].link_out = capacity.out;
+  server_tell_capacity(server, server->peers[worker].host, capacity.in, capacity.out);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server) {
@@ -297,6 +317,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->connected = 1;
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
+  if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   server_tell_station(server, worker);
@@ -555,7 +576,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__answer_spread_fail(server, worker, frame);
       break;
     case MLFAB__CAPACITY:
-      server_capacity(server, worker, frame);
+      server_worker_capacity(server, worker, frame);
       break;
     case MLFAB__SCHEDULE:
       server_schedule(server, worker, frame);

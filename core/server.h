@@ -107,6 +107,7 @@ typedef struct mlfab__server_peer {
   uint64_t eager_used;
   uint32_t accumulators; /* of the aggregator there */
   uint64_t host;
+  double link_in, link_out; /* of its host as it said last; negative: not known */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
@@ -152,7 +153,7 @@ typedef struct mlfab__server {
   uint32_t late;          /* dropped ones that are not decided yet */
   uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
   uint64_t reported_left; /* bytes of the head when the scheduler was told last */
-  uint64_t host;          /* of this node */
+  mlfab__capacity own;    /* of this node's host */
   mlfab__meter meter;
   mlfab__plan_entry *plan_scratch;
   mlfab__group_member *group_scratch;
@@ -212,6 +213,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
+
+/* What this node's host carries, for the scheduler. */
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns);
 
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
 

@@ -1,0 +1,152 @@
+/* hop.c - a node: links between workers, for updates and models that go by way of an aggregator. See node.h.
+ *
+ *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
+ *        ^                             |                  |                        |
+ *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
+ *
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair of links inside.
+ * Addresses are asked for before every call, because a worker that was restarted has others. */
+#include "node.h"
+
+#include <stdio.h>
+
+static mlfab__hop *hop_of(mlfab_node *node, uint32_t rank) {
+  if (!node->hops[rank]) {
+    mlfab__hop *hop = mlfab__alloc(&node->env, sizeof *hop);
+    if (hop) hop->link = MLFAB__NO_LINK;
+    node->hops[rank] = hop;
+  }
+  return node->hops[rank];
+}
+
+MLFAB__INTERNAL void mlfab__hop_met_self(mlfab_node *node) {
+  mlfab__aggregator_met(&node->aggregator, (uint32_t)node->config.rank, node->incarnation,
+                        node->now_ns);
+}
+
+static void hop_self(mlfab_node *node, mlfab__hop *hop) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (mlfab__node_pair(node, MLFAB__PAIR_HOP, MLFAB__LINK_HOP, rank, MLFAB__LINK_MEMBER, rank))
+    return; /* tried again at the next look at the clock */
+  hop->link = node->pairs[MLFAB__PAIR_HOP][0];
+  node->member_links[rank] = node->pairs[MLFAB__PAIR_HOP][1];
+  mlfab__hop_met_self(node);
+}
+
+MLFAB__INTERNAL void mlfab__hop_want(mlfab_node *node, uint32_t rank) {
+  mlfab__where where = {rank};
+  uint8_t meta[16];
+  mlfab__hop *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
+  if (rank == (uint32_t)node->config.rank && node->aggregator.env) {
+    hop_self(node, hop);
+    return;
+  }
+  if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
+  hop->asked = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
+                   mlfab__encode_where(meta, &where));
+}
+
+MLFAB__INTERNAL int mlfab__hop_where(mlfab_node *node, uint32_t link,
+                                     const mlfab__frame_in *frame) {
+  mlfab__where where;
+  if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
+      where.node >= node->config.workers)
+    return MLFAB_ERR_FRAME;
+  const mlfab__peer *peer = &node->peers[where.node];
+  mlfab__member there;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&there, 0, sizeof there);
+  there.node = where.node;
+  there.incarnation = peer->incarnation;
+  if (where.node == node->id) {
+    memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  } else if (peer->joined && peer->addresses) {
+    memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
+  }
+  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
+  return 0;
+}
+
+/* Not now: again a little later, if it is still wanted then. */
+static void hop_later(mlfab_node *node, mlfab__hop *hop) {
+  hop->asked = hop->connecting = 0;
+  hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+}
+
+MLFAB__INTERNAL void mlfab__hop_there(mlfab_node *node, const mlfab__member *there) {
+  mlfab__hop *hop = there->node < node->config.workers ? node->hops[there->node] : NULL;
+  if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
+  hop_later(node, hop);
+  if (there->addresses[0] == 0) return;
+  memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
+  hop->connecting = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+}
+
+MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  mlfab__hop *hop = rank < node->config.workers && node->hops ? node->hops[rank] : NULL;
+  if (!hop || !hop->connecting || node->leaving) return 0;
+  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  hop->connecting = 0;
+  hop->link = index;
+  link->kind = MLFAB__LINK_HOP;
+  link->peer = (uint32_t)rank;
+  link->greeted = 1;
+  mlfab__meet meet = {node->id, node->incarnation};
+  uint8_t meta[16];
+  mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank) {
+  mlfab__hop *hop = rank < node->config.workers && node->hops ? node->hops[rank] : NULL;
+  if (hop && hop->connecting) hop_later(node, hop);
+}
+
+MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
+                                     const mlfab__frame_in *frame) {
+  mlfab__meet meet;
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->aggregator.env ||
+      meet.node >= node->config.workers || meet.node == node->id) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a MEET that does not fit this node");
+    return;
+  }
+  uint32_t old = node->member_links[meet.node];
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_MEMBER;
+  link->peer = meet.node;
+  link->greeted = 1;
+  node->member_links[meet.node] = index;
+  mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index) {
+  if (link->kind == MLFAB__LINK_HOP && node->hops[link->peer] &&
+      node->hops[link->peer]->link == index) {
+    node->hops[link->peer]->link = MLFAB__NO_LINK;
+    hop_later(node, node->hops[link->peer]);
+    mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
+  }
+  if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
+    node->member_links[link->peer] = MLFAB__NO_LINK;
+    mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  for (uint32_t w = 0; node->hops && w < node->config.workers; w++) {
+    mlfab__hop *hop = node->hops[w];
+    if (!hop || hop->link != MLFAB__NO_LINK) continue;
+    if ((hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+      hop_later(node, hop);
+    if (mlfab__worker_hop_wanted(&node->worker, w)) mlfab__hop_want(node, w);
+  }
+}
