@@ -1,4 +1,4 @@
-/* mlfab-run.c - starts a fabric on this host: worker processes, and the built-in server.
+/* mlfab-run.c - starts a fabric on this host: worker processes, the built-in server, a scheduler.
  *
  *    mlfab-run -n 4 ./trainer arguments...
  *
@@ -59,7 +59,8 @@ typedef struct stream {
 
 typedef struct rank {
   int number;
-  int is_server;
+  int is_server; /* or the scheduler: ends after the workers */
+  int is_scheduler;
   pid_t pid; /* 0: not running */
   int done;  /* ended, and will not be started again */
   int restarts;
@@ -71,6 +72,9 @@ static struct {
   int dedicated; /* 0 with -s 0: worker 0 serves too */
   enum on_failure on_failure;
   int prefix, verbose;
+  int scheduler;           /* a process of its own */
+  const char *scheduled;   /* MLFAB_SCHEDULER, or NULL: left to the environment */
+  const char *delay_bound; /* likewise */
   double timeout_s;
   const char *transport; /* NULL: left to the environment and the library */
   char *server_program;
@@ -106,7 +110,9 @@ __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format
   if (write(STDERR_FILENO, text, (size_t)n) < 0) return; /* there is nobody left to tell */
 }
 
-static const char *kind(const rank *r) { return r->is_server ? "server" : "worker"; }
+static const char *kind(const rank *r) {
+  return r->is_scheduler ? "scheduler" : r->is_server ? "server" : "worker";
+}
 
 static const char *signal_name(int number) {
   static const struct {
@@ -137,7 +143,7 @@ static int server_failed(const char *doing, const mlfab_error *error) {
   return 1;
 }
 
-/* Serves until every worker has left. */
+/* Serves, or schedules, until every worker has left. */
 static int server_main(int verbose) {
   mlfab_env env;
   memset(&env, 0, sizeof env);
@@ -148,8 +154,6 @@ static int server_main(int verbose) {
   mlfab_error error;
   memset(&error, 0, sizeof error);
   mlfab_config_init(&config);
-  config.roles = MLFAB_ROLE_SERVER;
-  config.dedicated = 1;
   config.env = &env;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
@@ -160,7 +164,11 @@ static int server_main(int verbose) {
     status = server_failed("cannot serve", &error);
   }
   mlfab_stats stats;
-  if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0)
+  if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0 && stats.plans_made > 0)
+    fprintf(stderr, "# %llu plans, %llu updates grouped, %llu dropped\n",
+            (unsigned long long)stats.plans_made, (unsigned long long)stats.plans_grouped,
+            (unsigned long long)stats.plans_dropped);
+  if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0 && stats.commits > 0)
     fprintf(stderr, "# %llu updates in %llu commits, %llu pulls, %llu refused\n",
             (unsigned long long)stats.updates_applied, (unsigned long long)stats.commits,
             (unsigned long long)stats.pulls_answered, (unsigned long long)stats.updates_refused);
@@ -246,12 +254,14 @@ static void set_environment(const rank *r) {
   set_number("MLFAB_WORKERS", options.workers);
   set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
   set_number("MLFAB_DEDICATED", options.dedicated);
-  if (options.dedicated)
+  if (options.dedicated || r->is_scheduler)
     setenv("MLFAB_ROLE", kind(r), 1);
   else
     unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
   setenv("MLFAB_COORDINATOR", options.coordinator, 1);
   setenv("MLFAB_JOB", options.job, 1);
+  if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
+  if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   /* One address cannot be every rank's. */
   unsetenv("MLFAB_LISTEN");
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
@@ -282,7 +292,7 @@ static void become(const rank *r, pid_t parent) {
     execvp(options.command[0], options.command);
     return;
   }
-  if (options.server_program) {
+  if (options.server_program && !r->is_scheduler) {
     char *server[] = {options.server_program, NULL};
     execvp(server[0], server);
     return;
@@ -388,8 +398,9 @@ static int is_running(int servers) {
 /* A rank has ended with `status`, as waitpid tells it. */
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  /* Without this rank there is nobody who keeps the model. */
-  int serves = r->is_server || (!options.dedicated && r->number == 0);
+  /* Without this rank there is nobody who keeps the model. A scheduler can always be started again. */
+  int serves = !r->is_scheduler && (r->is_server || (!options.dedicated && r->number == 0));
+  int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler;
   r->pid = 0;
   r->done = 1;
   if (phase >= PHASE_TERM) {
@@ -407,10 +418,10 @@ static void ended(rank *r, int status) {
         WCOREDUMP(status) ? " (core dumped)" : "");
   else
     say("%s %d exited with status %d", kind(r), r->number, code);
-  if (!serves && options.on_failure == ON_FAILURE_RESTART && !interrupted) {
+  if (!serves && restart && !interrupted) {
     if (r->restarts < RESTARTS_MAX) {
       r->restarts++;
-      say("starting worker %d again (%d of at most %d times)", r->number, r->restarts,
+      say("starting %s %d again (%d of at most %d times)", kind(r), r->number, r->restarts,
           RESTARTS_MAX);
       int failure = start(r);
       if (failure == 0) {
@@ -419,7 +430,7 @@ static void ended(rank *r, int status) {
       }
       code = failure;
     } else {
-      say("worker %d was started again %d times already", r->number, RESTARTS_MAX);
+      say("%s %d was started again %d times already", kind(r), r->number, RESTARTS_MAX);
     }
   }
   if (exit_status == 0) exit_status = code;
@@ -567,6 +578,9 @@ static const char usage_text[] =
     "  -n N                   worker processes\n"
     "  -s N                   server processes (1); 0: worker 0 serves too\n"
     "  --server PROGRAM       runs this as the server, instead of the built-in one\n"
+    "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
+    "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
+    "  --delay-bound N        updates that would come N or more versions late are dropped\n"
     "  --tcp, --shm           what carries the bytes (chosen by the library)\n"
     "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
     "  --on-failure=continue  the others go on without it\n"
@@ -623,8 +637,21 @@ static void set_transport(const char *name) {
 }
 
 static void parse(int argc, char **argv) {
-  enum { SERVER = 256, TCP, SHM, ON_FAILURE, NO_PREFIX, TIMEOUT, VERBOSE, HELP };
+  enum {
+    SERVER = 256,
+    SCHEDULER,
+    DELAY_BOUND,
+    TCP,
+    SHM,
+    ON_FAILURE,
+    NO_PREFIX,
+    TIMEOUT,
+    VERBOSE,
+    HELP
+  };
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
+                                        {"scheduler", required_argument, NULL, SCHEDULER},
+                                        {"delay-bound", required_argument, NULL, DELAY_BOUND},
                                         {"tcp", no_argument, NULL, TCP},
                                         {"shm", no_argument, NULL, SHM},
                                         {"no-prefix", no_argument, NULL, NO_PREFIX},
@@ -649,6 +676,16 @@ static void parse(int argc, char **argv) {
         break;
       case SERVER:
         options.server_program = optarg;
+        break;
+      case SCHEDULER:
+        if (strcmp(optarg, "beside") != 0 && strcmp(optarg, "own") != 0)
+          usage("--scheduler takes beside or own, not '%s'", optarg);
+        options.scheduled = optarg;
+        options.scheduler = strcmp(optarg, "own") == 0;
+        break;
+      case DELAY_BOUND:
+        parse_count("--delay-bound", optarg, 1);
+        options.delay_bound = optarg;
         break;
       case TCP:
         set_transport("tcp");
@@ -682,6 +719,8 @@ static void parse(int argc, char **argv) {
   if (optind >= argc) usage("the program to run is missing");
   options.command = argv + optind;
   options.dedicated = options.servers > 0;
+  if (options.delay_bound && !options.scheduled && !getenv("MLFAB_SCHEDULER"))
+    usage("--delay-bound needs --scheduler");
   if (!options.dedicated && options.server_program) usage("--server does not go with -s 0");
 }
 
@@ -751,15 +790,17 @@ int main(int argc, char **argv) {
     return server_main(strcmp(argv[2], "verbose") == 0);
   parse(argc, argv);
   if (choose_meeting_point() < 0) return 1;
-  rank_count = options.servers + options.workers;
+  int services = options.servers + options.scheduler;
+  rank_count = services + options.workers;
   ranks = calloc((size_t)rank_count, sizeof *ranks);
   if (!ranks || catch_signals() < 0) {
     say("cannot start: %s", strerror(errno));
     return 1;
   }
   for (int i = 0; i < rank_count; i++) {
-    ranks[i].is_server = i < options.servers;
-    ranks[i].number = ranks[i].is_server ? i : i - options.servers;
+    ranks[i].is_server = i < services;
+    ranks[i].is_scheduler = i == options.servers && options.scheduler;
+    ranks[i].number = ranks[i].is_scheduler ? 0 : ranks[i].is_server ? i : i - services;
     ranks[i].out.fd = ranks[i].err.fd = -1;
   }
   int status = run();
