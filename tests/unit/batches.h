@@ -1,0 +1,118 @@
+/* batches.h - random batches for the tests of planning: equal and unequal sizes, capacities that change
+ * over time, slow workers, outages, shared links, late updates, aggregators on workers' nodes and
+ * twice on one node, several servers, random deadlines. Rates and sizes are whole numbers. */
+#ifndef MLFAB_TEST_BATCHES_H
+#define MLFAB_TEST_BATCHES_H
+
+#include "core/plan.h"
+#include "core/prng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { BATCH_MOST = 48, BATCH_SERVERS = 3, BATCH_AGGREGATORS = 6 };
+
+typedef struct random_batch {
+  mlfab__network net;
+  mlfab__batch b;
+  mlfab__candidate updates[BATCH_MOST];
+  double bytes[BATCH_MOST][BATCH_SERVERS];
+  uint32_t server[BATCH_SERVERS], aggregators[BATCH_AGGREGATORS * BATCH_SERVERS];
+} random_batch;
+
+static inline uint32_t batch_below(mlfab__prng *prng, uint32_t n) {
+  return (uint32_t)mlfab__prng_below(prng, n);
+}
+
+/* What kind of batch it is: each trait by itself. */
+typedef struct batch_traits {
+  int equal_sizes, varying, slow, outages, links, late, colocated, equal_rates;
+} batch_traits;
+
+static inline void batch_capacity(random_batch *x, mlfab__prng *prng, const batch_traits *t,
+                                  enum mlfab__capacity_kind kind, uint32_t i) {
+  double at[6], rate[6];
+  uint32_t n = t->varying && batch_below(prng, 2) ? 1 + batch_below(prng, 5) : 1;
+  double scale = t->slow && kind == MLFAB__EGRESS && batch_below(prng, 4) == 0 ? 1 : 10;
+  for (uint32_t k = 0; k < n; k++) {
+    at[k] = k == 0 ? 0 : at[k - 1] + 1 + batch_below(prng, 7);
+    rate[k] = scale * (t->equal_rates ? 1 : 1 + batch_below(prng, 6));
+    if (t->varying) rate[k] += batch_below(prng, 4);
+    if (t->outages && batch_below(prng, 8) == 0) rate[k] = 0;
+  }
+  assert_int_equal(mlfab__network_capacity(&x->net, kind, i, n, at, rate), 0);
+}
+
+static inline void batch_network(random_batch *x, mlfab__prng *prng, const batch_traits *t,
+                                 mlfab__env *env, uint32_t nodes) {
+  uint32_t links = t->links ? 1 + batch_below(prng, 3) : 0;
+  assert_int_equal(mlfab__network_init(&x->net, env, nodes, links), 0);
+  for (uint32_t i = 0; i < nodes; i++) {
+    batch_capacity(x, prng, t, MLFAB__EGRESS, i);
+    batch_capacity(x, prng, t, MLFAB__INGRESS, i);
+  }
+  for (uint32_t i = 0; i < links; i++) batch_capacity(x, prng, t, MLFAB__SHARED, i);
+  for (uint32_t p = 0; links > 0 && p < 2 * nodes; p++) {
+    uint32_t from = batch_below(prng, nodes), to = batch_below(prng, nodes), list[3];
+    uint32_t n = 1 + batch_below(prng, links);
+    for (uint32_t i = 0; i < n; i++) list[i] = (from + i) % links;
+    /* The same pair again, or a node to itself, is refused. */
+    if (from != to) mlfab__network_path(&x->net, from, to, n, list);
+  }
+}
+
+/* At most `most` updates. */
+static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, uint32_t most) {
+  mlfab__prng prng;
+  batch_traits t;
+  memset(x, 0, sizeof *x);
+  mlfab__prng_seed(&prng, seed);
+  int *trait = &t.equal_sizes;
+  for (size_t i = 0; i < sizeof t / sizeof *trait; i++) trait[i] = batch_below(&prng, 2) == 0;
+  mlfab__batch *b = &x->b;
+  b->n = batch_below(&prng, most + 1);
+  b->servers = batch_below(&prng, 5) == 0 ? 2 + batch_below(&prng, 2) : 1;
+  b->k = batch_below(&prng, BATCH_AGGREGATORS);
+  uint32_t workers = 1 + batch_below(&prng, most), nodes = workers + b->servers + 3;
+  batch_network(x, &prng, &t, env, nodes);
+  for (uint32_t j = 0; j < b->servers; j++) {
+    x->server[j] = batch_below(&prng, 4) == 0 ? batch_below(&prng, nodes) : workers + j;
+  }
+  for (uint32_t q = 0; q < b->k; q++) {
+    uint32_t node = t.colocated ? batch_below(&prng, nodes) : nodes - 1 - batch_below(&prng, 3);
+    for (uint32_t j = 0; j < b->servers; j++) x->aggregators[q * b->servers + j] = node;
+  }
+  uint32_t spread = 1 + batch_below(&prng, 2 * most);
+  for (uint32_t i = 0; i < b->n; i++) {
+    mlfab__candidate *c = &x->updates[i];
+    for (uint32_t j = 0; j < b->servers; j++) {
+      x->bytes[i][j] = t.equal_sizes ? 60 : 10 * batch_below(&prng, 12);
+    }
+    c->id = 100 + i;
+    c->node = batch_below(&prng, t.colocated && batch_below(&prng, 3) == 0 ? nodes : workers);
+    c->available = t.late && batch_below(&prng, 2) ? batch_below(&prng, 20) : 0;
+    c->version = (int64_t)batch_below(&prng, spread) - spread / 4;
+    c->bytes = x->bytes[i];
+  }
+  b->updates = x->updates;
+  b->server = x->server;
+  b->aggregators = x->aggregators;
+  b->version = spread / 2;
+  b->delay_bound = batch_below(&prng, 5) == 0 ? INT64_MAX : 1 + batch_below(&prng, spread);
+  b->backlog = batch_below(&prng, 4) == 0 ? batch_below(&prng, 10) : 0;
+  b->list = batch_below(&prng, 6) == 0;
+  b->best = batch_below(&prng, 3) == 0;
+}
+
+/* How many of `full` are to be done: MLFAB_SCALE is in hundredths, 1 without it. */
+static inline uint64_t batch_count(uint64_t full) {
+  const char *text = getenv("MLFAB_SCALE");
+  double scale = text ? strtod(text, NULL) : 1;
+  return (uint64_t)((double)full * (scale > 0 ? scale : 1) / 100);
+}
+
+#endif

@@ -1,0 +1,204 @@
+/* literal.h - Alg. 1, 2 and 3 of MLfabric as they are written, for comparison: everybody is looked at in
+ * every iteration, every case is run to its end, and networks are copied instead of undone. */
+#ifndef MLFAB_TEST_LITERAL_H
+#define MLFAB_TEST_LITERAL_H
+
+#include "batches.h"
+
+static inline int literal_less(double a, double b) { return mlfab__link_less(a, b); }
+static inline int literal_is_time(double t) { return mlfab__link_finite(t) && t < 1e300; }
+
+static inline void literal_copy(mlfab__network *to, const mlfab__network *from) {
+  assert_int_equal(mlfab__network_copy(to, from, from->env), 0);
+}
+
+/* Reserves a bundle, a component after the other, for good; when it ends. Never: reserves nothing. */
+static inline double literal_send(mlfab__network *net, const uint32_t *from, uint32_t from_step,
+                                  const uint32_t *to, const double *bytes, uint32_t n,
+                                  double available) {
+  uint32_t mark = mlfab__network_mark(net);
+  double latest = available;
+  for (uint32_t j = 0; j < n; j++) {
+    double end;
+    assert_int_equal(
+        mlfab__network_reserve(net, from[from_step * j], to[j], bytes[j], available, &end), 0);
+    if (!literal_is_time(end)) {
+      mlfab__network_undo(net, mark);
+      return mlfab__link_never();
+    }
+    latest = end > latest ? end : latest;
+  }
+  return latest;
+}
+
+static inline double literal_end(mlfab__network *net, const mlfab__candidate *c, const uint32_t *to,
+                                 uint32_t n) {
+  if (n == 1) return mlfab__network_end(net, c->node, to[0], c->bytes[0], c->available);
+  uint32_t mark = mlfab__network_mark(net);
+  double end = literal_send(net, &c->node, 0, to, c->bytes, n, c->available);
+  mlfab__network_undo(net, mark);
+  return end;
+}
+
+/* The argmin of t_en over those with member[g]; BATCH_MOST: nobody arrives. */
+static inline uint32_t literal_argmin(mlfab__network *net, const mlfab__batch *b, const int *member,
+                                      double *end_p) {
+  double end[BATCH_MOST], least = mlfab__link_never();
+  for (uint32_t g = 0; g < b->n; g++) {
+    if (!member[g]) continue;
+    end[g] = literal_end(net, &b->updates[g], b->server, b->servers);
+    if (end[g] < least) least = end[g];
+  }
+  for (uint32_t g = 0; g < b->n && literal_is_time(least); g++) {
+    if (!member[g] || literal_less(least, end[g])) continue;
+    *end_p = end[g];
+    return g;
+  }
+  return BATCH_MOST;
+}
+
+static mlfab__network literal_before[BATCH_MOST + 1]; /* acceptance i */
+
+/* Alg. 2, or with deadlines = 0 Alg. 1. `net` is left with what is applied. */
+static inline uint32_t literal_order(const mlfab__network *base, const mlfab__batch *b,
+                                     int deadlines, mlfab__ordered *out) {
+  int fate[BATCH_MOST] = {0}, member[BATCH_MOST];
+  uint32_t n = 0;
+  literal_copy(&literal_before[0], base);
+  for (;;) {
+    mlfab__network *net = &literal_before[n];
+    int64_t p = n + 1;
+    uint8_t reason = MLFAB__DEADLINE;
+    double end;
+#define LITERAL_DL(g)                        \
+  (!deadlines || b->delay_bound == INT64_MAX \
+       ? INT64_MAX                           \
+       : b->updates[g].version + b->delay_bound - b->version)
+    for (uint32_t g = 0; g < b->n; g++) member[g] = !fate[g] && LITERAL_DL(g) == p;
+    uint32_t g = literal_argmin(net, b, member, &end);
+    if (g == BATCH_MOST) {
+      reason = MLFAB__SHORTEST;
+      for (g = 0; g < b->n; g++) member[g] = !fate[g] && LITERAL_DL(g) >= p;
+      g = literal_argmin(net, b, member, &end);
+    }
+    if (g == BATCH_MOST) break;
+    if (n > 0 && out[n - 1].reason == MLFAB__DEADLINE && literal_less(end, out[n - 1].end)) {
+      fate[out[--n].update] = MLFAB__LOOKAHEAD;
+      continue;
+    }
+    fate[g] = reason;
+    literal_copy(&literal_before[n + 1], net);
+    literal_send(&literal_before[n + 1], &b->updates[g].node, 0, b->server, b->updates[g].bytes,
+                 b->servers, b->updates[g].available);
+    out[n++] = (mlfab__ordered){g, reason, end};
+  }
+  uint32_t at = n;
+  for (uint32_t g = 0; g < b->n; g++) {
+    if (fate[g] == MLFAB__DEADLINE || fate[g] == MLFAB__SHORTEST) continue;
+    uint8_t why = fate[g]                          ? (uint8_t)fate[g]
+                  : LITERAL_DL(g) < (int64_t)n + 1 ? MLFAB__EXPIRED
+                                                   : MLFAB__UNREACHABLE;
+    out[at++] = (mlfab__ordered){g, why, mlfab__link_never()};
+  }
+  return n;
+}
+
+/* DetAgg(n), into `net`, which held what was there before the batch. */
+static inline double literal_case(mlfab__network *net, const mlfab__group_input *in,
+                                  uint32_t variant, uint32_t n, uint32_t most,
+                                  mlfab__grouped *out) {
+  double t_max = in->start, ready = 0, size[BATCH_SERVERS], never = mlfab__link_never();
+  uint32_t q = 1, i = 0, first = 0, members = 0, number = 0, m = in->servers;
+  for (;;) {
+    const mlfab__candidate *c = i < in->n ? &in->updates[in->order[i]] : NULL;
+    if (c && (i < n || (q > in->k && variant == MLFAB__GROUP_TAIL_DIRECT))) {
+      double t = literal_send(net, &c->node, 0, in->server, c->bytes, m, c->available);
+      if (!literal_is_time(t)) return never;
+      t_max = t > t_max ? t : t_max;
+      out[i++] = (mlfab__grouped){0, ++number, t, c->available, t, t_max};
+      continue;
+    }
+    if (c && q > in->k) return never;
+    const uint32_t *a = in->aggregators + (q - 1) * m;
+    int free_one = variant == MLFAB__GROUP_FIRST_FREE && q == 1;
+    double t = c ? literal_end(net, c, a, m) : never;
+    if (c && literal_is_time(t) && !(free_one ? members == most : literal_less(t_max, t))) {
+      literal_send(net, &c->node, 0, a, c->bytes, m, c->available);
+      if (members++ == 0) {
+        first = i;
+        ready = 0;
+        memset(size, 0, sizeof size);
+      }
+      ready = t > ready ? t : ready;
+      for (uint32_t j = 0; j < m; j++) size[j] = c->bytes[j] > size[j] ? c->bytes[j] : size[j];
+      out[i++].arrive = t;
+      continue;
+    }
+    if (members > 0) {
+      double end = literal_send(net, a, 1, in->server, size, m, ready);
+      if (!literal_is_time(end)) return never;
+      t_max = end > t_max ? end : t_max;
+      number++;
+      for (uint32_t k = first; k < first + members; k++)
+        out[k] = (mlfab__grouped){q, number, out[k].arrive, ready, end, t_max};
+      members = 0;
+    }
+    if (!c) return t_max;
+    q++;
+  }
+}
+
+static mlfab__network literal_net;
+
+/* The best n of a variant; keeps what it is when it is better than *best. */
+static inline void literal_variant(const mlfab__network *base, const mlfab__group_input *in,
+                                   uint32_t variant, mlfab__group_choice *best) {
+  mlfab__grouped out[BATCH_MOST];
+  double time[BATCH_MOST + 1], least = mlfab__link_never();
+  uint32_t most = in->n;
+  for (uint32_t n = 0; n <= in->n; n++) {
+    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && n == 0 && in->n > 0 ? in->n : 1;
+    time[n] = mlfab__link_never();
+    for (uint32_t c = 0; c < cases; c++) {
+      literal_copy(&literal_net, base);
+      double t = literal_case(&literal_net, in, variant, n, in->n - c, out);
+      if (!literal_less(t, time[n])) continue;
+      time[n] = t;
+      if (n == 0) most = in->n - c;
+    }
+    if (time[n] < least) least = time[n];
+  }
+  if (!literal_less(least, best->time)) return;
+  uint32_t n = 0;
+  while (literal_less(least, time[n])) n++;
+  *best = (mlfab__group_choice){variant, n, n == 0 ? most : in->n, time[n]};
+}
+
+/* The whole of Alg. 3; literal_net is left with the plan. */
+static inline mlfab__group_choice literal_group(const mlfab__network *base,
+                                                const mlfab__group_input *in, int best,
+                                                mlfab__grouped *out) {
+  mlfab__group_choice choice = {.first_most = in->n, .time = mlfab__link_never()};
+  literal_variant(base, in, MLFAB__GROUP_PAPER, &choice);
+  if (best) literal_variant(base, in, MLFAB__GROUP_FIRST_FREE, &choice);
+  if (best) literal_variant(base, in, MLFAB__GROUP_TAIL_DIRECT, &choice);
+  literal_copy(&literal_net, base);
+  if (literal_is_time(choice.time)) {
+    literal_case(&literal_net, in, choice.variant, choice.n, choice.first_most, out);
+  } else {
+    /* Direct ones until one does not arrive. */
+    mlfab__group_input some = *in;
+    for (some.n = 0; some.n < in->n; some.n++) {
+      const mlfab__candidate *c = &in->updates[in->order[some.n]];
+      if (!literal_is_time(literal_end(&literal_net, c, in->server, in->servers))) break;
+      literal_send(&literal_net, &c->node, 0, in->server, c->bytes, in->servers, c->available);
+    }
+    literal_copy(&literal_net, base);
+    literal_case(&literal_net, &some, MLFAB__GROUP_PAPER, some.n, 0, out);
+    choice.n = some.n;
+    for (uint32_t i = some.n; i < in->n; i++) out[i].number = 0;
+  }
+  return choice;
+}
+
+#endif

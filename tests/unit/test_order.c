@@ -1,0 +1,304 @@
+/* test_order.c - core/order.c, group.c and plan.c against the algorithms as they are written (literal.h),
+ * bit for bit on random batches, and those against all possibilities of small batches.
+ *
+ * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
+#include "literal.h"
+
+#include <math.h>
+
+static mlfab__env env;
+static mlfab__planner planner;
+static random_batch it;
+
+/* ---- plans are those of the algorithms as they are written ---- */
+
+static void same_bits(double a, double b, const char *what, uint64_t seed) {
+  if (memcmp(&a, &b, sizeof a) == 0) return;
+  fail_msg("seed %llu: %s is %.17g, not %.17g", (unsigned long long)seed, what, a, b);
+}
+
+static void same(uint64_t a, uint64_t b, const char *what, uint64_t seed) {
+  if (a == b) return;
+  fail_msg("seed %llu: %s is %llu, not %llu", (unsigned long long)seed, what, (unsigned long long)a,
+           (unsigned long long)b);
+}
+
+static void same_networks(const mlfab__network *a, const mlfab__network *b, uint64_t seed) {
+  for (uint32_t i = 0; i < 2 * a->nodes + a->links; i++) {
+    const mlfab__profile *p = &a->profiles[i], *q = &b->profiles[i];
+    same(p->n, q->n, "a number of steps", seed);
+    for (uint32_t k = 0; k < p->n; k++) {
+      same_bits(p->steps[k].at, q->steps[k].at, "a step's time", seed);
+      same_bits(p->steps[k].rate, q->steps[k].rate, "a step's rate", seed);
+    }
+  }
+}
+
+/* Steps ascend and differ, nothing is negative, nothing is more than it was. */
+static void check_profiles(const mlfab__network *net, const mlfab__network *base, uint64_t seed) {
+  for (uint32_t i = 0; i < 2 * net->nodes + net->links; i++) {
+    const mlfab__profile *p = &net->profiles[i], *whole = &base->profiles[i];
+    uint32_t w = 0;
+    for (uint32_t k = 0; k < p->n; k++) {
+      const mlfab__step *s = &p->steps[k];
+      while (w + 1 < whole->n && whole->steps[w + 1].at <= s->at) w++;
+      int good = s->rate >= 0 && s->rate <= whole->steps[w].rate &&
+                 (k == 0 ? s->at == 0 : s->at > s[-1].at && s->rate != s[-1].rate);
+      same((uint64_t)good, 1, "a profile in order", seed);
+    }
+  }
+}
+
+static void compare_orders(const mlfab__network *base, int deadlines, mlfab__ordered *wanted,
+                           uint32_t *applied_p, uint64_t seed) {
+  mlfab__ordered out[BATCH_MOST];
+  mlfab__order_input in = {it.updates,   it.b.n,           it.server,
+                           it.b.servers, it.b.delay_bound, it.b.version};
+  uint32_t applied, mark = mlfab__network_mark(&it.net);
+  uint32_t n = literal_order(base, &it.b, deadlines, wanted);
+  int code = deadlines ? mlfab__order_deadlines(&planner.orderer, &it.net, &in, out, &applied)
+                       : mlfab__order_shortest(&planner.orderer, &it.net, &in, out, &applied);
+  same((uint64_t)code, 0, "the code", seed);
+  same(applied, n, "the number of applied updates", seed);
+  for (uint32_t i = 0; i < it.b.n; i++) {
+    same(out[i].update, wanted[i].update, "the order", seed);
+    same(out[i].reason, wanted[i].reason, "a reason", seed);
+    same_bits(out[i].end, wanted[i].end, "an end", seed);
+    if (i >= n || it.b.servers > 1) continue;
+    /* Nobody waits at the server, and no deadline is missed. */
+    if (i > 0) same((uint64_t)literal_less(out[i].end, out[i - 1].end), 0, "the wait", seed);
+    int64_t dl = mlfab__order_deadline(it.updates[out[i].update].version,
+                                       deadlines ? it.b.delay_bound : INT64_MAX, it.b.version);
+    same((uint64_t)(dl >= (int64_t)i + 1), 1, "a deadline", seed);
+  }
+  same_networks(&it.net, &literal_before[n], seed);
+  mlfab__network_undo(&it.net, mark);
+  same_networks(&it.net, base, seed);
+  *applied_p = n;
+}
+
+static void compare_grouped(const mlfab__grouped *a, const mlfab__grouped *b, uint32_t n,
+                            uint64_t seed) {
+  for (uint32_t i = 0; i < n; i++) {
+    same(a[i].number, b[i].number, "a group's number", seed);
+    if (a[i].number == 0) continue;
+    same(a[i].q, b[i].q, "an aggregator", seed);
+    same_bits(a[i].arrive, b[i].arrive, "an arrival", seed);
+    same_bits(a[i].ready, b[i].ready, "when a group is ready", seed);
+    same_bits(a[i].end, b[i].end, "a group's end", seed);
+    same_bits(a[i].commit, b[i].commit, "a commit", seed);
+  }
+}
+
+static void compare_cases(const mlfab__network *base, const mlfab__group_input *in, uint64_t seed) {
+  mlfab__grouped out[BATCH_MOST], wanted[BATCH_MOST];
+  for (uint32_t n = 0; n <= in->n; n++) {
+    uint32_t mark = mlfab__network_mark(&it.net);
+    double time;
+    literal_copy(&literal_net, base);
+    double t = literal_case(&literal_net, in, MLFAB__GROUP_PAPER, n, in->n, wanted);
+    same((uint64_t)mlfab__group_case(&planner.grouper, &it.net, in, MLFAB__GROUP_PAPER, n, in->n,
+                                     out, &time),
+         0, "the code", seed);
+    same_bits(time, t, "T(n)", seed);
+    if (literal_is_time(t)) {
+      compare_grouped(out, wanted, in->n, seed);
+      same_networks(&it.net, &literal_net, seed);
+    }
+    mlfab__network_undo(&it.net, mark);
+  }
+}
+
+static void compare_groups(const mlfab__network *base, const mlfab__ordered *ordered, uint32_t n,
+                           uint64_t seed) {
+  mlfab__grouped out[BATCH_MOST], wanted[BATCH_MOST];
+  mlfab__group_choice choice;
+  uint32_t order[BATCH_MOST];
+  for (uint32_t i = 0; i < n; i++) order[i] = ordered[i].update;
+  mlfab__group_input in = {it.updates,   order,          n,      it.server,
+                           it.b.servers, it.aggregators, it.b.k, it.b.backlog};
+  mlfab__group_choice c = literal_group(base, &in, it.b.best, wanted);
+  same((uint64_t)mlfab__group_plan(&planner.grouper, &it.net, &in, it.b.best, out, &choice), 0,
+       "the code", seed);
+  same(choice.variant, c.variant, "the variant", seed);
+  same(choice.n, c.n, "n*", seed);
+  same(choice.first_most, c.first_most, "the first group's most", seed);
+  same_bits(choice.time, c.time, "T", seed);
+  compare_grouped(out, wanted, n, seed);
+  same_networks(&it.net, &literal_net, seed);
+  check_profiles(&it.net, base, seed);
+  mlfab__network_undo(&it.net, 0);
+  same_networks(&it.net, base, seed);
+  /* The same in one call. */
+  mlfab__planned planned[BATCH_MOST];
+  uint32_t applied;
+  same((uint64_t)mlfab__plan_batch(&planner, &it.net, &it.b, planned, &applied, &choice), 0,
+       "the code", seed);
+  same_networks(&it.net, &literal_net, seed);
+  same(choice.n, c.n, "n* of the plan", seed);
+  for (uint32_t i = 0; i < applied; i++) {
+    same(planned[i].update, order[i], "the plan's order", seed);
+    same_bits(planned[i].commit, wanted[i].commit, "a commit of the plan", seed);
+    if (!it.b.list && it.b.delay_bound != INT64_MAX)
+      same(planned[i].delay < it.b.delay_bound, 1, "a delay bound", seed);
+  }
+  mlfab__network_undo(&it.net, 0);
+  if (seed % 4 == 0) compare_cases(base, &in, seed);
+}
+
+static void compare_batch(uint64_t seed, uint32_t most) {
+  static mlfab__network base;
+  mlfab__ordered ordered[BATCH_MOST];
+  uint32_t n;
+  batch_make(&it, &env, seed, most);
+  literal_copy(&base, &it.net);
+  compare_orders(&base, 0, ordered, &n, seed);
+  compare_orders(&base, 1, ordered, &n, seed);
+  if (it.b.list) {
+    for (n = 0; n < it.b.n; n++) ordered[n] = (mlfab__ordered){n, MLFAB__LISTED, 0};
+  }
+  compare_groups(&base, ordered, n, seed);
+  mlfab__network_free(&it.net);
+  mlfab__network_free(&base);
+}
+
+static void test_same_plans(void **state) {
+  const char *one = getenv("MLFAB_SEED");
+  (void)state;
+  if (one) {
+    compare_batch(strtoull(one, NULL, 10), BATCH_MOST);
+    compare_batch(strtoull(one, NULL, 10), 20);
+    return;
+  }
+  /* Many small ones, some larger. */
+  uint64_t count = batch_count(300000);
+  for (uint64_t seed = 1; seed <= count; seed++) compare_batch(seed, seed % 16 ? 20 : BATCH_MOST);
+  print_message("%llu batches\n", (unsigned long long)count);
+}
+
+/* ---- what the algorithms leave on the table ---- */
+
+enum { SMALL = 6 };
+
+typedef struct gap {
+  double sum, worst;
+  uint64_t n;
+} gap;
+
+static void gap_add(gap *g, double is, double best) {
+  if (!literal_is_time(is) || !literal_is_time(best)) return;
+  assert_false(literal_less(is, best));
+  double more = best > 0 ? is / best - 1 : 0;
+  g->sum += more;
+  g->worst = fmax(g->worst, more);
+  g->n++;
+}
+
+static void gap_print(const gap *g, const char *what) {
+  print_message("%s: %.2f %% above the best on average, %.0f %% at worst, of %llu batches\n", what,
+                100 * g->sum / (double)g->n, 100 * g->worst, (unsigned long long)g->n);
+}
+
+/* All orders of all subsets, from what is sent already: the least sum of ends of all that can be sent
+ * (Alg. 1), and the most that can be applied within their deadlines (Alg. 2). */
+static void try_orders(mlfab__network *net, uint32_t used, uint32_t position, double sum,
+                       double *least_p, uint32_t *most_p, int in_time) {
+  if (in_time && position > *most_p) *most_p = position;
+  if (position == it.b.n && sum < *least_p) *least_p = sum;
+  for (uint32_t g = 0; g < it.b.n; g++) {
+    if (used >> g & 1) continue;
+    const mlfab__candidate *c = &it.updates[g];
+    int64_t dl = mlfab__order_deadline(c->version, it.b.delay_bound, it.b.version);
+    uint32_t mark = mlfab__network_mark(net);
+    double end = literal_send(net, &c->node, 0, it.server, c->bytes, it.b.servers, c->available);
+    if (literal_is_time(end)) {
+      try_orders(net, used | 1u << g, position + 1, sum + end, least_p, most_p,
+                 in_time && dl > (int64_t)position);
+    }
+    mlfab__network_undo(net, mark);
+  }
+}
+
+/* All ways to cut the rest of an order into consecutive groups, one an aggregator, in their order. */
+static double try_cuts(mlfab__network *net, const mlfab__group_input *in, uint32_t i, uint32_t q,
+                       double t_max) {
+  double best = i == in->n ? t_max : mlfab__link_never();
+  for (uint32_t a = q; i < in->n && a <= in->k; a++) {
+    const uint32_t *to = in->aggregators + (a - 1) * in->servers;
+    uint32_t mark = mlfab__network_mark(net);
+    double ready = 0, size[BATCH_SERVERS] = {0};
+    for (uint32_t end = i; end < in->n; end++) {
+      const mlfab__candidate *c = &in->updates[in->order[end]];
+      double t = literal_send(net, &c->node, 0, to, c->bytes, in->servers, c->available);
+      if (!literal_is_time(t)) break;
+      ready = fmax(ready, t);
+      for (uint32_t j = 0; j < in->servers; j++) size[j] = fmax(size[j], c->bytes[j]);
+      uint32_t before = mlfab__network_mark(net);
+      t = literal_send(net, to, 1, in->server, size, in->servers, ready);
+      if (literal_is_time(t)) best = fmin(best, try_cuts(net, in, end + 1, a + 1, fmax(t_max, t)));
+      mlfab__network_undo(net, before);
+    }
+    mlfab__network_undo(net, mark);
+  }
+  return best;
+}
+
+static double try_groups(mlfab__network *net, const mlfab__group_input *in) {
+  double best = mlfab__link_never(), t_max = in->start;
+  for (uint32_t n = 0; n <= in->n; n++) {
+    best = fmin(best, try_cuts(net, in, n, 1, t_max));
+    if (n == in->n) break;
+    const mlfab__candidate *c = &in->updates[in->order[n]];
+    double t = literal_send(net, &c->node, 0, in->server, c->bytes, in->servers, c->available);
+    if (!literal_is_time(t)) break;
+    t_max = fmax(t_max, t);
+  }
+  mlfab__network_undo(net, 0);
+  return best;
+}
+
+static void test_gaps(void **state) {
+  gap sums = {0}, groups = {0};
+  uint64_t fewer = 0, batches = batch_count(30000), applied_all = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= batches; seed++) {
+    mlfab__ordered out[BATCH_MOST];
+    mlfab__grouped grouped[BATCH_MOST];
+    double least = mlfab__link_never(), sum = 0;
+    uint32_t most = 0, order[SMALL];
+    batch_make(&it, &env, seed, SMALL);
+    try_orders(&it.net, 0, 0, 0, &least, &most, 1);
+    uint32_t n = literal_order(&it.net, &it.b, 0, out);
+    for (uint32_t i = 0; i < n; i++) sum += out[i].end;
+    if (n == it.b.n && n > 0) gap_add(&sums, sum, least);
+    n = literal_order(&it.net, &it.b, 1, out);
+    assert_true(n <= most);
+    fewer += most - n;
+    applied_all += most;
+    for (uint32_t i = 0; i < n; i++) order[i] = out[i].update;
+    mlfab__group_input in = {it.updates,   order,          n,      it.server,
+                             it.b.servers, it.aggregators, it.b.k, it.b.backlog};
+    if (n > 0) {
+      gap_add(&groups, literal_group(&it.net, &in, 0, grouped).time, try_groups(&it.net, &in));
+    }
+    mlfab__network_free(&it.net);
+  }
+  gap_print(&sums, "Alg. 1, sum of ends over all orders");
+  print_message("Alg. 2, applied in time over all orders of all subsets: %.2f %% fewer than most\n",
+                100 * (double)fewer / (double)applied_all);
+  gap_print(&groups, "Alg. 3, T over all consecutive groups");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_same_plans),
+      cmocka_unit_test(test_gaps),
+  };
+  mlfab__env_init(&env, NULL);
+  mlfab__planner_init(&planner, &env);
+  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  for (uint32_t i = 0; i <= BATCH_MOST; i++) mlfab__network_free(&literal_before[i]);
+  mlfab__network_free(&literal_net);
+  mlfab__planner_free(&planner);
+  return failed || env.bytes != 0;
+}

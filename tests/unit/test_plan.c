@@ -1,0 +1,550 @@
+/* test_plan.c - core/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete results
+ * exactly, times to 1e-7. Vectors of divergence and momentum, and the replica's part of a batch, are of
+ * other modules: they are counted, not checked. And what is refused, and extreme inputs. */
+#include "vector.h"
+
+#include "core/plan.h"
+
+static mlfab__env env;
+static mlfab__planner planner;
+
+/* ---- a batch ---- */
+
+typedef struct batch {
+  mlfab__network net;
+  mlfab__batch b;
+  mlfab__candidate updates[VECTOR_MOST];
+  double bytes[VECTOR_MOST][8];
+  uint32_t server[8], aggregators[VECTOR_MOST];
+  /* What was reserved, as it was told. */
+  mlfab__transfer transfer[VECTOR_MOST];
+  mlfab__stretch stretch[VECTOR_MOST][16];
+  uint32_t transfers;
+} batch;
+
+static batch it; /* the one under test */
+
+static void read_batch(vector *v) {
+  mlfab__batch *b = &it.b;
+  memset(&it, 0, sizeof it);
+  vector_network(v, &env, &it.net);
+  vector_expect(v, "mode", 2);
+  b->list = strcmp(v->token[1], "list") == 0;
+  vector_next(v);
+  vector_expect(v, "server", 3);
+  b->servers = vector_count(v, 1);
+  vector_list(v, 2, b->servers, it.server);
+  vector_next(v);
+  vector_expect(v, "aggregators", 2);
+  b->k = vector_count(v, 1);
+  for (uint32_t q = 0; q < b->k; q++) {
+    vector_next(v);
+    vector_list(v, 2, b->servers, it.aggregators + q * b->servers);
+  }
+  vector_go(v, "tau_max");
+  b->delay_bound = (int64_t)vector_number(v, 1);
+  vector_next(v);
+  b->version = (int64_t)vector_number(v, 1);
+  vector_go(v, "updates");
+  b->n = vector_count(v, 1);
+  for (uint32_t i = 0; i < b->n; i++) {
+    vector_next(v);
+    vector_expect(v, "update", 7 + b->servers);
+    for (uint32_t j = 0; j < b->servers; j++) it.bytes[i][j] = vector_number(v, 7 + j);
+    it.updates[i] = (mlfab__candidate){.id = vector_count(v, 1),
+                                       .node = vector_count(v, 2),
+                                       .available = vector_number(v, 3),
+                                       .version = (int64_t)vector_number(v, 4),
+                                       .norm = vector_number(v, 5),
+                                       .bytes = it.bytes[i]};
+  }
+  b->updates = it.updates;
+  b->server = it.server;
+  b->aggregators = it.aggregators;
+  vector_go(v, "expect");
+  vector_next(v);
+}
+
+static const char *reason_name(uint8_t reason) {
+  switch (reason) {
+    case MLFAB__DEADLINE:
+      return "D";
+    case MLFAB__SHORTEST:
+      return "S";
+    case MLFAB__LOOKAHEAD:
+      return "lookahead";
+    case MLFAB__EXPIRED:
+      return "expired";
+    default:
+      return "unreachable";
+  }
+}
+
+/* `sjf` or `order`, and their lines. Dropped ones are listed by id there. */
+static void check_order(vector *v, const char *keyword, const char *line, int deadlines,
+                        mlfab__ordered *out, uint32_t *applied_p) {
+  mlfab__order_input in = {it.updates,   it.b.n,           it.server,
+                           it.b.servers, it.b.delay_bound, it.b.version};
+  uint32_t mark = mlfab__network_mark(&it.net), applied;
+  int code = deadlines ? mlfab__order_deadlines(&planner.orderer, &it.net, &in, out, &applied)
+                       : mlfab__order_shortest(&planner.orderer, &it.net, &in, out, &applied);
+  assert_int_equal(code, 0);
+  mlfab__network_undo(&it.net, mark);
+  vector_expect(v, keyword, 3);
+  vector_same(v, 1, applied);
+  vector_same(v, 2, it.b.n - applied);
+  for (uint32_t i = 0; i < applied; i++) {
+    vector_next(v);
+    vector_expect(v, line, 5);
+    vector_same(v, 1, i + 1);
+    vector_same(v, 2, it.updates[out[i].update].id);
+    if (deadlines) assert_string_equal(v->token[3], reason_name(out[i].reason));
+    vector_time(v, deadlines ? 4 : 3, out[i].end);
+  }
+  for (uint32_t d = applied; d < it.b.n; d++) {
+    uint32_t i = applied;
+    vector_next(v);
+    vector_expect(v, "d", 3);
+    while (it.updates[out[i].update].id != vector_count(v, 1)) assert_true(++i < it.b.n);
+    assert_string_equal(v->token[2], reason_name(out[i].reason));
+  }
+  vector_next(v);
+  while (vector_is(v, "alt")) vector_next(v);
+  *applied_p = applied;
+}
+
+/* `groups`: which update goes over which hop, and when it is where. */
+static void check_groups(vector *v, const mlfab__grouped *grouped, const uint32_t *order) {
+  uint32_t at = 0;
+  vector_expect(v, "groups", 2);
+  for (uint32_t number = 1, groups = vector_count(v, 1); number <= groups; number++) {
+    vector_next(v);
+    vector_expect(v, "g", 10);
+    uint32_t members = vector_count(v, 3);
+    const mlfab__grouped *first = &grouped[at];
+    vector_same(v, 2, first->q);
+    vector_time(v, 4 + members, first->ready);
+    vector_time(v, 6 + members, first->end);
+    vector_time(v, 8 + members, first->commit);
+    for (uint32_t m = 0; m < members; m++) {
+      assert_int_equal(first[m].number, number);
+      assert_int_equal(first[m].q, first->q);
+      vector_same(v, 4 + m, it.updates[order[at + m]].id);
+    }
+    for (uint32_t m = 0; m < members && first->q > 0; m++) {
+      vector_next(v);
+      vector_expect(v, "m", 4);
+      vector_same(v, 1, it.updates[order[at + m]].id);
+      vector_time(v, 2, first[m].arrive);
+    }
+    at += members;
+  }
+  vector_next(v);
+}
+
+static void on_reserve(void *user, const mlfab__transfer *t) {
+  (void)user;
+  assert_true(it.transfers < VECTOR_MOST && t->n <= 16);
+  memcpy(it.stretch[it.transfers], t->pieces, t->n * sizeof *t->pieces);
+  it.transfer[it.transfers] = *t;
+  it.transfer[it.transfers].pieces = it.stretch[it.transfers];
+  it.transfers++;
+}
+
+/* `server_rates`: every reserved transfer with its rate over time. */
+static void check_rates(vector *v) {
+  vector_expect(v, "server_rates", 2);
+  vector_same(v, 1, it.transfers);
+  for (uint32_t x = 0; x < it.transfers; x++) {
+    const mlfab__transfer *t = &it.transfer[x];
+    char name[64];
+    if (t->purpose == MLFAB__AGGREGATE) {
+      snprintf(name, sizeof name, "agg%u", t->index);
+    } else {
+      snprintf(name, sizeof name, "agg%c%llu", t->purpose == MLFAB__TO_SERVER ? 'd' : 'm',
+               (unsigned long long)it.updates[t->index].id);
+    }
+    vector_next(v);
+    vector_expect(v, "x", 10);
+    assert_string_equal(v->token[1], name);
+    vector_same(v, 2, t->from);
+    vector_same(v, 3, t->to);
+    assert_true(vector_number(v, 4) == t->bytes);
+    vector_time(v, 5, t->available);
+    vector_time(v, 7, t->end);
+    vector_same(v, 9, t->n);
+    for (uint32_t k = 0; k < t->n; k++) {
+      vector_next(v);
+      vector_time(v, 1, t->pieces[k].from);
+      vector_time(v, 3, t->pieces[k].to);
+      assert_true(vector_number(v, 5) == t->pieces[k].rate);
+    }
+  }
+  vector_next(v);
+}
+
+/* T of another reading, the best over all n, against the variants that best = 1 tries. */
+static void check_alternative(const vector *v, const mlfab__group_input *in) {
+  uint32_t variant =
+      strcmp(v->token[2], "first_free") == 0 ? MLFAB__GROUP_FIRST_FREE : MLFAB__GROUP_TAIL_DIRECT;
+  uint32_t mark = mlfab__network_mark(&it.net);
+  double time;
+  assert_int_equal(mlfab__group_case(&planner.grouper, &it.net, in, variant, vector_count(v, 3),
+                                     in->n, NULL, &time),
+                   0);
+  mlfab__network_undo(&it.net, mark);
+  vector_time(v, 4, time);
+}
+
+static void check_times(vector *v, const mlfab__group_input *in) {
+  vector_expect(v, "detagg", 2);
+  vector_same(v, 1, (uint64_t)in->n + 1);
+  for (uint32_t n = 0; n <= in->n; n++) {
+    double time;
+    uint32_t mark = mlfab__network_mark(&it.net);
+    assert_int_equal(
+        mlfab__group_case(&planner.grouper, &it.net, in, MLFAB__GROUP_PAPER, n, in->n, NULL, &time),
+        0);
+    mlfab__network_undo(&it.net, mark);
+    vector_next(v);
+    vector_same(v, 1, n);
+    vector_time(v, 2, time);
+  }
+  vector_next(v);
+}
+
+/* The same in one call, and what it says besides. */
+static void check_whole(const mlfab__ordered *ordered, uint32_t applied,
+                        const mlfab__grouped *grouped, const mlfab__group_choice *choice) {
+  mlfab__planned planned[VECTOR_MOST];
+  mlfab__group_choice again;
+  uint32_t n;
+  assert_int_equal(mlfab__plan_batch(&planner, &it.net, &it.b, planned, &n, &again), 0);
+  assert_int_equal(n, applied);
+  assert_int_equal(again.n, choice->n);
+  assert_true(again.time == choice->time);
+  for (uint32_t i = 0; i < it.b.n; i++) {
+    const mlfab__planned *p = &planned[i];
+    assert_int_equal(p->update, ordered[i].update);
+    assert_int_equal(p->reason, ordered[i].reason);
+    assert_int_equal(p->fate, i < applied ? MLFAB__PLAN_APPLIED : MLFAB__PLAN_DROPPED);
+    int64_t position = i < applied ? i + 1 : applied + 1;
+    assert_true(p->delay == it.b.version + position - 1 - it.updates[p->update].version);
+    if (i >= applied) continue;
+    if (!it.b.list) assert_true(p->delay < it.b.delay_bound);
+    assert_int_equal(p->group, grouped[i].q);
+    assert_int_equal(p->group_number, grouped[i].number);
+    assert_true(p->commit == grouped[i].commit && p->arrive == grouped[i].arrive);
+  }
+}
+
+/* What the plan reserved, unless a replica changed that or reserved more. */
+static void check_reserved(vector *v, const mlfab__network *after) {
+  vector_go(v, "replicate");
+  if (vector_count(v, 1) != 0) return;
+  while (!vector_is(v, "server_rates") && !vector_is(v, "end")) vector_next(v);
+  if (vector_is(v, "end")) return;
+  check_rates(v);
+  vector_expect(v, "replica_rates", 2);
+  if (vector_count(v, 1) != 0) return;
+  vector_next(v);
+  if (vector_is(v, "residual")) vector_residual(v, after);
+}
+
+static void check_batch(vector *v) {
+  mlfab__ordered ordered[VECTOR_MOST];
+  mlfab__grouped grouped[VECTOR_MOST];
+  mlfab__group_choice choice;
+  uint32_t order[VECTOR_MOST], applied = 0;
+  read_batch(v);
+  if (it.b.list) {
+    for (applied = 0; applied < it.b.n; applied++)
+      ordered[applied] = (mlfab__ordered){applied, MLFAB__LISTED, 0};
+  } else {
+    check_order(v, "sjf", "s", 0, ordered, &applied);
+    check_order(v, "order", "a", 1, ordered, &applied);
+  }
+  for (uint32_t i = 0; i < applied; i++) order[i] = ordered[i].update;
+  mlfab__group_input in = {it.updates,   order,          applied, it.server,
+                           it.b.servers, it.aggregators, it.b.k,  0};
+  vector_expect(v, "partition", 4);
+  it.net.watch = on_reserve;
+  assert_int_equal(mlfab__group_plan(&planner.grouper, &it.net, &in, 0, grouped, &choice), 0);
+  it.net.watch = NULL;
+  vector_same(v, 1, choice.n);
+  vector_time(v, 2, choice.time);
+  mlfab__network after;
+  memset(&after, 0, sizeof after);
+  assert_int_equal(mlfab__network_copy(&after, &it.net, &env), 0);
+  mlfab__network_undo(&it.net, 0);
+  vector_next(v);
+  check_times(v, &in);
+  check_groups(v, grouped, order);
+  for (; vector_is(v, "alt"); vector_next(v)) check_alternative(v, &in);
+  check_reserved(v, &after);
+  check_whole(ordered, applied, grouped, &choice);
+  mlfab__network_free(&after);
+  mlfab__network_free(&it.net);
+}
+
+/* ---- the other kinds ---- */
+
+static void check_deliveries(vector *v, uint32_t n, const uint32_t *id, const uint32_t *from,
+                             const mlfab__delivery *out) {
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t at = from ? from[i] : i;
+    vector_next(v);
+    vector_expect(v, "w", 5);
+    vector_same(v, 1, id[at]);
+    vector_same(v, 2, out[at].q);
+    vector_time(v, 3, out[at].end);
+  }
+  vector_next(v);
+}
+
+static void check_dist(vector *v) {
+  uint32_t server[8], distributors[VECTOR_MOST], node[VECTOR_MOST], id[VECTOR_MOST];
+  double bytes[8], hubs[VECTOR_MOST], makespan;
+  mlfab__distribution d = {server, 0, bytes, distributors, 0, node, 0, 0};
+  mlfab__delivery out[VECTOR_MOST];
+  mlfab__group_choice choice;
+  memset(&it, 0, sizeof it);
+  vector_network(v, &env, &it.net);
+  d.servers = vector_count(v, 1);
+  vector_list(v, 2, d.servers, server);
+  vector_next(v);
+  for (uint32_t j = 0; j < d.servers; j++) bytes[j] = vector_number(v, 1 + j);
+  vector_next(v);
+  d.k = vector_count(v, 1);
+  for (uint32_t q = 0; q < d.k; q++) {
+    vector_next(v);
+    vector_list(v, 2, d.servers, distributors + q * d.servers);
+  }
+  vector_next(v);
+  d.n = vector_count(v, 1);
+  for (uint32_t i = 0; i < d.n; i++) {
+    vector_next(v);
+    id[i] = vector_count(v, 1);
+    node[i] = vector_count(v, 2);
+  }
+  assert_int_equal(
+      mlfab__group_distribute(&planner.grouper, &it.net, &d, out, hubs, &choice, &makespan), 0);
+  vector_go(v, "partition");
+  vector_same(v, 1, choice.n);
+  vector_time(v, 2, choice.time);
+  vector_go(v, "assign");
+  check_deliveries(v, d.n, id, NULL, out);
+  vector_expect(v, "hubs", 2);
+  uint32_t used = 0;
+  for (uint32_t q = 0; q < d.k; q++) used += mlfab__link_finite(hubs[q]) ? 1 : 0;
+  vector_same(v, 1, used);
+  for (uint32_t h = 0; h < used; h++) {
+    vector_next(v);
+    assert_in_range(vector_count(v, 1), 1, d.k);
+    vector_time(v, 2, hubs[vector_count(v, 1) - 1]);
+  }
+  vector_next(v);
+  vector_time(v, 1, makespan);
+  mlfab__network_free(&it.net);
+}
+
+static void check_allreduce(vector *v) {
+  uint32_t aggregators[VECTOR_MOST], distributors[VECTOR_MOST], node[VECTOR_MOST];
+  uint32_t id[VECTOR_MOST], others[VECTOR_MOST];
+  double available[VECTOR_MOST], makespan;
+  mlfab__allreduce a = {.aggregators = aggregators, .distributors = distributors, .nodes = node};
+  mlfab__grouped push[VECTOR_MOST], grouped[VECTOR_MOST];
+  mlfab__delivery get[VECTOR_MOST];
+  mlfab__group_choice up, down;
+  memset(&it, 0, sizeof it);
+  vector_network(v, &env, &it.net);
+  a.root = vector_count(v, 1);
+  vector_next(v);
+  a.bytes = vector_number(v, 1);
+  vector_next(v);
+  a.k = vector_count(v, 1);
+  vector_list(v, 2, a.k, aggregators);
+  vector_next(v);
+  a.distributors_k = vector_count(v, 1);
+  vector_list(v, 2, a.distributors_k, distributors);
+  vector_next(v);
+  a.n = vector_count(v, 1);
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < a.n; i++) {
+    vector_next(v);
+    it.updates[i].id = id[i] = vector_count(v, 1);
+    node[i] = vector_count(v, 2);
+    available[i] = vector_number(v, 3);
+    if (node[i] != a.root) others[n++] = i;
+  }
+  a.available = available;
+  assert_int_equal(
+      mlfab__group_allreduce(&planner.grouper, &it.net, &a, push, get, &up, &down, &makespan), 0);
+  vector_go(v, "push");
+  vector_same(v, 1, up.n);
+  vector_time(v, 2, up.time);
+  vector_next(v);
+  for (uint32_t i = 0; i < n; i++) grouped[i] = push[others[i]];
+  check_groups(v, grouped, others);
+  vector_expect(v, "get", 3);
+  vector_same(v, 1, down.n);
+  vector_same(v, 2, n);
+  check_deliveries(v, n, id, others, get);
+  vector_time(v, 1, makespan);
+  mlfab__network_free(&it.net);
+}
+
+static void check_ssp(vector *v) {
+  for (uint32_t rows = vector_count(v, 1); rows > 0; rows--) {
+    uint64_t finished[VECTOR_MOST];
+    vector_next(v);
+    vector_expect(v, "row", 3);
+    uint32_t n = vector_count(v, 2);
+    for (uint32_t i = 0; i < n; i++) finished[i] = vector_count(v, 3 + i);
+    for (uint32_t i = 0; i < n; i++) {
+      int may = mlfab__group_may_start(finished, n, finished[i], vector_count(v, 1));
+      vector_same(v, 3 + n + i, (uint64_t)may);
+    }
+  }
+}
+
+static uint32_t checked, elsewhere;
+
+static void check_vector(vector *v, const char *kind) {
+  checked++;
+  if (strcmp(kind, "batch") == 0) {
+    check_batch(v);
+  } else if (strcmp(kind, "dist") == 0) {
+    check_dist(v);
+  } else if (strcmp(kind, "allreduce") == 0) {
+    check_allreduce(v);
+  } else if (strcmp(kind, "ssp") == 0) {
+    check_ssp(v);
+  } else {
+    checked--;
+    elsewhere++;
+  }
+}
+
+static void test_vectors(void **state) {
+  (void)state;
+  vector_each(check_vector);
+  print_message("%u vectors checked, %u of other modules\n", checked, elsewhere);
+  assert_true(checked >= 30);
+}
+
+/* ---- refusals and extremes ---- */
+
+/* Two workers, a server and an aggregator, all rates 10. */
+static void small_batch(void) {
+  memset(&it, 0, sizeof it);
+  assert_int_equal(mlfab__network_init(&it.net, &env, 4, 0), 0);
+  for (uint32_t i = 0; i < 4; i++) {
+    assert_int_equal(mlfab__network_constant(&it.net, MLFAB__EGRESS, i, 10), 0);
+    assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, i, 10), 0);
+  }
+  for (uint32_t i = 0; i < 2; i++) {
+    it.bytes[i][0] = 10;
+    it.updates[i] = (mlfab__candidate){.id = i, .node = i, .bytes = it.bytes[i]};
+  }
+  it.server[0] = 2;
+  it.aggregators[0] = 3;
+  it.b = (mlfab__batch){.updates = it.updates,
+                        .n = 2,
+                        .server = it.server,
+                        .servers = 1,
+                        .aggregators = it.aggregators,
+                        .k = 1,
+                        .delay_bound = INT64_MAX};
+}
+
+static int plan_small(mlfab__planned planned[2], uint32_t *applied_p, double *time_p) {
+  mlfab__group_choice choice = {0};
+  int code = mlfab__plan_batch(&planner, &it.net, &it.b, planned, applied_p, &choice);
+  *time_p = choice.time;
+  if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+  mlfab__network_free(&it.net);
+  return code;
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  for (int what = 0; what < 10; what++) {
+    mlfab__planned planned[2];
+    uint32_t applied;
+    double time;
+    small_batch();
+    if (what == 0) it.server[0] = 4;
+    if (what == 1) it.aggregators[0] = UINT32_MAX;
+    if (what == 2) it.updates[1].node = 4;
+    if (what == 3) it.updates[1].available = -1;
+    if (what == 4) it.updates[1].available = (double)NAN;
+    if (what == 5) it.bytes[0][0] = -1;
+    if (what == 6) it.bytes[0][0] = (double)INFINITY;
+    if (what == 7) it.bytes[0][0] = (double)NAN;
+    if (what == 8) it.b.backlog = (double)NAN;
+    if (what == 9) it.b.servers = 0;
+    assert_int_equal(plan_small(planned, &applied, &time), MLFAB_ERR_ARGUMENT);
+  }
+}
+
+static void test_extremes(void **state) {
+  mlfab__planned p[2];
+  uint32_t applied;
+  double time;
+  (void)state;
+  small_batch(); /* nothing */
+  it.b.n = 0;
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 0 && time == 0);
+  small_batch(); /* one, that can never start */
+  it.b.n = 1;
+  it.updates[0].available = mlfab__link_never();
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 0 && p[0].fate == MLFAB__PLAN_DROPPED &&
+              p[0].reason == MLFAB__UNREACHABLE);
+  small_batch(); /* a bound of 0 admits nothing, of 1 one that is not behind */
+  it.b.delay_bound = 0;
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 0 && p[0].reason == MLFAB__EXPIRED && p[1].reason == MLFAB__EXPIRED);
+  small_batch();
+  it.b.delay_bound = 1;
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 1 && p[0].reason == MLFAB__DEADLINE && p[0].delay == 0 &&
+              p[1].reason == MLFAB__EXPIRED && p[1].delay == 1);
+  small_batch(); /* versions at the ends of their range */
+  it.b.version = INT64_MIN;
+  it.updates[0].version = INT64_MAX;
+  it.updates[1].version = INT64_MIN;
+  it.b.delay_bound = INT64_MAX - 1;
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 2 && p[0].delay == INT64_MIN && p[1].delay == 1);
+  small_batch(); /* a cut server, in a list */
+  it.b.list = 1;
+  assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 2, 0), 0);
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 0 && !mlfab__link_finite(time) && p[0].fate == MLFAB__PLAN_DROPPED);
+  small_batch(); /* a backlog lets a first group form */
+  it.b.backlog = 2;
+  assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 3, 20), 0);
+  mlfab__stretch booked = {0, 2, 10};
+  assert_int_equal(
+      mlfab__network_capacity(&it.net, MLFAB__INGRESS, 2, 2, (double[]){booked.from, booked.to},
+                              (double[]){0, booked.rate}),
+      0);
+  assert_int_equal(plan_small(p, &applied, &time), 0);
+  assert_true(applied == 2 && p[0].group == 1 && p[1].group == 1 && time == 3);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_vectors),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_extremes),
+  };
+  mlfab__env_init(&env, NULL);
+  mlfab__planner_init(&planner, &env);
+  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  mlfab__planner_free(&planner);
+  return failed || env.bytes != 0;
+}
