@@ -1,8 +1,8 @@
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Does not: encrypt,
- * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock,
- * or keep anything that is not in its tcp_self.
+ * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
+ * unless it is measured, or keep anything that is not in its tcp_self.
  *
  * A link is in one of these states; its socket is open in the first four only:
  *
@@ -22,6 +22,13 @@
  * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
  * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
  * none. `pending` is all that wait shares with the other functions.
+ *
+ * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
+ * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
+ * peer that stands still would look like a slow network. What the kernel says of a connection (TCP_INFO)
+ * tells the rate of what goes out. What comes in is timed here: a link awaits something from when its
+ * socket was found empty in the middle of a large frame until it is found empty elsewhere, and all that
+ * came meanwhile, on whichever link, is what this host can take in, or its peers give.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -102,6 +109,9 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
+  TCP_LOAD_BYTES = 64 << 10,  /* in a window: fewer tell nothing of a rate */
+  TCP_LOAD_NS = 1000000,      /* and a shorter time neither */
+  TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
 };
@@ -186,6 +196,14 @@ typedef struct tcp_link {
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
+  /* Measuring, in the present window. */
+  uint8_t counted;  /* it leaves this host */
+  uint8_t had_room; /* some time its socket took all there was */
+  uint64_t moved_in, moved_out;
+  uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
+  uint64_t awaited_ns, awaited_bytes;
+  uint64_t stalled_us; /* for want of a window of the peer's, ever */
+
   tcp_dial *dial; /* while connecting */
   int32_t code;
   char name[120]; /* the peer's address */
@@ -210,9 +228,15 @@ typedef struct tcp_self {
 #endif
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
-  uint32_t turns; /* events since the last look */
-  uint32_t idle;  /* polls that found nothing */
-  tcp_link *hot;  /* brought the last frame: asked before all others are looked at */
+  uint32_t turns;               /* events since the last look */
+  uint32_t idle;                /* polls that found nothing */
+  tcp_link *hot;                /* brought the last frame: asked before all others are looked at */
+  uint64_t measured_ns;         /* 0: never */
+  uint64_t bytes_in, bytes_out; /* of links that count */
+  uint64_t told_in, told_out;   /* at the last measure: those, or the interface's */
+  double nominal;
+  uint32_t is_local;     /* it can be reached from this host only */
+  char ifname[IFNAMSIZ]; /* with the address that others are told; "": not known */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
@@ -516,6 +540,13 @@ static int tcp_is_wildcard(const tcp_endpoint *end) {
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
 }
 
+static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
+  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
+  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
+  return a->at.any.sa_family == AF_INET6 &&
+         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
+}
+
 static void tcp_format(const tcp_endpoint *end, char *text, size_t room) {
   char host[INET6_ADDRSTRLEN] = "";
   if (end->at.any.sa_family == AF_INET) {
@@ -727,6 +758,21 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
+/* Which interface has this address? Loopback is none. */
+static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
+  struct ifaddrs *list = NULL;
+  if (getifaddrs(&list)) return;
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+    tcp_endpoint at;
+    if (!i->ifa_addr || i->ifa_flags & IFF_LOOPBACK) continue;
+    int kind = i->ifa_addr->sa_family;
+    if (kind != AF_INET && kind != AF_INET6) continue;
+    memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
+    if (tcp_same_address(&at, end)) snprintf(self->ifname, sizeof self->ifname, "%s", i->ifa_name);
+  }
+  freeifaddrs(list);
+}
+
 /* Writes to self->address where others find the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
@@ -737,6 +783,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   int family = end.at.any.sa_family;
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
+    self->is_local = 1;
     return;
   }
   if (tcp_is_wildcard(&end)) {
@@ -754,6 +801,8 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
       end.at.v6.sin6_port = port;
   }
   tcp_format(&end, self->address, sizeof self->address);
+  self->is_local = tcp_is_loopback(&end) != 0;
+  if (!self->is_local) tcp_name_interface(self, &end);
 }
 
 #define TCP_INSECURE_TEXT                                                                    \
@@ -789,6 +838,19 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
+/* Does what it carries count when this host's network is measured? */
+static int tcp_counts(const tcp_self *self, const tcp_link *link) {
+  tcp_endpoint here, there;
+  memset(&here, 0, sizeof here);
+  memset(&there, 0, sizeof there);
+  here.bytes = there.bytes = sizeof here.at.storage;
+  if (self->is_local) return 1;
+  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
+      getpeername(link->fd, &there.at.any, &there.bytes))
+    return 0;
+  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
+}
+
 /* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
@@ -814,6 +876,7 @@ static void tcp_accept(tcp_self *self) {
       continue;
     }
     link->fd = fd;
+    link->counted = (uint8_t)tcp_counts(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
@@ -833,6 +896,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link->dial, sizeof *link->dial);
   link->dial = NULL;
   link->state = TCP_LINK_OPEN;
+  link->counted = (uint8_t)tcp_counts(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
     tcp_link_fail(self, link, errno);
@@ -977,6 +1041,11 @@ static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
   }
 }
 
+static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
+  *all_p += (uint64_t)bytes;
+  *link_p += (uint64_t)bytes;
+}
+
 /* Writes as far as it goes. A failure is told only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
@@ -1003,8 +1072,10 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
       break;
     }
     if (n > 0) tcp_out_advance(self, link, (size_t)n);
+    if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
     full = n < 0 || (size_t)n < bytes;
   }
+  if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
     link->write_failed = errno; /* no word would come when there is room */
@@ -1239,6 +1310,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   int number = errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
     *drained_p = (size_t)n < in_frame + gulp;
@@ -1246,6 +1318,32 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   tcp_stage_shrink(self, link);
   errno = number;
   return n;
+}
+
+/* A stretch of awaiting ends. The caller's present may be a little older than its beginning. */
+static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
+  if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
+  link->awaited_bytes += self->bytes_in - link->awaits_bytes;
+  link->awaits_ns = 0;
+}
+
+static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
+  link->awaits_ns = mlfab__max(now_ns, 1);
+  link->awaits_bytes = self->bytes_in;
+}
+
+/* The socket is empty: does the peer have more to send for certain? Only where that changes is the clock
+ * looked at. */
+static void tcp_await(const tcp_self *self, tcp_link *link) {
+  if (!self->measured_ns || !link->counted) return;
+  int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
+                           : link->awaits_ns && link->stage_end > link->stage_at;
+  if (awaits == (link->awaits_ns != 0)) return;
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  if (awaits)
+    tcp_awaits(self, link, now);
+  else
+    tcp_awaited(self, link, now);
 }
 
 /* Reads until a frame is whole or the socket has no more; ends the link where it must. */
@@ -1260,7 +1358,10 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       tcp_link_end(self, link, status, mlfab_error_text(status));
       return;
     }
-    if (!link->readable) return;
+    if (!link->readable) {
+      tcp_await(self, link);
+      return;
+    }
     int drained = 0;
     ssize_t n = tcp_fill(self, link, &drained);
     if (n == 0) {
@@ -1279,7 +1380,10 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       return;
     }
     if (n < 0 || drained) link->readable = 0;
-    if (n < 0) return;
+    if (n < 0) {
+      tcp_await(self, link);
+      return;
+    }
   }
 }
 
@@ -1489,6 +1593,155 @@ static int tcp_arm(void *opaque, int on) {
   return self->ready.next != &self->ready;
 }
 
+/* --- measuring -------------------------------------------------------------------------------- */
+
+#if defined(__linux__) && defined(TCP_INFO)
+/* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
+ * old beginning of it. Older kernels (before 4.10) give less. */
+enum {
+  TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
+  TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds, for want of a window */
+  TCP_INFO_WANTED = 184
+};
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define TCP_INFO_LIMITED_BIT 0x80u
+#else
+#define TCP_INFO_LIMITED_BIT 1u
+#endif
+
+/* The rate at which this link's bytes came out at the other end of late: 0 when that is not known or was
+ * the application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now. */
+static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  uint8_t info[TCP_INFO_WANTED];
+  uint32_t unacked, unsent;
+  uint64_t rate, stalled_us;
+  socklen_t bytes = sizeof info;
+  *active_p = 0;
+  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &bytes) || bytes < sizeof info) return 0;
+  memcpy(&unacked, info + TCP_INFO_UNACKED, sizeof unacked);
+  memcpy(&unsent, info + TCP_INFO_NOTSENT, sizeof unsent);
+  memcpy(&rate, info + TCP_INFO_DELIVERY, sizeof rate);
+  memcpy(&stalled_us, info + TCP_INFO_RWND_LIMITED, sizeof stalled_us);
+  uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
+  link->stalled_us = stalled_us;
+  *active_p = unacked && (unsent || link->piece_count);
+  if (stalled_ns > elapsed_ns / 4) return -1;
+  return info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT ? 0 : (double)rate;
+}
+#undef TCP_INFO_LIMITED_BIT
+#else
+static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  (void)link;
+  (void)elapsed_ns;
+  *active_p = 0;
+  return 0;
+}
+#endif
+
+/* Adds one link's window to what is known of this one, and begins its next. */
+static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
+                             mlfab_measure *m, double *together_p) {
+  uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
+  int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
+  if (awaits) tcp_awaited(self, link, now_ns);
+  if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
+  if (link->awaited_bytes >= TCP_LOAD_BYTES && link->awaited_ns >= TCP_LOAD_NS &&
+      link->moved_in >= TCP_LITTLE_BYTES) {
+    double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
+    if (rate > m->delivery_in) m->delivery_in = rate;
+  }
+  if (link->moved_out >= TCP_LOAD_BYTES || (full && link->moved_out >= TCP_LITTLE_BYTES)) {
+    int active;
+    double rate = tcp_delivery(link, m->elapsed_ns, &active);
+    if (active && rate > 0) *together_p += rate;
+    if (rate > m->delivery_out) m->delivery_out = rate;
+    if (full && rate >= 0) m->limited_out = 0;
+  }
+  link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
+  link->had_room = !(link->interest & TCP_WATCH_OUT);
+  if (awaits) tcp_awaits(self, link, now_ns);
+}
+
+/* What the interface has received and sent. /proc/net shows this process's network namespace, which /sys
+ * need not. 0: it does not tell. */
+static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
+  char line[512];
+  size_t bytes = strlen(name);
+  int found = 0;
+  FILE *file = bytes ? fopen("/proc/net/dev", "re") : NULL;
+  while (file && !found && fgets(line, sizeof line, file)) {
+    const char *at = line + strspn(line, " ");
+    char *end = NULL;
+    if (strncmp(at, name, bytes) || at[bytes] != ':') continue;
+    at += bytes + 1;
+    for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
+      uint64_t number = strtoull(at, &end, 10);
+      if (end == at) break;
+      if (i == 0) *in_p = number;
+      if (i == 8) *out_p = number, found = 1;
+    }
+  }
+  if (file) (void)fclose(file);
+  return found;
+}
+
+/* A number of the interface in /sys, or -1. */
+static long tcp_interface_number(const char *name, const char *what) {
+  char path[IFNAMSIZ + 64];
+  long number = -1;
+  snprintf(path, sizeof path, "/sys/class/net/%s/%s", name, what);
+  FILE *file = fopen(path, "re");
+  if (!file) return -1;
+  if (fgets(path, sizeof path, file)) number = strtol(path, NULL, 10);
+  (void)fclose(file);
+  return number;
+}
+
+/* Its nominal speed, bytes a second, or 0. What a virtual one says is made up (veth: 10 Gbit/s), and /sys
+ * may show another network namespace. */
+static double tcp_nominal(const char *name) {
+  char device[IFNAMSIZ + 64];
+  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
+  if (!*name || access(device, F_OK) ||
+      tcp_interface_number(name, "ifindex") != (long)if_nametoindex(name))
+    return 0;
+  long megabits = tcp_interface_number(name, "speed");
+  return megabits > 0 ? (double)megabits * 125000.0 : 0;
+}
+
+static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
+  tcp_self *self = opaque;
+  mlfab_measure m = {.limited_in = 1, .limited_out = 1};
+  int first = !self->measured_ns;
+  double together = 0;
+  uint64_t in = self->bytes_in, out = self->bytes_out;
+  if (now_ns <= self->measured_ns) return 0;
+  if (first) self->nominal = tcp_nominal(self->ifname);
+  if (self->ifname[0] && !tcp_interface_bytes(self->ifname, &in, &out)) {
+    self->ifname[0] = 0;
+    first = 1;
+  }
+  m.elapsed_ns = now_ns - self->measured_ns;
+  m.nominal = self->nominal;
+  m.bytes_in = in - self->told_in;
+  m.bytes_out = out - self->told_out;
+  self->measured_ns = now_ns;
+  self->told_in = in;
+  self->told_out = out;
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (link && link->state == TCP_LINK_OPEN && link->counted)
+      tcp_link_measure(self, link, now_ns, &m, &together);
+  }
+  if (together > m.delivery_out) m.delivery_out = together;
+  if (first) return 0;
+  *measure_p = m;
+  return 1;
+}
+
 /* --- open and close --------------------------------------------------------------------------- */
 
 static void tcp_close(void *opaque) {
@@ -1563,7 +1816,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wait = tcp_wait,
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
-                                        .arm = tcp_arm};
+                                        .arm = tcp_arm,
+                                        .measure = tcp_measure};
   return &table;
 }
 
