@@ -2531,6 +2531,8 @@ MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t fr
  * take longer. LATE and ENDS as for bundles below. */
 MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
                                            double available, double limit, double *end_p);
+/* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
+MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
 /* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p);
@@ -2950,6 +2952,16 @@ MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t t
   return link_walk(&one, 1, bytes, available, link_stop(limit), NULL, end_p);
 }
 
+MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until) {
+  const mlfab__profile *p = &net->profiles[net->mirror ? to : net->nodes + to];
+  double sum = 0;
+  for (uint32_t k = 0; k < p->n && p->steps[k].at < until; k++) {
+    double end = k + 1 < p->n && p->steps[k + 1].at < until ? p->steps[k + 1].at : until;
+    sum = mlfab__link_exact(sum + mlfab__link_exact((end - p->steps[k].at) * p->steps[k].rate));
+  }
+  return sum;
+}
+
 /* ---- reserving ---- */
 
 /* Appends a step, or lets the one before go on at the same rate. */
@@ -3340,9 +3352,9 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
   double beat = (double)heartbeat_ns;
   if (rate > side->rate) {
     if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 4.0);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 8.0);
   } else if (!bound) {
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 2.0);
     if (side->rate < 1.0) side->rate = 0.0; /* or a cut link would be news for ever */
   }
 }
@@ -4735,15 +4747,23 @@ typedef struct mlfab__group_choice {
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
 
+/* Of the updates from some place on. */
+typedef struct mlfab__group_tail {
+  double bytes; /* that pass an aggregator's ingress if they are grouped */
+  double largest;
+} mlfab__group_tail;
+
 /* Scratch memory, kept between calls; all zero at first. */
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
   double *hubs;
+  mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, candidates_room, grouped_room, members_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
+      members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
 
@@ -4817,7 +4837,12 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
  * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
  * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried. */
+ * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (one server, no
+ * variant). When t_max is t, everything reserved so far has ended by t. So the next aggregate
+ * is at the server no later than the largest one would be that leaves at t on the network as it was
+ * before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
+ * members come in through its aggregator's ingress by then; when those of all groups together cannot be all
+ * that do not go directly, n is infeasible. */
 
 /* One case under way. */
 typedef struct group_run {
@@ -4964,6 +4989,45 @@ static int group_run_case(group_run *r, uint32_t n) {
 
 /* ---- the search ---- */
 
+/* Whether an update can be in a group without passing its aggregator's ingress. */
+static int group_is_beside(const group_run *r, uint32_t i) {
+  uint32_t node = group_update(r, i)->node;
+  for (uint32_t q = 0; q < r->in->k; q++) {
+    if (r->in->aggregators[q] == node) return 1;
+  }
+  return 0;
+}
+
+/* Sums from the back: what has to pass an aggregator's ingress, and the largest update. */
+static void group_sum(group_run *r) {
+  mlfab__group_tail *tail = r->g->tail;
+  uint32_t n = r->in->n;
+  tail[n] = (mlfab__group_tail){0, 0};
+  for (uint32_t i = n; i > 0; i--) {
+    double bytes = group_update(r, i - 1)->bytes[0];
+    tail[i - 1] = tail[i];
+    if (!group_is_beside(r, i - 1)) tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
+    if (bytes > tail[i].largest) tail[i - 1].largest = bytes;
+  }
+}
+
+/* 1 when the case n is infeasible for sure. Its direct transfers are reserved, and t_max is theirs. */
+static int group_is_vain(const group_run *r, uint32_t n) {
+  if (r->variant != MLFAB__GROUP_PAPER || r->in->servers > 1 || n == r->in->n) return 0;
+  const mlfab__group_tail *tail = &r->g->tail[n];
+  double t = r->t_max, room = 0;
+  /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
+  double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
+  for (uint32_t q = 0; q < r->in->k && room < need; q++) {
+    uint32_t a = r->in->aggregators[q];
+    double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
+    room = mlfab__link_exact(room + mlfab__network_room(r->net, a, until));
+    t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    if (!mlfab__link_finite(t)) return 0;
+  }
+  return room < need;
+}
+
 /* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
  * decided when all are known: the first time that is not later than the least. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
@@ -4972,6 +5036,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   r->variant = variant;
   r->t_max = r->in->start;
   r->number = 0;
+  group_sum(r);
   for (uint32_t i = 0; i <= n; i++) {
     r->limit = least;
     if (mlfab__link_finite(least) && group_is_over(r)) break;
@@ -4980,6 +5045,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     times[tried] = mlfab__link_never();
     /* A free first group behind no direct transfer may end after any number of members. */
     uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 0; c < cases; c++) {
       r->first_most = n - c;
       r->t_max = t_max;
@@ -5048,6 +5114,9 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
       mlfab__link_grow(env, g->times, &g->times_room, (uint64_t)in->n + 1, sizeof *g->times);
   if (times == NULL) return MLFAB_ERR_MEMORY;
   g->times = times;
+  void *tail = mlfab__link_grow(env, g->tail, &g->tail_room, (uint64_t)in->n + 1, sizeof *g->tail);
+  if (tail == NULL) return MLFAB_ERR_MEMORY;
+  g->tail = tail;
   void *sizes = mlfab__link_grow(env, g->sizes, &g->sizes_room, in->servers, sizeof *g->sizes);
   if (sizes == NULL) return MLFAB_ERR_MEMORY;
   g->sizes = sizes;
@@ -5056,6 +5125,7 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
 
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {
@@ -5956,12 +6026,22 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
+ * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA) by which
+ * hop it goes: directly, granted by the server, or as a member of a group by way of another worker's
+ * node, granted by the aggregator there. Each way has a number; a new one voids the one before, and the
+ * part begins anew. The aggregator's grant may be here before the server's word: then the way is
+ * adopted from it. A pull likewise: its answer comes from the server or by way of a distributor, and
+ * only the newest of its ways counts.
+ *
  * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
  * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
  * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller before the
- * transport gave it back.
+ * transport gave it back. (5) A part has lent to two links at most, its server's and its aggregator's: when
+ * that changes, what the former one still has is taken back. (6) Nothing is sent to an aggregator that it, or to
+ * a server that the server, did not grant for the way that counts.
  *
- * Source: MLfabric §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
+ * (worker side). */
 
 enum {
   MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
@@ -5985,13 +6065,17 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
-  int32_t code;  /* once decided */
+  uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
+  uint8_t planned; /* its server says when it goes, and by which hop */
+  uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
+  int32_t code;    /* once decided */
   uint32_t eager, lent;
   uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to the link to an aggregator; `lent` to the server's */
-  uint64_t group;      /* newest number that the server gave it; 0: none */
+  uint32_t lent_hop;   /* bulks lent to the link to that aggregator; `lent` to the server's */
+  uint32_t way;        /* in their token: what was taken back may still be reported */
+  uint64_t group;      /* newest number of a way; 0: none */
   uint64_t bytes, granted, sent;
+  uint64_t delay;  /* once decided: it had, or would have had */
   uint32_t source; /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -6010,21 +6094,26 @@ typedef struct mlfab__outgoing {
   uint64_t pull_count; /* pulls finished when it was made */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
-  uint64_t version, delay;
+  uint64_t version;
   uint64_t started_ns;
 } mlfab__outgoing;
+
+typedef struct mlfab__fetch_part { /* of a pull, at a server */
+  uint8_t waiting;
+  uint8_t begun;    /* something came by way of the hop */
+  uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
+  uint32_t attempt; /* newest way: what comes by an older one is void */
+} mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
   uint32_t nsources, source_room;
-  uint64_t after_seq; /* numbers below are of pushes before it */
-  uint8_t *waiting;   /* by server */
+  uint64_t after_seq;       /* numbers below are of pushes before it */
+  mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
-  uint32_t *attempts; /* by server: which way's frames count; 0: the server's own */
-  uint32_t *hops;     /* by server: the worker that hands it on, or MLFAB__NO_NODE */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -6040,8 +6129,7 @@ typedef struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port
-      hop; /* aggregators by their worker's rank: `ready` opens the link when there is none */
+  mlfab__port hop; /* aggregators by their worker's rank: `ready` opens the link if there is none */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -6145,9 +6233,14 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update. */
+/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the aggregator. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                     const mlfab__frame_in *frame, uint64_t now_ns);
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* What the server has decided, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         uint64_t top, const uint64_t applied[4], uint64_t now_ns);
@@ -6168,9 +6261,13 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the hop of a pull. */
+/* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                     const mlfab__frame_in *frame, uint64_t now_ns);
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
+                                           const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator);
+MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* An update that the server will never hear of: pulls behind it wait for a round less. */
@@ -6717,6 +6814,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
     case MLFAB__GRANT:
       mlfab__push_granted(worker, server, frame);
       break;
+    case MLFAB__VIA:
+      mlfab__push_rerouted(worker, server, frame);
+      break;
     case MLFAB__PUSH_ACK:
       mlfab__push_acked(worker, server, frame, now_ns);
       break;
@@ -6725,6 +6825,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
+      break;
+    case MLFAB__PULL_VIA:
+      mlfab__pull_rerouted(worker, server, frame);
       break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
@@ -6763,6 +6866,34 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
   mlfab__push_taken(worker, server, frame);
 }
 
+/* --- links to aggregators --- */
+
+MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t now_ns) {
+  mlfab__pull_hop_lost(worker, aggregator);
+  mlfab__push_hop_lost(worker, aggregator, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  switch (frame->type) {
+    case MLFAB__HOP_GRANT:
+      mlfab__push_hop_granted(worker, aggregator, frame);
+      break;
+    case MLFAB__HOP_MODEL:
+      mlfab__pull_hop_model(worker, aggregator, frame, now_ns);
+      break;
+    default:
+      worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                       "a frame that no aggregator sends");
+  }
+}
+
+MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+         (mlfab__push_hop_wanted(worker, aggregator) || mlfab__pull_hop_wanted(worker, aggregator));
+}
+
 /* ==============================================================================================
  * core/push.c
  * ============================================================================================== */
@@ -6770,7 +6901,13 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
  *
  * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain asynchronous model those that
  * wait while others are under way are added together into one update of several members, as
- * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link. */
+ * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link.
+ *
+ * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a generation of
+ * the stream a part waits, then is a member of groups, one after another, and may at last be sent
+ * directly; never the other way round. */
+
+#include <stdio.h>
 
 static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
   return &worker->updates[worker->order[i]];
@@ -6789,6 +6926,7 @@ static int push_rounds(const mlfab__worker *worker) {
 static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   part->empty = 1;
+  part->planned = 0;
   part->bytes = 0;
   worker->port.ready(worker->port.self, server);
 }
@@ -6821,10 +6959,18 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
     worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
   }
   if (update->flags & MLFAB__PUSH_INIT) return;
+  if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* The verdict over all servers: the first that is not 0, who is to blame for it, and the counts. */
+/* Does a server's code weigh more than another's? A dead server may have applied the update: that is worse than to
+ * know that it was not. And a drop is no word on the update itself. */
+static int push_outweighs(int code, int other) {
+  if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
+  return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
+}
+
+/* The verdict over all servers: the code that weighs most, who is to blame for it, and the counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -6833,15 +6979,40 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
     const mlfab__part *part = &update->parts[s];
     if (part->state != MLFAB__PART_DECIDED) continue;
     ++*(part->code ? refused_p : applied_p);
-    /* A dead server may have applied it: that weighs more than another's having dropped it. */
-    if (part->code &&
-        (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
+    if (part->code && (!code || push_outweighs(part->code, code))) {
       code = part->code;
       *server_p = s;
     }
   }
-  /* Withdrawn means applied nowhere: who believes it pushes the same again. */
-  return code == MLFAB_ERR_WITHDRAWN && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
+  /* Withdrawn or dropped means applied nowhere: who believes it pushes the same again. */
+  int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
+}
+
+/* The largest delay over the servers; of a dropped update the one that it would have had. */
+static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
+  uint64_t delay = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    int dropped = part->code == MLFAB_ERR_DROPPED;
+    if (part->state == MLFAB__PART_DECIDED && dropped == (code == MLFAB_ERR_DROPPED))
+      delay = mlfab__max(delay, part->delay);
+  }
+  return delay;
+}
+
+/* Text of an update that a server dropped, `applied` others not. */
+static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
+                              uint32_t server, uint64_t delay, uint64_t now_ns) {
+  char others[96] = "";
+  if (request->result.applied > 0) {
+    snprintf(others, sizeof others, "; %u of %u servers applied theirs: it is not to be pushed again",
+             request->result.applied, request->result.applied + request->result.refused);
+  }
+  mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                        "update %llu: dropped by the plan at server %u: its delay would be %llu%s",
+                        (unsigned long long)request->result.seq, server, (unsigned long long)delay,
+                        others);
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -6849,7 +7020,10 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   char waited[24] = "";
   if (code) mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
-  switch (code) {
+  const mlfab__part *part = &update->parts[server];
+  if (code && part->code == MLFAB_ERR_DROPPED)
+    push_tell_dropped(worker, request, code, server, part->delay, now_ns);
+  else switch (code) {
     case 0:
       mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
       break;
@@ -6870,7 +7044,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
                             mlfab_error_text(code), waited);
   }
   request->result.version = update->version;
-  request->result.delay = update->delay;
+  request->result.delay = push_delay(worker, update, code);
 }
 
 /* Ends the update once every part is decided and nothing of it is lent. */
@@ -6879,7 +7053,7 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return;
-    if (part->lent > 0 && !update->withdrawn) return;
+    if ((part->lent > 0 || part->lent_hop > 0) && !update->withdrawn) return;
   }
   uint32_t server, applied, refused;
   int code = push_verdict(worker, update, &server, &applied, &refused);
@@ -6899,6 +7073,8 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
     mlfab__request nobody;
     memset(&nobody, 0, sizeof nobody);
     nobody.result.seq = update->seq;
+    nobody.result.applied = applied;
+    nobody.result.refused = refused;
     nobody.started_ns = update->started_ns;
     push_tell(worker, &nobody, update, code, server, now_ns);
     worker->requests->abandoned_code = code;
@@ -6941,7 +7117,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     if (update->seq != ack.seq) continue;
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
-    update->delay = mlfab__max(update->delay, ack.delay);
+    part->delay = ack.delay;
     push_decide(worker, update, server, ack.code, now_ns);
     return;
   }
@@ -7087,6 +7263,9 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   if (!(options->clip_norm >= 0.0) || !(options->clip_norm - options->clip_norm == 0.0)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
   }
+  if (!(options->norm >= 0.0) || !(options->norm - options->norm == 0.0)) {
+    code = MLFAB_ERR_ARGUMENT, text = "norm is negative or not finite";
+  }
   if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
     code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
   for (uint32_t i = 0; i < worker->layout.ntensors && !code; i++) {
@@ -7174,6 +7353,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
                     bufs->count, 0);
   update->members++;
+  update->norm = 0.0; /* of the sum, it is not known */
   worker->stats->pushes_merged++;
   worker->next_seq++;
   return update;
@@ -7221,10 +7401,10 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->members = 1;
   update->flags = flags;
   update->scale = options->scale;
-  update->norm = 0.0;
+  update->norm = options->norm;
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
-  update->version = update->delay = update->bytes = 0;
+  update->version = update->bytes = 0;
   update->nbufs = n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
@@ -7260,7 +7440,7 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu is still in doubt", (unsigned long long)seq);
   }
-  if (status != 0 && status != MLFAB_ERR_WITHDRAWN) {
+  if (status != 0 && status != MLFAB_ERR_WITHDRAWN && status != MLFAB_ERR_DROPPED) {
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu cannot be repeated: %s", (unsigned long long)seq,
                         mlfab_error_text(status));
@@ -7967,6 +8147,7 @@ typedef struct mlfab__server_peer {
   uint64_t eager_used;
   uint32_t accumulators; /* of the aggregator there */
   uint64_t host;
+  double link_in, link_out; /* of its host as it said last; negative: not known */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
@@ -8012,7 +8193,7 @@ typedef struct mlfab__server {
   uint32_t late;          /* dropped ones that are not decided yet */
   uint64_t *ahead;        /* by slice: members in the queue that will be applied to it */
   uint64_t reported_left; /* bytes of the head when the scheduler was told last */
-  uint64_t host;          /* of this node */
+  mlfab__capacity own;    /* of this node's host */
   mlfab__meter meter;
   mlfab__plan_entry *plan_scratch;
   mlfab__group_member *group_scratch;
@@ -8072,6 +8253,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
+
+/* What this node's host carries, for the scheduler. */
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns);
 
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
 
@@ -8207,7 +8392,7 @@ static int server_init_schedule(mlfab__server *server) {
   const mlfab_schedule *given = &server->config->schedule;
   mlfab__env *env = server->env;
   server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
-  server->host = server->config->host;
+  server->own = (mlfab__capacity){server->config->host, -1.0, -1.0};
   server->schedule.delay_bound = given->delay_bound;
   server->schedule.plan_ahead_ns = given->plan_ahead_ns;
   server->schedule.interval_ns = given->interval_ns;
@@ -8346,7 +8531,7 @@ static void server_tell_schedule(mlfab__server *server) {
   uint8_t meta[128];
   mlfab__schedule schedule = server->schedule;
   schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
-  schedule.host = server->host;
+  schedule.host = server->own.host;
   server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
 }
 
@@ -8358,13 +8543,23 @@ static void server_tell_station(mlfab__server *server, uint32_t worker) {
   server_tell_scheduler(server, MLFAB__STATION, meta, mlfab__encode_station(meta, &station));
 }
 
+static void server_tell_capacity(mlfab__server *server, uint64_t host, double in, double out) {
+  mlfab__capacity capacity = {host, in, out};
+  uint8_t meta[32];
+  server_tell_scheduler(server, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &capacity));
+}
+
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->scheduler_up = 1;
   server_tell_schedule(server);
   for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].connected) server_tell_station(server, w);
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->connected) continue;
+    server_tell_station(server, w);
+    server_tell_capacity(server, peer->host, peer->link_in, peer->link_out);
   }
+  server_tell_capacity(server, server->own.host, server->own.in, server->own.out);
   mlfab__server_report(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
   mlfab__intake_announce_all(server);
   mlfab__answer_announce_all(server);
@@ -8406,15 +8601,25 @@ static void server_schedule(mlfab__server *server, uint32_t worker, const mlfab_
   mlfab__intake_advance(server);
 }
 
-/* A worker's links, for the scheduler. */
-static void server_capacity(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->own = *capacity;
+  server_tell_capacity(server, capacity->host, capacity->in, capacity->out);
+}
+
+/* A worker's links, for the scheduler; remembered for one that is restarted. */
+static void server_worker_capacity(mlfab__server *server, uint32_t worker,
+                                   const mlfab__frame_in *frame) {
   mlfab__capacity capacity;
   if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
       !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
     return;
   }
-  server_tell_scheduler(server, MLFAB__CAPACITY, frame->meta, frame->meta_bytes);
+  server->peers[worker].link_in = capacity.in;
+  server->peers[worker].link_out = capacity.out;
+  server_tell_capacity(server, server->peers[worker].host, capacity.in, capacity.out);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__server_spare(mlfab__server *server) {
@@ -8495,6 +8700,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->connected = 1;
   peer->dead = peer->left = 0;
   peer->hand = hello->hand != 0;
+  if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   server_tell_station(server, worker);
@@ -8753,7 +8959,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__answer_spread_fail(server, worker, frame);
       break;
     case MLFAB__CAPACITY:
-      server_capacity(server, worker, frame);
+      server_worker_capacity(server, worker, frame);
       break;
     case MLFAB__SCHEDULE:
       server_schedule(server, worker, frame);
@@ -10324,7 +10530,42 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  * byte is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
  * slice in the middle: the slice is begun again, at the version of that time.
  *
- * Source: FluentPS Alg. 1, lines of the pull request. */
+ * With a scheduler, a large pull is held once its condition holds, until a plan places it:
+ *
+ *    waiting --(condition)--> FOR_PLAN --(PLAN)--> FOR_TURN --(its turn)--> GOES --(last byte)--> over
+ *                                |                    ^ \--(row of a plan)--> MEMBER of a spread
+ *                                |                    |                        |    \--(PULL_DONE)--> over
+ *                                |                    +-(SPREAD_FAIL, silence)-+
+ *                                +--(no scheduler any more)--> GOES
+ *
+ * Places are taken in order: ANSWER_MOVING placed pulls go at once, two so that one slow reader leaves the link to
+ * the other, and the next gets its turn when one of them is over. One that has handed out nothing for half a
+ * heartbeat does not count, so that whoever does not read delays nobody for longer. What has begun is not taken
+ * back. A placed pull lends only so much at a time, or the transport's queues would be the order.
+ *
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to the members.
+ * They keep their slots until PULL_DONE. While the spread still goes out they wait for it; if nothing of it is
+ * taken for 3 heartbeats it has failed. When it is out, a member waits as long as handing on may
+ * take if the distributor's links are four times slower than the server's, and 4 heartbeats more. Then, or when the distributor gives
+ * up or is lost, it is answered directly, at its place.
+ *
+ * Every way of a pull has a number of its own, ascending over all pulls of the server and not per pull: a worker that lost its
+ * link asks again under the same request, and frames of its former distributor must be older than all new ones. For
+ * the same reason a large pull is told that it is answered directly, once there have been spreads.
+ *
+ * Invariants. (1) A pull that holds FOR_PLAN was announced, and whatever was announced is reported when it is over. (2) A member
+ * has a distributor whose link stood when it was last looked at: answer_reset ends that. (3) A spread without members is not sent.
+ *
+ * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
+
+enum {
+  ANSWER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
+  ANSWER_MOVING = 2,
+  ANSWER_LENT = 1 << 20 /* bytes that a placed pull has lent to its link at most, or two chunks */
+};
+
+/* Why a pull does not go, in mlfab__server_pull.held. */
+enum { ANSWER_GOES = 0, ANSWER_FOR_PLAN, ANSWER_FOR_TURN };
 
 static void answer_unpin(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
@@ -10357,7 +10598,7 @@ static void answer_restart(mlfab__server *server, mlfab__server_pull *pull) {
 
 MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0) answer_restart(server, pull);
     }
@@ -10368,7 +10609,18 @@ static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
   answer_unpin(server, pull);
-  pull->request = 0;
+  pull->request = pull->place = pull->spread = 0;
+  pull->held = ANSWER_GOES;
+  pull->attempt = 0;
+}
+
+/* The same, and the scheduler hears of it if it ever heard of the pull. */
+static void answer_over(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
+                        int code) {
+  uint64_t request = pull->request;
+  int known = pull->held == ANSWER_FOR_PLAN || pull->place != 0;
+  answer_end(server, pull);
+  if (known) mlfab__server_report(server, MLFAB__TRANSFER_PULL, worker, request, code);
 }
 
 static void answer_fail(mlfab__server *server, uint32_t worker, uint64_t request, int code,
@@ -10402,12 +10654,168 @@ static void answer_wait(mlfab__server *server, uint32_t worker, mlfab__server_pu
                     mlfab__encode_pull_fail(meta, &wait));
 }
 
+/* --- places and turns --- */
+
+/* Bytes that were not handed to the transport yet. */
+static uint64_t answer_left(const mlfab__server_pull *pull) {
+  uint64_t left = 0;
+  for (uint32_t i = pull->segment; i < pull->segments_used; i++) left += pull->segments[i].bytes;
+  return left - pull->in_segment;
+}
+
+static int answer_goes(const mlfab__server_pull *pull) {
+  return pull->request != 0 && !pull->waiting && pull->held == ANSWER_GOES && pull->spread == 0;
+}
+
+/* From now on only frames of this way count. */
+static void answer_via(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
+                       uint32_t aggregator) {
+  uint8_t meta[32];
+  pull->aggregator = aggregator;
+  pull->attempt = (uint32_t)++server->spreads;
+  mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
+  server->port.post(server->port.self, worker, MLFAB__PULL_VIA, meta,
+                    mlfab__encode_pull_via(meta, &via));
+}
+
+/* Answers from here. */
+static void answer_begin(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  pull->held = ANSWER_GOES;
+  pull->progress_ns = server->now_ns;
+  int own = (pull->request & MLFAB__SPREAD_BIT) != 0;
+  if (!own && pull->attempt == 0 && server->spreads > 0 &&
+      pull->bytes > server->config->eager_bytes)
+    answer_via(server, worker, pull, MLFAB__NO_NODE);
+  server->port.ready(server->port.self, worker);
+}
+
+/* There is news of a spread: its members may wait on from here. */
+static void answer_touch(mlfab__server *server, uint64_t spread) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->spread == spread)
+        pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
+    }
+  }
+}
+
+/* Those whose turn it is begin. */
+static void answer_turns(mlfab__server *server) {
+  for (int more = server->places > 0; more;) {
+    mlfab__server_pull *next = NULL;
+    uint32_t worker = 0, moving = 0;
+    for (uint32_t w = 0; w < server->workers; w++) {
+      for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+        mlfab__server_pull *pull = &server->peers[w].pulls[k];
+        if (pull->request == 0 || pull->place == 0) continue;
+        if (pull->held == ANSWER_FOR_TURN && (!next || pull->place < next->place)) {
+          next = pull;
+          worker = w;
+        }
+        uint64_t idle_ns = server->now_ns - pull->progress_ns;
+        if (answer_goes(pull) && idle_ns < server->heartbeat_ns / 2) moving++;
+      }
+    }
+    more = next && moving < ANSWER_MOVING;
+    if (!more) return;
+    answer_begin(server, worker, next);
+    if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);
+  }
+}
+
+MLFAB__INTERNAL uint64_t mlfab__answer_backlog(const mlfab__server *server) {
+  uint64_t bytes = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (answer_goes(pull) || (pull->request != 0 && pull->held == ANSWER_FOR_TURN))
+        bytes += answer_left(pull);
+    }
+  }
+  return bytes;
+}
+
+/* --- spreads --- */
+
+static mlfab__server_pull *answer_find(mlfab__server *server, uint32_t worker, uint64_t request) {
+  for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+    mlfab__server_pull *pull = &server->peers[worker].pulls[k];
+    if (request != 0 && pull->request == request) return pull;
+  }
+  return NULL;
+}
+
+/* A member is answered directly after all. */
+static void answer_direct(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  pull->spread = 0;
+  pull->held = ANSWER_FOR_TURN;
+  server->stats->spreads_failed++;
+  answer_via(server, worker, pull, MLFAB__NO_NODE);
+}
+
+/* A member has left a spread. When none is left the spread is over, and the distributor is told so unless all of it
+ * is out; with `tell` in any case. */
+static void answer_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->spread == spread) return;
+    }
+  }
+  mlfab__server_pull *own = answer_find(server, aggregator, spread);
+  if (own) answer_end(server, own);
+  if (own || tell)
+    answer_fail(server, aggregator, spread, MLFAB_ERR_CANCELLED, "nobody waits for it any more");
+}
+
+/* All members that wait for this distributor, of one spread or (0) of all, are answered directly. */
+static void answer_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
+  for (uint32_t w = 0; w < server->workers && server->spreads > 0; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->spread != 0 && pull->aggregator == aggregator &&
+          (spread == 0 || pull->spread == spread))
+        answer_direct(server, w, pull);
+    }
+  }
+}
+
+/* The spread is out: when each member should have it at the latest, two at a time. */
+static void answer_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request == 0 || pull->spread != own->request) continue;
+      /* It was touched when the spread began, and its place tells how many are before it. */
+      uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
+      uint64_t before = pull->place - own->place - 1;
+      pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
+    }
+  }
+}
+
+/* --- the pull condition --- */
+
 static int answer_may(const mlfab__server *server, const mlfab__server_pull *pull) {
   mlfab__sync_state state = {server->v_train, pull->progress, 0, 0};
   return mlfab__sync_may_pull(server->options.sync, &state);
 }
 
-/* The pull condition holds: begins to answer. */
+static void answer_announce(mlfab__server *server, uint32_t worker,
+                            const mlfab__server_pull *pull) {
+  mlfab__announce announce;
+  memset(&announce, 0, sizeof announce);
+  announce.kind = MLFAB__TRANSFER_PULL;
+  announce.worker = worker;
+  announce.id = pull->request;
+  announce.bytes = pull->bytes;
+  announce.shape = mlfab__server_shape(pull->segments, pull->segments_used);
+  announce.members = announce.parts = 1;
+  mlfab__server_announce(server, &announce);
+}
+
+/* The pull condition holds: begins to answer, or waits for a plan. */
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
@@ -10420,8 +10828,12 @@ static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_p
     answer_end(server, pull);
     return;
   }
-  pull->progress_ns = server->now_ns;
-  server->port.ready(server->port.self, worker);
+  if (mlfab__server_plans(server, pull->bytes)) {
+    pull->held = ANSWER_FOR_PLAN;
+    answer_announce(server, worker, pull);
+  } else {
+    answer_begin(server, worker, pull);
+  }
 }
 
 MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
@@ -10434,11 +10846,13 @@ MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
   }
 }
 
+/* A free slot with room for so many segments; `own`: for a spread. */
 static mlfab__server_pull *answer_slot(mlfab__server *server, uint32_t worker, uint32_t segments,
-                                       int *code_p) {
+                                       int own, int *code_p) {
   mlfab__server_pull *pull = NULL;
   *code_p = MLFAB_ERR_LIMIT;
-  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS && !pull; k++) {
+  uint32_t end = own ? ANSWER_SLOTS : MLFAB__SERVER_PULLS;
+  for (uint32_t k = own ? MLFAB__SERVER_PULLS : 0; k < end && !pull; k++) {
     if (server->peers[worker].pulls[k].request == 0) pull = &server->peers[worker].pulls[k];
   }
   if (!pull) return NULL;
@@ -10457,12 +10871,30 @@ static mlfab__server_pull *answer_slot(mlfab__server *server, uint32_t worker, u
   return pull;
 }
 
+static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab__segment *segments,
+                        uint32_t n, uint64_t bytes) {
+  if (n > 0) memcpy(pull->segments, segments, n * sizeof *segments);
+  pull->request = request;
+  pull->segments_used = n;
+  pull->bytes = bytes;
+  pull->segment = 0;
+  pull->in_segment = 0;
+  pull->slice = MLFAB__NO_BLOCK;
+  pull->progress = pull->place = pull->spread = 0;
+  pull->aggregator = MLFAB__NO_NODE;
+  pull->attempt = 0;
+  pull->waiting = 0;
+  pull->held = ANSWER_GOES;
+}
+
 MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__pull in;
   if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch) ||
-      in.request == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL that does not parse");
+      in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
+      answer_find(server, worker, in.request)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
+                       "a PULL that does not parse, or is open already");
     return;
   }
   if (server->phase != MLFAB__MODEL_STANDS) {
@@ -10485,19 +10917,14 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   int code;
-  mlfab__server_pull *pull = answer_slot(server, worker, in.segments, &code);
+  mlfab__server_pull *pull = answer_slot(server, worker, in.segments, 0, &code);
   if (!pull) {
     answer_fail(server, worker, in.request, code,
                 code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
-  memcpy(pull->segments, server->segments_scratch, in.segments * sizeof *pull->segments);
-  pull->request = in.request;
+  answer_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
   pull->progress = in.progress;
-  pull->segments_used = in.segments;
-  pull->segment = 0;
-  pull->in_segment = 0;
-  pull->slice = MLFAB__NO_BLOCK;
   pull->waiting = 1;
   server->waiting++;
   if (answer_may(server, pull)) {
@@ -10515,10 +10942,200 @@ MLFAB__INTERNAL void mlfab__answer_cancel(mlfab__server *server, uint32_t worker
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_CANCEL that does not parse");
     return;
   }
-  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-    mlfab__server_pull *pull = &server->peers[worker].pulls[k];
-    if (pull->request != 0 && pull->request == cancel.request) answer_end(server, pull);
+  if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
+  mlfab__server_pull *pull = answer_find(server, worker, cancel.request);
+  if (!pull) return;
+  uint64_t spread = pull->spread;
+  uint32_t aggregator = pull->aggregator;
+  answer_over(server, worker, pull, MLFAB_ERR_CANCELLED);
+  if (spread != 0) answer_dissolve(server, aggregator, spread, 0);
+  answer_turns(server);
+}
+
+/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
+static uint32_t answer_cut(const mlfab__server *server, const mlfab__segment *segment,
+                           uint64_t in_segment, uint32_t *slice_p) {
+  const mlfab__store *store = &server->store;
+  uint64_t offset = segment->offset + in_segment;
+  *slice_p = mlfab__layout_slice_at(&server->layout, offset) - store->first_slice;
+  const mlfab__shard_slice *s = &store->slices[*slice_p];
+  uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
+  uint64_t bytes = mlfab__min(segment->bytes - in_segment,
+                              mlfab__min(store->block_bytes - at, s->bytes - in_slice));
+  return (uint32_t)mlfab__min(bytes, server->config->chunk_bytes);
+}
+
+/* --- plans --- */
+
+static uint32_t answer_frames(const mlfab__server *server, const mlfab__server_pull *pull) {
+  uint32_t frames = 0, slice;
+  for (uint32_t i = 0; i < pull->segments_used; i++) {
+    const mlfab__segment *segment = &pull->segments[i];
+    for (uint64_t at = 0; at < segment->bytes; frames++)
+      at += answer_cut(server, segment, at, &slice);
   }
+  return frames;
+}
+
+static int answer_alike(const mlfab__server_pull *a, const mlfab__server_pull *b) {
+  return a->segments_used == b->segments_used &&
+         memcmp(a->segments, b->segments, a->segments_used * sizeof *a->segments) == 0;
+}
+
+/* Makes members of pulls that have their places, behind `place`. They go directly where the
+ * distributor is gone, or has no slot. */
+static void answer_spread(mlfab__server *server, uint32_t aggregator, uint64_t place,
+                          mlfab__spread_member *members, uint32_t n) {
+  if (aggregator == MLFAB__NO_NODE || !server->peers[aggregator].connected) return;
+  int code;
+  const mlfab__server_pull *first = answer_find(server, members[0].worker, members[0].request);
+  mlfab__server_pull *own = answer_slot(server, aggregator, first->segments_used, 1, &code);
+  if (!own) return;
+  answer_fill(own, MLFAB__SPREAD_BIT | ++server->spreads, first->segments, first->segments_used,
+              first->bytes);
+  own->held = ANSWER_FOR_TURN;
+  own->place = place;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__server_pull *pull = answer_find(server, members[i].worker, members[i].request);
+    pull->held = ANSWER_GOES;
+    pull->spread = own->request;
+    pull->progress_ns = server->now_ns;
+    answer_via(server, members[i].worker, pull, aggregator);
+    members[i].attempt = pull->attempt;
+  }
+  mlfab__spread spread = {own->request, own->bytes, answer_frames(server, own),
+                          server->schedule.whole, n};
+  server->port.post(server->port.self, aggregator, MLFAB__SPREAD, server->meta_scratch,
+                    mlfab__encode_spread(server->meta_scratch, &spread, members));
+}
+
+/* A row of a plan: those that still wait for it get their places, and are spread if they can be. */
+static void answer_row(mlfab__server *server, const mlfab__plan_entry *row, uint32_t n) {
+  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
+  const mlfab__server_pull *first = NULL;
+  uint32_t count = 0;
+  uint64_t place = ++server->places;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__server_pull *pull = answer_find(server, row[i].worker, row[i].id);
+    if (!pull || pull->held != ANSWER_FOR_PLAN) continue; /* over meanwhile */
+    pull->held = ANSWER_FOR_TURN;
+    pull->place = ++server->places;
+    if (!first) first = pull;
+    if (count == MLFAB__GROUP_MEMBERS_MAX || !answer_alike(first, pull)) continue;
+    mlfab__spread_member member = {row[i].id, row[i].worker,
+                                   server->peers[row[i].worker].incarnation, 0};
+    members[count++] = member;
+  }
+  if (count >= 2 && row[0].group != 0)
+    answer_spread(server, row[0].aggregator, place, members, count);
+}
+
+/* Entries i and i + 1 are of one spread. */
+static int answer_in_row(const mlfab__plan_entry *entries, uint32_t i) {
+  return entries[i].group != 0 && entries[i + 1].kind == MLFAB__TRANSFER_PULL &&
+         entries[i + 1].group == entries[i].group &&
+         entries[i + 1].aggregator == entries[i].aggregator;
+}
+
+MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t hop = entries[i].aggregator;
+    if (entries[i].worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE))
+      continue;
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
+                       "a PLAN with a worker that there is not");
+    return;
+  }
+  for (uint32_t i = 0, next; i < n; i = next) {
+    next = i + 1;
+    if (entries[i].kind != MLFAB__TRANSFER_PULL) continue;
+    while (next < n && answer_in_row(entries, next - 1)) next++;
+    answer_row(server, &entries[i], next - i);
+  }
+  answer_turns(server);
+}
+
+MLFAB__INTERNAL void mlfab__answer_announce_all(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->held == ANSWER_FOR_PLAN) answer_announce(server, w, pull);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__answer_unschedule(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->held == ANSWER_FOR_PLAN) answer_begin(server, w, pull);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame) {
+  mlfab__pull_done done;
+  if (mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
+      (done.request & MLFAB__SPREAD_BIT) != 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_DONE that does not parse");
+    return;
+  }
+  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of before. */
+  mlfab__server_pull *pull = answer_find(server, worker, done.request);
+  if (!pull) return;
+  uint64_t spread = pull->spread;
+  uint32_t aggregator = pull->aggregator;
+  server->stats->pulls_answered++;
+  if (spread != 0) server->stats->spreads_answered++;
+  answer_over(server, worker, pull, 0);
+  if (spread != 0) {
+    answer_touch(server, spread);
+    answer_dissolve(server, aggregator, spread, 0);
+  }
+  answer_turns(server);
+}
+
+MLFAB__INTERNAL void mlfab__answer_spread_fail(mlfab__server *server, uint32_t aggregator,
+                                               const mlfab__frame_in *frame) {
+  mlfab__spread_fail fail;
+  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail) ||
+      (fail.request & MLFAB__SPREAD_BIT) == 0 ||
+      (fail.worker >= server->workers && fail.worker != MLFAB__NO_NODE)) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a SPREAD_FAIL that does not parse");
+    return;
+  }
+  if (fail.worker == MLFAB__NO_NODE) {
+    answer_abandon(server, aggregator, fail.request);
+  } else {
+    mlfab__server_pull *pull = answer_find(server, fail.worker, fail.member_request);
+    if (!pull || pull->spread != fail.request || pull->aggregator != aggregator) return;
+    answer_direct(server, fail.worker, pull);
+  }
+  answer_dissolve(server, aggregator, fail.request, 0);
+  answer_turns(server);
+}
+
+/* --- frames --- */
+
+/* A placed pull lends no more than this many chunks. */
+static uint32_t answer_lent(const mlfab__server *server) {
+  uint32_t chunks = ANSWER_LENT / server->config->chunk_bytes;
+  return chunks < 2 ? 2 : chunks;
+}
+
+/* Whose frame is next: small ones before those that have a place, then the oldest. */
+static mlfab__server_pull *answer_pick(const mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__server_pull *pull = NULL;
+  int full = peer->nsends >= answer_lent(server);
+  for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+    mlfab__server_pull *p = &peer->pulls[k];
+    if (!answer_goes(p) || (p->place != 0 && full)) continue;
+    if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
+      pull = p;
+  }
+  return pull;
 }
 
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
@@ -10526,16 +11143,9 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
   if (peer->nsends == MLFAB__SERVER_SENDS) return 0;
-  /* The oldest pull first. */
-  mlfab__server_pull *pull = NULL;
-  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-    mlfab__server_pull *p = &peer->pulls[k];
-    if (p->request != 0 && !p->waiting && (!pull || p->request < pull->request)) {
-      pull = p;
-      frame->slot = k;
-    }
-  }
+  mlfab__server_pull *pull = answer_pick(server, peer);
   if (!pull) return 0;
+  frame->slot = (uint32_t)(pull - peer->pulls);
   mlfab__store *store = &server->store;
   mlfab__model model = {pull->request, 0, 0, 0, 0, MLFAB__MODEL_LAST};
   frame->type = MLFAB__MODEL;
@@ -10544,15 +11154,11 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->token = 0;
   if (pull->segments_used > 0) {
     const mlfab__segment *segment = &pull->segments[pull->segment];
+    uint32_t slice, bytes = answer_cut(server, segment, pull->in_segment, &slice);
     model.offset = segment->offset + pull->in_segment;
-    uint32_t slice = mlfab__layout_slice_at(&server->layout, model.offset) - store->first_slice;
     if (pull->slice == MLFAB__NO_BLOCK) answer_pin(server, pull, slice);
     const mlfab__shard_slice *s = &store->slices[slice];
     uint64_t in_slice = model.offset - s->offset;
-    uint64_t at = in_slice % store->block_bytes;
-    uint64_t bytes = mlfab__min(segment->bytes - pull->in_segment,
-                                mlfab__min(store->block_bytes - at, s->bytes - in_slice));
-    bytes = mlfab__min(bytes, server->config->chunk_bytes);
     if (pull->segment + 1 < pull->segments_used || pull->in_segment + bytes < segment->bytes)
       model.flags = 0;
     uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
@@ -10560,12 +11166,26 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     model.version = pull->version;
     model.commit = pull->commit;
     model.slice = slice + store->first_slice;
-    frame->bulk = store->ghost ? NULL : store->blocks[block].data + at;
-    frame->bulk_bytes = (uint32_t)bytes;
+    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+    frame->bulk_bytes = bytes;
     frame->token = (uint64_t)block + 1;
   }
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
   return 1;
+}
+
+/* All of a pull was handed to the transport. */
+static void answer_out(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  int placed = pull->place != 0;
+  if (pull->request & MLFAB__SPREAD_BIT) {
+    answer_handed_over(server, pull);
+    answer_end(server, pull);
+    mlfab__server_report(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
+  } else {
+    server->stats->pulls_answered++;
+    answer_over(server, worker, pull, 0);
+  }
+  if (placed) answer_turns(server);
 }
 
 MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
@@ -10591,9 +11211,15 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     if (at >= s->offset + s->bytes) answer_unpin(server, pull);
   }
   pull->progress_ns = now_ns;
+  /* The link moves: a spread behind another pull of this worker is not stuck. */
+  for (uint32_t k = MLFAB__SERVER_PULLS; k < ANSWER_SLOTS; k++) peer->pulls[k].progress_ns = now_ns;
   if (pull->segment == pull->segments_used) {
-    server->stats->pulls_answered++;
-    answer_end(server, pull);
+    answer_out(server, worker, pull);
+  } else if (pull->place != 0) {
+    /* From time to time the scheduler hears how much is still to go out. */
+    uint64_t left = answer_left(pull), part = pull->bytes / 4 + 1;
+    if (left / part != (left + frame->bulk_bytes) / part)
+      mlfab__server_report(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
   }
 }
 
@@ -10608,20 +11234,58 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
   }
 }
 
-MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+/* Takes back what was lent to a link. */
+static void answer_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
-  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-    if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
-  }
   for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
   peer->nsends = 0;
 }
 
+MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+    mlfab__server_pull *pull = &peer->pulls[k];
+    uint64_t spread = pull->spread;
+    uint32_t aggregator = pull->aggregator;
+    if (pull->request == 0) continue;
+    answer_over(server, worker, pull, MLFAB_ERR_PEER_CLOSED);
+    if (spread != 0 && aggregator != worker) answer_dissolve(server, aggregator, spread, 0);
+  }
+  for (uint32_t k = MLFAB__SERVER_PULLS; k < ANSWER_SLOTS; k++) {
+    if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
+  }
+  answer_abandon(server, worker, 0);
+  answer_unlend(server, worker);
+  answer_turns(server);
+}
+
+/* Looks whether a spread, or a member of one, has to be given up. */
+static void answer_tick_spread(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  uint64_t beat = server->heartbeat_ns;
+  uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
+  if (pull->spread == 0) {
+    uint64_t spread = pull->request;
+    if (pull->held != ANSWER_GOES || silent_ns < 3 * beat) return;
+    answer_abandon(server, worker, spread);
+    answer_dissolve(server, worker, spread, 0);
+  } else if (silent_ns >= 4 * beat && !answer_find(server, pull->aggregator, pull->spread)) {
+    uint64_t spread = pull->spread;
+    uint32_t aggregator = pull->aggregator;
+    answer_direct(server, worker, pull);
+    answer_dissolve(server, aggregator, spread, 1);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+      if (pull->request == 0) continue;
+      if (k >= MLFAB__SERVER_PULLS || pull->spread != 0) {
+        answer_tick_spread(server, w, pull);
+        continue;
+      }
+      if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
       if (pull->waiting) answer_wait(server, w, pull);
       if (pull->slice == MLFAB__NO_BLOCK) continue;
       if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
@@ -10629,17 +11293,19 @@ MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
       pull->progress_ns = server->now_ns;
     }
   }
+  answer_turns(server);
 }
 
 MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
-    mlfab__answer_reset(server, w);
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0) answer_end(server, pull);
       mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }
+    answer_unlend(server, w);
   }
 }
 
@@ -11210,38 +11876,151 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  * ============================================================================================== */
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
  *
- * It lives on a worker's node. Servers tell it what to do over that worker's links to them; other
- * workers (members) call it on links of their own. It has a fixed number of accumulators, each as large as
- * the largest shard, and uses one for each group and each spread under way:
+ * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
+ * (members) call it on links of their own, the node's own worker as any other. It has a fixed number of
+ * accumulators, each as large as the largest shard, and uses one for each group and each spread under way:
  *
  *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
- *                                     |                                        (bulks lent come back)
- *                                     +--member dead, silent, not finite: GROUP_FAIL--> waits for GROUP_END
- *   a spread (down): FREE --SPREAD--> HANDING --last member has all--> FREE
- *                                     +--member dead or silent: SPREAD_FAIL of that member, goes on
+ *                                     |
+ *                                     +--member dead, silent, not finite: GROUP_FAIL--> FAILED --GROUP_END--> FREE
+ *   a spread (down): FREE --SPREAD--> HANDING --every member has all, or was given up--> FREE
  *
- * Up. Members are granted in the order of the manifest: the next as soon as those before it leave capacity
- * of the in-link unused (mlfab__meter), or have two chunks to go. The sum is formed in that order too: byte x of
- * member k is added when member k - 1's byte x was, so that the result does not depend on arrival. What
- * comes too early is not granted: a member may be ahead of the one before it by no more than what is staged for it
- * (the second accumulator half: see AGGREGATOR_STAGE). The sum is forwarded, as far as the server has released it,
- * while bytes of the last member still come in; with `whole`, when it is complete.
- * Down. MODEL frames of the server are kept with their slice and version and handed to every member in that
- * order, two members at a time at most, each by its attempt.
+ *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
+ *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of another group, of another
- * incarnation or not granted break the member's link. (2) Nothing is forwarded that was not released.
- * (3) A group that failed sends nothing more; whatever it sent is void because the server forgot its number.
- * (4) Memory: accumulators are allocated at first use and kept; without memory or a free accumulator a
- * GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL. (5) Whoever is waited for is named
- * within 3 heartbeats.
+ * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the order
+ * of their coming: the next as soon as those before it leave capacity of the in-link unused
+ * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until it does.
+ * The sum is formed in the manifest's order too: byte x of member k is added when member k - 1's byte x was,
+ * so that the result does not depend on arrival. A member may be ahead of the one before it by no more than
+ * MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of which an accumulator has a few.
+ * The sum is forwarded, as far as the server has released it, while bytes of the last member still come in;
+ * with `whole`, when it is complete.
+ * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed to every
+ * member in that order, two members at a time at most, each by its attempt. When the server begins a slice
+ * again, the old bytes are forgotten and members that have some of them get the new ones after.
+ *
+ * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that never was,
+ * of another incarnation or not granted break the member's link; chunks of a group that is over or has
+ * failed were sent before the member could know, and are ignored. (2) Nothing is forwarded that was not
+ * released. (3) A group that failed sends nothing more; whatever it sent is void because the server
+ * forgot its number. (4) What is lent to a link is not written before it has come back: a group that
+ * gets an accumulator of which bulks are still out grants nothing until they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or a free accumulator a
+ * GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without a ring nobody is granted early.
+ * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is looked
+ * whether a link moves once a heartbeat).
  *
  * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
 
 /* Tokens of bulks that the aggregator lends on a link it shares with the worker role. */
 #define MLFAB__AGGREGATOR_TOKEN ((uint64_t)1 << 61)
 
-typedef struct mlfab__accumulator mlfab__accumulator; /* aggregator.c */
+enum {
+  MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */
+  MLFAB__AGGREGATOR_STAGE = 4 << 20,
+  MLFAB__AGGREGATOR_RINGS = 2,
+  MLFAB__AGGREGATOR_LINK_LOANS = 16, /* bulks that one link has of an accumulator */
+  MLFAB__AGGREGATOR_LOANS = 2 * MLFAB__AGGREGATOR_LINK_LOANS,
+  MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
+};
+
+/* A member of a group. added <= received <= granted, all of the group's bytes. */
+typedef struct mlfab__addend {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+  uint32_t run;  /* cursor of `added` */
+  uint32_t ring; /* where what comes early is staged, plus one, or 0 */
+  uint64_t granted, received, added;
+  uint64_t since_ns; /* when something was heard of it, or it was first waited for */
+} mlfab__addend;
+
+/* Neighbouring bytes of one type, by where they end in the group's bytes. */
+typedef struct mlfab__run {
+  uint64_t end;
+  int dtype;
+} mlfab__run;
+
+enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE, MLFAB__GIVEN_UP };
+
+/* A member of a spread. */
+typedef struct mlfab__recipient {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+  uint32_t record; /* the next for it */
+  uint32_t lent;   /* bulks of it that have not come back */
+  uint8_t state;
+  uint8_t moved; /* since the last look at the clock */
+  uint64_t since_ns;
+} mlfab__recipient;
+
+/* A MODEL frame as it came. */
+typedef struct mlfab__record {
+  uint64_t offset, version, commit;
+  uint32_t slice, flags, bytes;
+  uint64_t at;     /* where its bytes are kept */
+  uint64_t before; /* bytes of the frames before it */
+} mlfab__record;
+
+/* A bulk that a transport has. */
+typedef struct mlfab__loan {
+  uint32_t serial; /* 0: none */
+  uint32_t peer;
+  uint8_t up;
+  uint32_t recipient; /* when not up */
+  uint64_t age;       /* of what the accumulator was used for */
+  uint64_t end;       /* of its bytes */
+} mlfab__loan;
+
+enum {
+  MLFAB__ACCUMULATOR_FREE,
+  MLFAB__ACCUMULATOR_ADDING,
+  MLFAB__ACCUMULATOR_SENT,
+  MLFAB__ACCUMULATOR_FAILED,
+  MLFAB__ACCUMULATOR_HANDING
+};
+
+typedef struct mlfab__accumulator {
+  uint8_t state;
+  uint32_t server;
+  uint64_t number; /* of the group, or the request of the spread */
+  uint64_t age;    /* smaller ones came earlier */
+  uint64_t bytes;
+  int whole;
+  uint8_t *data; /* `room` bytes; NULL for ghosts */
+  uint64_t room;
+  uint64_t since_ns; /* when the use began; of a spread: when it was looked whether links move */
+  mlfab__loan loans[MLFAB__AGGREGATOR_LOANS];
+  uint32_t lent;
+  /* A group. */
+  mlfab__addend *addends;
+  uint32_t naddends, addend_room;
+  uint32_t head; /* the first that is not complete */
+  uint32_t top;  /* none from here on is granted */
+  mlfab__run *runs;
+  uint32_t nruns, run_room;
+  uint64_t wide;        /* bytes of 8-byte elements; they come first */
+  uint64_t outstanding; /* granted and not received */
+  uint64_t released, sent;
+  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes each */
+  uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
+  /* A spread. */
+  mlfab__recipient *recipients;
+  uint32_t nrecipients, recipient_room;
+  mlfab__record *records;
+  uint32_t nrecords, record_room;
+  uint64_t filled, end; /* bytes of all records; where the next goes */
+  int complete;
+  uint32_t open; /* recipients that are neither done nor given up */
+} mlfab__accumulator;
+
+typedef struct mlfab__aggregator_scratch mlfab__aggregator_scratch; /* aggregator.c */
+
+/* What is known of a server's numbers of groups. */
+typedef struct mlfab__aggregator_server {
+  uint64_t newest; /* ever: members may still send for groups up to it */
+  uint64_t last;   /* on its present link: they ascend */
+} mlfab__aggregator_server;
 
 typedef struct mlfab__aggregator {
   mlfab__env *env;
@@ -11249,15 +12028,21 @@ typedef struct mlfab__aggregator {
   mlfab__port up;   /* servers by number */
   mlfab__port down; /* members by rank */
   mlfab_stats *stats;
-  uint32_t rank, workers, servers;
+  uint32_t workers, servers;
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;
+  uint64_t shard_bytes, data_bytes,
+      stage_bytes; /* largest shard; sizes of accumulators and rings */
   uint32_t naccumulators;
   mlfab__accumulator *accumulators;
-  uint8_t *connected;     /* members whose link stands, by rank */
-  uint32_t *incarnations; /* theirs */
+  mlfab__aggregator_server *numbers; /* by server */
+  uint8_t *connected;                /* members whose link stands, by rank */
+  uint32_t *incarnations;            /* theirs */
+  mlfab__meter meter;                /* of the in-link, all groups together */
+  uint64_t ages;
+  uint32_t serials;
   uint64_t now_ns;
-  void *scratch; /* for decoding manifests */
+  mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
 } mlfab__aggregator;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -11265,7 +12050,8 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model stands: what bytes are of what type. Before that every GROUP fails. */
+/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way fails
+ * when it is called again. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost);
 /* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and PULL_FAIL
@@ -11274,7 +12060,7 @@ MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
 /* A server's link is lost, or it is dead: everything for it is over, without a word. */
 MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
-/* A member's link stands, after MEET; is lost. */
+/* A member's link stands, after MEET; is lost. What was lent to a lost link has come back. */
 MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
                                            uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
@@ -11292,16 +12078,1258 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
                                                 mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
                                                   const mlfab__frame_out *frame);
-/* Tokens come back on either kind of link. */
+/* Tokens come back on either kind of link. One that is not out any more is ignored. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
+
+/* --- between aggregator.c and distributor.c --- */
+
+/* A free accumulator with its memory for a new use, or NULL. `clean`: nothing of it may be lent. */
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number,
+                                                           uint64_t bytes, int clean);
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number);
+/* Room for `need` things: `old` if *room_p suffices, else new memory that begins with `keep` of the old
+ * things, or NULL (old is as it was). */
+MLFAB__INTERNAL void *mlfab__aggregator_grow(mlfab__aggregator *aggregator, void *old,
+                                             uint32_t *room_p, uint32_t need, uint32_t keep,
+                                             size_t size);
+/* May this link have more bulks of the accumulator? */
+MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
+                                            uint32_t peer);
+/* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
+MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
+                                             const mlfab__accumulator *accumulator, uint64_t at,
+                                             mlfab__frame_out *frame);
+/* It was taken, and ends at `end` in the accumulator: notes what was lent. 1 when a bulk was. */
+MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
+                                           uint32_t recipient, uint64_t end,
+                                           const mlfab__frame_out *frame);
+/* Does this member's link stand, under this incarnation? */
+MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
+                                             uint32_t incarnation);
+
+MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
+                                               const mlfab__frame_in *frame,
+                                               mlfab__spread_member *members);
+/* 1 when they were of a spread. */
+MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
+                                             const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
+                                                 const mlfab__frame_in *frame);
+/* Gives up all that is left of a spread. */
+MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *accumulator, int code);
+MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
+MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
+/* A bulk of this recipient has come back. */
+MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
+                                                 mlfab__accumulator *accumulator,
+                                                 uint32_t recipient);
+MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *accumulator);
+MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
+                                                     const mlfab__accumulator *accumulator);
 
 
 /* ==============================================================================================
  * core/aggregator.c
  * ============================================================================================== */
-/* aggregator.c - the aggregator role. See aggregator.h. */
+/* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
+ *
+ * What comes in order is added straight from where it was received, so that a byte of a member costs one
+ * read of it and one read and write of the sum. Positions are those of the group's bytes, one after another
+ * without the gaps between segments; `runs` tell their types. */
+
+/* For decoding: the largest manifests. */
+struct mlfab__aggregator_scratch {
+  mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
+  mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+  mlfab__spread_member spread[MLFAB__GROUP_MEMBERS_MAX];
+};
+
+/* --- the role as a whole --- */
+
+MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *up,
+                                           const mlfab__port *down, mlfab_stats *stats) {
+  memset(aggregator, 0, sizeof *aggregator);
+  aggregator->env = env;
+  aggregator->config = config;
+  aggregator->up = *up;
+  aggregator->down = *down;
+  aggregator->stats = stats;
+  aggregator->workers = config->workers;
+  aggregator->servers = config->servers;
+  uint32_t n = config->accumulators == UINT32_MAX ? 0
+               : config->accumulators             ? config->accumulators
+                                                  : 2;
+  aggregator->naccumulators = (uint32_t)mlfab__min(n, MLFAB__AGGREGATOR_MAX);
+  mlfab__meter_rate(&aggregator->meter, 0.0, config->chunk_bytes);
+  aggregator->connected = mlfab__alloc(env, aggregator->workers);
+  aggregator->incarnations =
+      mlfab__alloc_array(env, aggregator->workers, sizeof *aggregator->incarnations);
+  aggregator->numbers = mlfab__alloc_array(env, aggregator->servers, sizeof *aggregator->numbers);
+  aggregator->accumulators =
+      mlfab__alloc_array(env, aggregator->naccumulators, sizeof *aggregator->accumulators);
+  if (!aggregator->connected || !aggregator->incarnations || !aggregator->numbers ||
+      (aggregator->naccumulators > 0 && !aggregator->accumulators)) {
+    mlfab__aggregator_free(aggregator);
+    return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static void aggregator_free_rings(mlfab__aggregator *aggregator, mlfab__accumulator *accumulator) {
+  for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
+    mlfab__free_aligned(aggregator->env, accumulator->rings[i], aggregator->stage_bytes);
+    accumulator->rings[i] = NULL;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
+  mlfab__env *env = aggregator->env;
+  if (!env) return;
+  for (uint32_t i = 0; aggregator->accumulators && i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    aggregator_free_rings(aggregator, a);
+    mlfab__free_aligned(env, a->data, a->room);
+    mlfab__free(env, a->addends, a->addend_room * sizeof *a->addends);
+    mlfab__free(env, a->runs, a->run_room * sizeof *a->runs);
+    mlfab__free(env, a->recipients, a->recipient_room * sizeof *a->recipients);
+    mlfab__free(env, a->records, a->record_room * sizeof *a->records);
+  }
+  mlfab__free(env, aggregator->accumulators,
+              aggregator->naccumulators * sizeof *aggregator->accumulators);
+  mlfab__free(env, aggregator->connected, aggregator->workers);
+  mlfab__free(env, aggregator->incarnations,
+              aggregator->workers * sizeof *aggregator->incarnations);
+  mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
+  mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  memset(aggregator, 0, sizeof *aggregator);
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
+                                             uint32_t incarnation) {
+  return aggregator->connected[worker] && aggregator->incarnations[worker] == incarnation;
+}
+
+MLFAB__INTERNAL void *mlfab__aggregator_grow(mlfab__aggregator *aggregator, void *old,
+                                             uint32_t *room_p, uint32_t need, uint32_t keep,
+                                             size_t size) {
+  if (need <= *room_p) return old;
+  void *things = mlfab__alloc_array(aggregator->env, need, size);
+  if (!things) return NULL;
+  if (keep > 0) memcpy(things, old, keep * size);
+  mlfab__free(aggregator->env, old, *room_p * size);
+  *room_p = need;
+  return things;
+}
+
+/* --- accumulators, and what is lent of them --- */
+
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state != MLFAB__ACCUMULATOR_FREE && a->server == server && a->number == number) return a;
+  }
+  return NULL;
+}
+
+/* Its memory is changed only here, where nothing of it is lent. */
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number,
+                                                           uint64_t bytes, int clean) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state != MLFAB__ACCUMULATOR_FREE || (best && best->lent <= a->lent)) continue;
+    if (a->lent == 0 || (!clean && a->room >= aggregator->data_bytes)) best = a;
+  }
+  if (!best) return NULL;
+  if (!aggregator->ghost && best->room < aggregator->data_bytes) {
+    mlfab__free_aligned(aggregator->env, best->data, best->room);
+    best->data = mlfab__alloc_aligned(aggregator->env, aggregator->data_bytes);
+    best->room = best->data ? aggregator->data_bytes : 0;
+    if (!best->data) return NULL;
+  }
+  best->server = server;
+  best->number = number;
+  best->bytes = bytes;
+  best->age = ++aggregator->ages;
+  best->since_ns = aggregator->now_ns;
+  return best;
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
+                                            uint32_t peer) {
+  uint32_t n = 0;
+  if (accumulator->lent == MLFAB__AGGREGATOR_LOANS) return 0;
+  for (uint32_t i = 0; accumulator->lent > 0 && i < MLFAB__AGGREGATOR_LOANS; i++) {
+    const mlfab__loan *loan = &accumulator->loans[i];
+    n += loan->serial != 0 && loan->up == up && loan->peer == peer;
+  }
+  return n < MLFAB__AGGREGATOR_LINK_LOANS;
+}
+
+/* A token: the bit, which accumulator, which loan, and a number by which an old one is told. */
+MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
+                                             const mlfab__accumulator *accumulator, uint64_t at,
+                                             mlfab__frame_out *frame) {
+  uint64_t slot = 0;
+  frame->slot = (uint32_t)(accumulator - aggregator->accumulators);
+  frame->bulk = aggregator->ghost ? NULL : accumulator->data + at;
+  frame->token = 0;
+  if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
+  while (accumulator->loans[slot].serial != 0) slot++;
+  uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
+  frame->token = MLFAB__AGGREGATOR_TOKEN | (uint64_t)frame->slot << 40 | slot << 32 | serial;
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
+                                           uint32_t recipient, uint64_t end,
+                                           const mlfab__frame_out *frame) {
+  mlfab__accumulator *accumulator = &aggregator->accumulators[frame->slot];
+  if (frame->token == 0) return 0;
+  aggregator->serials = (uint32_t)frame->token;
+  accumulator->loans[frame->token >> 32 & 0xff] =
+      (mlfab__loan){(uint32_t)frame->token, peer, (uint8_t)up, recipient, accumulator->age, end};
+  accumulator->lent++;
+  return 1;
+}
+
+/* A link is lost, and has given everything back. */
+static void aggregator_all_returned(mlfab__aggregator *aggregator, int up, uint32_t peer) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    for (uint32_t k = 0; accumulator->lent > 0 && k < MLFAB__AGGREGATOR_LOANS; k++) {
+      mlfab__loan *loan = &accumulator->loans[k];
+      if (loan->serial == 0 || loan->up != up || loan->peer != peer) continue;
+      loan->serial = 0;
+      accumulator->lent--;
+    }
+  }
+}
+
+/* --- granting --- */
+
+static void aggregator_post_fail(mlfab__aggregator *aggregator, uint32_t server, uint64_t group,
+                                 const mlfab__addend *culprit, int code) {
+  mlfab__group_fail fail = {group, culprit ? culprit->seq : 0,
+                            culprit ? culprit->worker : MLFAB__NO_NODE, code};
+  uint8_t meta[64];
+  aggregator->up.post(aggregator->up.self, server, MLFAB__GROUP_FAIL, meta,
+                      mlfab__encode_group_fail(meta, &fail));
+}
+
+/* The group is spoilt, by a member or by us; the server ends its number. */
+static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                            const mlfab__addend *culprit, int code) {
+  aggregator_post_fail(aggregator, group->server, group->number, culprit, code);
+  group->state = MLFAB__ACCUMULATOR_FAILED;
+  group->outstanding = 0;
+}
+
+static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                             mlfab__addend *addend, uint64_t upto) {
+  mlfab__hop_grant grant = {group->number, addend->seq, upto, group->server};
+  uint8_t meta[64];
+  if (addend->granted == addend->received) addend->since_ns = aggregator->now_ns;
+  group->outstanding += upto - addend->granted;
+  addend->granted = upto;
+  aggregator->down.post(aggregator->down.self, addend->worker, MLFAB__HOP_GRANT, meta,
+                        mlfab__encode_hop_grant(meta, &grant));
+}
+
+/* How far member k may send: it may be ahead of the one before it by what a ring holds. */
+static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
+                                 const mlfab__accumulator *group, uint32_t k) {
+  if (k == group->head) return group->bytes;
+  return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
+}
+
+/* A ring that nobody uses, plus one, or 0. */
+static uint32_t aggregator_ring(const mlfab__accumulator *group) {
+  for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
+    if (!group->ring_used[i]) return i + 1;
+  }
+  return 0;
+}
+
+/* The first member of a group that could be granted next, or naddends. */
+static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
+                                   const mlfab__accumulator *group) {
+  if (group->top == 0 && group->lent > 0) return group->naddends; /* invariant (4) */
+  uint32_t end = aggregator_ring(group) ? group->naddends : group->head + 1;
+  for (uint32_t k = group->head; k < end; k++) {
+    const mlfab__addend *addend = &group->addends[k];
+    if (addend->granted == 0 &&
+        mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation))
+      return k;
+  }
+  return group->naddends;
+}
+
+/* The same of all groups: the oldest one's. */
+static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
+                                           uint32_t *member_p) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    if (group->state != MLFAB__ACCUMULATOR_ADDING || (best && best->age < group->age)) continue;
+    uint32_t k = aggregator_waiting(aggregator, group);
+    if (k == group->naddends) continue;
+    best = group;
+    *member_p = k;
+  }
+  return best;
+}
+
+/* Are those that were granted nearly through? */
+static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
+  uint64_t outstanding = 0;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    outstanding += aggregator->accumulators[i].outstanding;
+  }
+  return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
+}
+
+/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the head. */
+static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
+  mlfab__addend *addend = &group->addends[k];
+  if (k > group->head) {
+    uint32_t ring = aggregator_ring(group);
+    if (!aggregator->ghost && !group->rings[ring - 1]) {
+      group->rings[ring - 1] = mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes);
+      if (!group->rings[ring - 1]) return 0;
+    }
+    group->ring_used[ring - 1] = 1;
+    addend->ring = ring;
+  }
+  if (group->top < k + 1) group->top = k + 1;
+  aggregator_grant(aggregator, group, addend, aggregator_limit(aggregator, group, k));
+  return 1;
+}
+
+/* Grants whoever may be granted now. */
+static void aggregator_pump(mlfab__aggregator *aggregator) {
+  int looked = 0;
+  uint32_t k;
+  for (;;) {
+    mlfab__accumulator *group = aggregator_next(aggregator, &k);
+    if (!group) return;
+    if (!aggregator_draws_near(aggregator)) {
+      if (looked || !mlfab__meter_idle(&aggregator->meter, aggregator->now_ns)) return;
+      looked = 1;
+    }
+    if (!aggregator_admit(aggregator, group, k)) return;
+    mlfab__meter_begin(&aggregator->meter, aggregator->now_ns);
+  }
+}
+
+/* --- adding --- */
+
+/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors: NOT_FINITE. */
+static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
+                          const uint8_t *from, uint64_t bytes) {
+  mlfab__addend *addend = &group->addends[k];
+  while (bytes > 0) {
+    const mlfab__run *run = &group->runs[addend->run];
+    uint64_t n = mlfab__min(bytes, run->end - addend->added);
+    if (!aggregator->ghost) {
+      uint8_t *sum = group->data + addend->added;
+      uint64_t count = n / mlfab__dtype_bytes(run->dtype);
+      if (!mlfab__reduce_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+        return MLFAB_ERR_NOT_FINITE;
+      from += n;
+    }
+    addend->added += n;
+    addend->run += addend->added == run->end;
+    bytes -= n;
+  }
+  return 0;
+}
+
+/* Keeps what came too early: byte x of a member lies at x modulo the ring. */
+static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
+                             uint64_t at, const uint8_t *from, uint64_t bytes) {
+  uint8_t *ring = group->rings[group->addends[k].ring - 1];
+  while (bytes > 0 && !aggregator->ghost) {
+    uint64_t place = at % aggregator->stage_bytes;
+    uint64_t n = mlfab__min(bytes, aggregator->stage_bytes - place);
+    memcpy(ring + place, from, n);
+    from += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+/* Members behind k add what they have staged, as far as the one before each has come. */
+static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
+  while (++k < group->top) {
+    mlfab__addend *addend = &group->addends[k];
+    uint64_t limit = mlfab__min(addend->received, group->addends[k - 1].added);
+    if (addend->added >= limit) return;
+    const uint8_t *ring = aggregator->ghost ? NULL : group->rings[addend->ring - 1];
+    while (addend->added < limit) {
+      uint64_t place = addend->added % aggregator->stage_bytes;
+      uint64_t n = mlfab__min(limit - addend->added, aggregator->stage_bytes - place);
+      if (aggregator_add(aggregator, group, k, ring ? ring + place : NULL, n)) {
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+        return;
+      }
+    }
+  }
+}
+
+/* Something was added: whose turn is it, and who may send more? */
+static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
+    mlfab__addend *next = &group->addends[++group->head];
+    /* What it has staged was added: from here on its bytes come in order. */
+    if (group->head < group->naddends && next->ring) {
+      group->ring_used[next->ring - 1] = 0;
+      next->ring = 0;
+    }
+  }
+  for (uint32_t k = group->head; k < group->top; k++) {
+    mlfab__addend *addend = &group->addends[k];
+    uint64_t upto = aggregator_limit(aggregator, group, k);
+    /* Not for every chunk: a grant is a frame. */
+    if (addend->granted > 0 && upto > addend->granted &&
+        (upto == group->bytes || addend->received == addend->granted ||
+         upto - addend->granted >= aggregator->stage_bytes / 4))
+      aggregator_grant(aggregator, group, addend, upto);
+  }
+}
+
+/* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
+static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
+                                       const mlfab__accumulator *group) {
+  uint64_t added = group->addends[group->naddends - 1].added;
+  uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
+  uint64_t upto = mlfab__min(released, added);
+  uint64_t n = upto > group->sent ? upto - group->sent : 0;
+  if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
+  if (n >= aggregator->config->chunk_bytes) return aggregator->config->chunk_bytes;
+  return upto == released ? (uint32_t)n : 0;
+}
+
+/* --- frames of members --- */
+
+/* A text when the chunk breaks the protocol. */
+static const char *aggregator_check(const mlfab__aggregator *aggregator,
+                                    const mlfab__accumulator *group, const mlfab__addend *addend,
+                                    const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
+  uint64_t end = chunk->offset + frame->bulk_bytes;
+  if (!addend) return "a chunk for a group without this member";
+  if (chunk->offset != addend->received || frame->bulk_bytes > addend->granted - addend->received)
+    return "a chunk out of place or not granted";
+  if (frame->bulk_bytes == 0 || (frame->bulk == NULL) != (aggregator->ghost != 0))
+    return "a chunk without bytes, or with bytes for a model of ghosts";
+  if (end % (end < group->wide ? 8 : 4) != 0) return "a chunk that cuts an element";
+  return NULL;
+}
+
+static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                               mlfab__addend *addend, const mlfab__frame_in *frame) {
+  uint32_t k = (uint32_t)(addend - group->addends);
+  uint64_t at = addend->received, direct = 0;
+  uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
+  const uint8_t *bulk = frame->bulk;
+  addend->received += frame->bulk_bytes;
+  addend->since_ns = aggregator->now_ns;
+  group->outstanding -= frame->bulk_bytes;
+  if (addend->added == at) {
+    direct = mlfab__min(frame->bulk_bytes, limit - at);
+    if (aggregator_add(aggregator, group, k, bulk, direct)) {
+      aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+      return;
+    }
+  }
+  if (direct < frame->bulk_bytes) {
+    aggregator_stage(aggregator, group, k, at + direct, bulk ? bulk + direct : NULL,
+                     frame->bulk_bytes - direct);
+  }
+  aggregator_drain(aggregator, group, k);
+  if (group->state != MLFAB__ACCUMULATOR_ADDING) return;
+  aggregator_settle(aggregator, group);
+  if (aggregator_forwardable(aggregator, group) > 0)
+    aggregator->up.ready(aggregator->up.self, group->server);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
+                                                    const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__hop_chunk chunk;
+  const char *wrong = NULL;
+  aggregator->now_ns = now_ns;
+  if (frame->type != MLFAB__HOP_CHUNK ||
+      mlfab__decode_hop_chunk(frame->meta, frame->meta_bytes, &chunk) ||
+      chunk.server >= aggregator->servers) {
+    wrong = "not a HOP_CHUNK that parses";
+    aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
+    return;
+  }
+  mlfab__meter_count(&aggregator->meter, frame->bulk_bytes);
+  mlfab__accumulator *group = mlfab__aggregator_find(aggregator, chunk.server, chunk.group);
+  if (!group && chunk.group > aggregator->numbers[chunk.server].newest) {
+    wrong = "a chunk for a group that never was";
+  } else if (group && (group->state == MLFAB__ACCUMULATOR_ADDING ||
+                       group->state == MLFAB__ACCUMULATOR_SENT)) {
+    mlfab__addend *addend = NULL;
+    for (uint32_t k = 0; k < group->naddends && !addend; k++) {
+      if (group->addends[k].worker == member && group->addends[k].seq == chunk.seq)
+        addend = &group->addends[k];
+    }
+    wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, frame);
+  }
+  if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
+  aggregator_pump(aggregator);
+}
+
+/* --- frames of servers --- */
+
+/* Adds a stretch of one type behind the others. Errors: MEMORY. */
+static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint64_t end,
+                          int dtype) {
+  if (mlfab__dtype_bytes(dtype) == 8) group->wide = end;
+  if (group->nruns > 0 && group->runs[group->nruns - 1].dtype == dtype) {
+    group->runs[group->nruns - 1].end = end;
+    return 0;
+  }
+  uint32_t need = group->nruns < group->run_room ? group->run_room : 2 * group->run_room + 4;
+  mlfab__run *runs = mlfab__aggregator_grow(aggregator, group->runs, &group->run_room, need,
+                                            group->nruns, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  group->runs = runs;
+  group->runs[group->nruns++] = (mlfab__run){end, dtype};
+  return 0;
+}
+
+/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or cut an
+ * element), MEMORY. */
+static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                           const mlfab__segment *segments, uint32_t n) {
+  const mlfab__layout *layout = aggregator->layout;
+  uint64_t begin, end, at = 0;
+  group->nruns = 0;
+  group->wide = 0;
+  mlfab__layout_shard(layout, group->server, &begin, &end);
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t offset = segments[i].offset, left = segments[i].bytes;
+    if (offset < begin || offset >= end || left > end - offset) return MLFAB_ERR_ARGUMENT;
+    while (left > 0) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
+      uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+      uint64_t bytes = tensor->offset + tensor->bytes - offset;
+      if (layout->uniform_dtype || bytes > left) bytes = left;
+      if ((offset - tensor->offset) % width != 0 || bytes % width != 0) return MLFAB_ERR_ARGUMENT;
+      int code = aggregator_run(aggregator, group, at + bytes, (int)tensor->dtype);
+      if (code) return code;
+      offset += bytes;
+      at += bytes;
+      left -= bytes;
+    }
+  }
+  return at > 0 ? 0 : MLFAB_ERR_ARGUMENT;
+}
+
+/* Does the manifest name workers, and each update once? */
+static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__group_member *members,
+                            uint32_t n) {
+  for (uint32_t k = 0; k < n; k++) {
+    if (members[k].worker >= aggregator->workers) return 0;
+    for (uint32_t i = 0; i < k; i++) {
+      if (members[i].worker == members[k].worker && members[i].seq == members[k].seq) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Sets an accumulator up for a group. Errors: AGAIN (no room), ARGUMENT. */
+static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
+                            const mlfab__group *group, const mlfab__aggregator_scratch *manifest) {
+  if (!aggregator->layout) return MLFAB_ERR_AGAIN;
+  mlfab__accumulator *a = mlfab__aggregator_take(aggregator, server, group->group, group->bytes, 0);
+  if (!a) return MLFAB_ERR_AGAIN;
+  int code = aggregator_runs(aggregator, a, manifest->segments, group->segments);
+  if (code) return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_AGAIN : code;
+  mlfab__addend *addends = mlfab__aggregator_grow(aggregator, a->addends, &a->addend_room,
+                                                  group->members, 0, sizeof *addends);
+  if (!addends) return MLFAB_ERR_AGAIN;
+  memset(addends, 0, group->members * sizeof *addends);
+  for (uint32_t k = 0; k < group->members; k++) {
+    addends[k].seq = manifest->members[k].seq;
+    addends[k].weight = manifest->members[k].weight;
+    addends[k].worker = manifest->members[k].worker;
+    addends[k].incarnation = manifest->members[k].incarnation;
+    addends[k].since_ns = aggregator->now_ns;
+  }
+  a->state = MLFAB__ACCUMULATOR_ADDING;
+  a->whole = group->whole != 0;
+  a->addends = addends;
+  a->naddends = group->members;
+  a->head = a->top = 0;
+  a->outstanding = a->released = a->sent = 0;
+  memset(a->ring_used, 0, sizeof a->ring_used);
+  return 0;
+}
+
+/* Memory for decoding manifests. 0 when there is none. */
+static int aggregator_scratch(mlfab__aggregator *aggregator) {
+  if (!aggregator->scratch)
+    aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
+  return aggregator->scratch != NULL;
+}
+
+static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
+                             const mlfab__frame_in *frame) {
+  mlfab__aggregator_server *numbers = &aggregator->numbers[server];
+  mlfab__group_end head = {0}; /* the number, which comes first */
+  int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
+  if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head) || head.group <= numbers->last;
+  if (!wrong && aggregator_scratch(aggregator)) {
+    mlfab__aggregator_scratch *manifest = aggregator->scratch;
+    mlfab__group group;
+    wrong = mlfab__decode_group(frame->meta, frame->meta_bytes, &group, manifest->members,
+                                manifest->segments) ||
+            !aggregator_sound(aggregator, manifest->members, group.members);
+    if (!wrong) {
+      numbers->last = head.group;
+      numbers->newest = mlfab__max(numbers->newest, head.group);
+      if (group.rate_in > 0.0)
+        mlfab__meter_rate(&aggregator->meter, group.rate_in, aggregator->config->chunk_bytes);
+      code = aggregator_begin(aggregator, server, &group, manifest);
+    }
+  }
+  if (wrong) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a GROUP that does not parse, or whose number went back");
+  } else if (code) {
+    aggregator_post_fail(aggregator, server, head.group, NULL, code);
+  } else {
+    aggregator_pump(aggregator);
+  }
+}
+
+static void aggregator_group_end(mlfab__aggregator *aggregator, uint32_t server,
+                                 const mlfab__frame_in *frame) {
+  mlfab__group_end end;
+  if (mlfab__decode_group_end(frame->meta, frame->meta_bytes, &end)) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a GROUP_END that does not parse");
+    return;
+  }
+  mlfab__accumulator *group = mlfab__aggregator_find(aggregator, server, end.group);
+  if (!group || group->state == MLFAB__ACCUMULATOR_HANDING) return;
+  group->state = MLFAB__ACCUMULATOR_FREE;
+  group->outstanding = 0;
+  aggregator_pump(aggregator);
+}
+
+static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
+                               const mlfab__frame_in *frame) {
+  mlfab__release release;
+  int code = mlfab__decode_release(frame->meta, frame->meta_bytes, &release);
+  mlfab__accumulator *group =
+      code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
+  if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
+  if (code || release.upto > group->bytes ||
+      release.upto % (release.upto < group->wide ? 8 : 4) != 0) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a RELEASE that does not parse, or of more than there is");
+    return;
+  }
+  group->released = mlfab__max(group->released, release.upto);
+  if (aggregator_forwardable(aggregator, group) > 0)
+    aggregator->up.ready(aggregator->up.self, server);
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  switch (frame->type) {
+    case MLFAB__GROUP:
+      aggregator_group(aggregator, server, frame);
+      return 1;
+    case MLFAB__GROUP_END:
+      aggregator_group_end(aggregator, server, frame);
+      return 1;
+    case MLFAB__RELEASE:
+      aggregator_release(aggregator, server, frame);
+      return 1;
+    case MLFAB__SPREAD:
+      mlfab__distributor_spread(
+          aggregator, server, frame,
+          aggregator_scratch(aggregator) ? aggregator->scratch->spread : NULL);
+      return 1;
+    case MLFAB__MODEL:
+      return mlfab__distributor_model(aggregator, server, frame);
+    case MLFAB__PULL_FAIL:
+      return mlfab__distributor_pull_fail(aggregator, server, frame);
+    default:
+      return 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
+                                             const mlfab__layout *layout, int ghost) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_ADDING)
+      aggregator_fail(aggregator, a, NULL, MLFAB_ERR_AGAIN);
+    if (a->state == MLFAB__ACCUMULATOR_HANDING)
+      mlfab__distributor_fail(aggregator, a, MLFAB_ERR_AGAIN);
+    aggregator_free_rings(aggregator, a);
+  }
+  uint64_t slice = 0;
+  aggregator->shard_bytes = 0;
+  for (uint32_t s = 0; s < aggregator->servers; s++) {
+    uint64_t begin, end;
+    mlfab__layout_shard(layout, s, &begin, &end);
+    aggregator->shard_bytes = mlfab__max(aggregator->shard_bytes, end - begin);
+  }
+  for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
+  aggregator->layout = layout;
+  aggregator->ghost = ghost;
+  aggregator->stage_bytes =
+      (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
+  /* One slice more than a shard, so that one which is begun again has a place while the old bytes are lent. */
+  aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
+}
+
+/* --- links --- */
+
+MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server) {
+  aggregator_all_returned(aggregator, 1, server);
+  aggregator->numbers[server].last = 0;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_FREE || a->server != server) continue;
+    a->state = MLFAB__ACCUMULATOR_FREE;
+    a->outstanding = 0;
+  }
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
+                                           uint32_t incarnation, uint64_t now_ns) {
+  if (aggregator->connected[member]) mlfab__aggregator_lost(aggregator, member, now_ns);
+  aggregator->now_ns = now_ns;
+  aggregator->connected[member] = 1;
+  aggregator->incarnations[member] = incarnation;
+  /* A newer process has none of the older one's updates, and none of its requests. */
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    for (uint32_t k = group->head; k < group->naddends; k++) {
+      const mlfab__addend *addend = &group->addends[k];
+      if (group->state == MLFAB__ACCUMULATOR_ADDING && addend->worker == member &&
+          addend->incarnation < incarnation && addend->received < group->bytes)
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
+    }
+  }
+  mlfab__distributor_met(aggregator);
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
+                                            uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  aggregator->connected[member] = 0;
+  aggregator_all_returned(aggregator, 0, member);
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    for (uint32_t k = group->head; k < group->naddends; k++) {
+      mlfab__addend *addend = &group->addends[k];
+      if (group->state != MLFAB__ACCUMULATOR_ADDING || addend->worker != member ||
+          addend->received == group->bytes)
+        continue;
+      addend->since_ns = now_ns;
+      if (addend->granted > 0) aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
+    }
+  }
+  mlfab__distributor_lost(aggregator, member);
+  aggregator_pump(aggregator);
+}
+
+/* --- frames to go --- */
+
+MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
+                                              mlfab__frame_out *frame) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    if (group->state == MLFAB__ACCUMULATOR_ADDING && group->server == server &&
+        (!best || group->age < best->age) && aggregator_forwardable(aggregator, group) > 0 &&
+        mlfab__aggregator_lends(group, 1, server))
+      best = group;
+  }
+  if (!best) return 0;
+  mlfab__forward forward = {best->number, best->sent};
+  frame->type = MLFAB__FORWARD;
+  frame->bulk_bytes = aggregator_forwardable(aggregator, best);
+  frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
+  mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
+                                                const mlfab__frame_out *frame) {
+  mlfab__accumulator *group = &aggregator->accumulators[frame->slot];
+  group->sent += frame->bulk_bytes;
+  mlfab__aggregator_lend(aggregator, 1, server, 0, group->sent, frame);
+  if (group->sent < group->bytes) return;
+  group->state = MLFAB__ACCUMULATOR_SENT;
+  aggregator->stats->members_added += group->naddends;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token) {
+  uint64_t index = (token & ~MLFAB__AGGREGATOR_TOKEN) >> 40, slot = token >> 32 & 0xff;
+  if (index >= aggregator->naccumulators || slot >= MLFAB__AGGREGATOR_LOANS) return;
+  mlfab__accumulator *accumulator = &aggregator->accumulators[index];
+  mlfab__loan loan = accumulator->loans[slot];
+  if (loan.serial == 0 || loan.serial != (uint32_t)token) return;
+  accumulator->loans[slot].serial = 0;
+  accumulator->lent--;
+  if (loan.up) {
+    aggregator->up.ready(aggregator->up.self, loan.peer);
+  } else if (accumulator->state == MLFAB__ACCUMULATOR_HANDING && loan.age == accumulator->age) {
+    mlfab__distributor_returned(aggregator, accumulator, loan.recipient);
+  }
+  if (accumulator->lent == 0) aggregator_pump(aggregator);
+}
+
+/* --- time --- */
+
+/* When member k is to be named, unless something is heard of it. */
+static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
+                                   const mlfab__accumulator *group, uint32_t k) {
+  const mlfab__addend *addend = &group->addends[k];
+  int absent = addend->granted == 0 && k == group->head &&
+               !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
+  if (addend->granted == addend->received && !absent) return MLFAB__NEVER;
+  return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
+}
+
+static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t patience = 3 * aggregator->config->heartbeat_ns;
+  for (uint32_t k = group->head; k < group->naddends && (k <= group->head || k < group->top); k++) {
+    if (aggregator_overdue(aggregator, group, k) > aggregator->now_ns) continue;
+    aggregator->stats->transfers_revoked++;
+    aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
+    return;
+  }
+  /* Bulks of its last use do not come back: their link is as good as dead. */
+  if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
+    aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
+    if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
+      mlfab__distributor_tick(aggregator, accumulator);
+  }
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator) {
+  uint64_t deadline = MLFAB__NEVER;
+  uint32_t k;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    const mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_HANDING)
+      deadline = mlfab__min(deadline, mlfab__distributor_deadline(aggregator, a));
+    if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
+    for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
+      deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
+    }
+    if (a->top == 0 && a->lent > 0)
+      deadline =
+          mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
+  }
+  /* Somebody waits for the in-link to have capacity to spare. */
+  if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
+    deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
+  return deadline;
+}
+
+/* ==============================================================================================
+ * core/distributor.c
+ * ============================================================================================== */
+/* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
+ *
+ * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so that what was
+ * received once is lent to all. A slice that the server begins again cuts the list off where the slice began;
+ * its bytes go where the old ones were, or behind them while those are lent. */
+
+enum { DISTRIBUTOR_ACTIVE = 2 };
+
+static void distributor_post_fail(mlfab__aggregator *aggregator, uint32_t server, uint64_t request,
+                                  const mlfab__recipient *recipient, int code) {
+  mlfab__spread_fail fail = {request, recipient ? recipient->request : 0,
+                             recipient ? recipient->worker : MLFAB__NO_NODE, code};
+  uint8_t meta[64];
+  aggregator->up.post(aggregator->up.self, server, MLFAB__SPREAD_FAIL, meta,
+                      mlfab__encode_spread_fail(meta, &fail));
+}
+
+MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *spread, int code) {
+  distributor_post_fail(aggregator, spread->server, spread->number, NULL, code);
+  spread->state = MLFAB__ACCUMULATOR_FREE;
+}
+
+/* Is there a record for this member? */
+static int distributor_has(const mlfab__accumulator *spread, const mlfab__recipient *recipient) {
+  return recipient->record < spread->nrecords && (spread->complete || !spread->whole);
+}
+
+static void distributor_activate(mlfab__aggregator *aggregator, mlfab__accumulator *spread) {
+  uint32_t active = 0;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    active += spread->recipients[i].state == MLFAB__RECIPIENT_ACTIVE;
+  }
+  for (uint32_t i = 0; i < spread->nrecipients && active < DISTRIBUTOR_ACTIVE; i++) {
+    mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->state != MLFAB__RECIPIENT_WAITING ||
+        !mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation))
+      continue;
+    recipient->state = MLFAB__RECIPIENT_ACTIVE;
+    recipient->since_ns = aggregator->now_ns;
+    active++;
+    if (distributor_has(spread, recipient))
+      aggregator->down.ready(aggregator->down.self, recipient->worker);
+  }
+}
+
+/* One member less to hand to. */
+static void distributor_closed(mlfab__aggregator *aggregator, mlfab__accumulator *spread) {
+  if (--spread->open == 0) {
+    spread->state = MLFAB__ACCUMULATOR_FREE;
+  } else {
+    distributor_activate(aggregator, spread);
+  }
+}
+
+static void distributor_give_up(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
+                                mlfab__recipient *recipient, int code) {
+  distributor_post_fail(aggregator, spread->server, spread->number, recipient, code);
+  recipient->state = MLFAB__GIVEN_UP;
+  distributor_closed(aggregator, spread);
+}
+
+/* A member has all when everything was taken and has left our memory. */
+static void distributor_check(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
+                              mlfab__recipient *recipient) {
+  if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !spread->complete || recipient->lent > 0 ||
+      recipient->record < spread->nrecords)
+    return;
+  recipient->state = MLFAB__RECIPIENT_DONE;
+  aggregator->stats->members_served++;
+  distributor_closed(aggregator, spread);
+}
+
+/* --- frames of servers --- */
+
+/* Sets an accumulator up. Errors: AGAIN (no room), ARGUMENT. */
+static int distributor_begin(mlfab__aggregator *aggregator, uint32_t server,
+                             const mlfab__spread *spread, const mlfab__spread_member *members) {
+  if (!aggregator->layout) return MLFAB_ERR_AGAIN;
+  if (spread->bytes > aggregator->shard_bytes) return MLFAB_ERR_ARGUMENT;
+  mlfab__accumulator *a =
+      mlfab__aggregator_take(aggregator, server, spread->request, spread->bytes, 1);
+  if (!a) return MLFAB_ERR_AGAIN;
+  mlfab__recipient *recipients = mlfab__aggregator_grow(
+      aggregator, a->recipients, &a->recipient_room, spread->members, 0, sizeof *recipients);
+  if (!recipients) return MLFAB_ERR_AGAIN;
+  memset(recipients, 0, spread->members * sizeof *recipients);
+  for (uint32_t i = 0; i < spread->members; i++) {
+    recipients[i].request = members[i].request;
+    recipients[i].worker = members[i].worker;
+    recipients[i].incarnation = members[i].incarnation;
+    recipients[i].attempt = members[i].attempt;
+    recipients[i].since_ns = aggregator->now_ns;
+  }
+  a->state = MLFAB__ACCUMULATOR_HANDING;
+  a->whole = spread->whole != 0;
+  a->recipients = recipients;
+  a->nrecipients = a->open = spread->members;
+  a->nrecords = 0;
+  a->filled = a->end = 0;
+  a->complete = 0;
+  distributor_activate(aggregator, a);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
+                                               const mlfab__frame_in *frame,
+                                               mlfab__spread_member *members) {
+  mlfab__spread spread;
+  mlfab__group_end head = {0}; /* the number, which comes first */
+  int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
+  if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head);
+  if (!wrong && members) {
+    wrong = mlfab__decode_spread(frame->meta, frame->meta_bytes, &spread, members) ||
+            !(head.group & MLFAB__SPREAD_BIT) ||
+            mlfab__aggregator_find(aggregator, server, head.group);
+    for (uint32_t i = 0; !wrong && i < spread.members; i++) {
+      wrong = members[i].worker >= aggregator->workers;
+    }
+    if (!wrong) code = distributor_begin(aggregator, server, &spread, members);
+  }
+  if (wrong) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a SPREAD that does not parse, or comes twice");
+  } else if (code) {
+    distributor_post_fail(aggregator, server, head.group, NULL, code);
+  }
+}
+
+/* Is any of the bytes from `at` on lent? */
+static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
+  for (uint32_t i = 0; spread->lent > 0 && i < MLFAB__AGGREGATOR_LOANS; i++) {
+    if (spread->loans[i].serial != 0 && spread->loans[i].end > at) return 1;
+  }
+  return 0;
+}
+
+/* The records from r on are void. */
+static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
+  spread->nrecords = r;
+  spread->filled = spread->records[r].before;
+  if (!distributor_lent(spread, spread->records[r].at) || MLFAB__PLANTED(23))
+    spread->end = spread->records[r].at;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    if (spread->recipients[i].record > r) spread->recipients[i].record = r;
+  }
+}
+
+/* Keeps a frame. Errors: AGAIN (no room). */
+static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
+                            const mlfab__model *model, const mlfab__frame_in *frame) {
+  uint32_t n = spread->nrecords, bytes = frame->bulk_bytes;
+  uint32_t need = n < spread->record_room ? n : 2 * n + 64;
+  mlfab__record *records = mlfab__aggregator_grow(aggregator, spread->records, &spread->record_room,
+                                                  need, n, sizeof *records);
+  if (!records) return MLFAB_ERR_AGAIN;
+  spread->records = records;
+  if (!aggregator->ghost) {
+    if (bytes > spread->room - spread->end) return MLFAB_ERR_AGAIN;
+    if (bytes > 0) memcpy(spread->data + spread->end, frame->bulk, bytes);
+  }
+  records[n] = (mlfab__record){model->offset, model->version, model->commit, model->slice,
+                               model->flags,  bytes,          spread->end,   spread->filled};
+  spread->nrecords++;
+  spread->filled += bytes;
+  spread->end += bytes;
+  spread->complete = (model->flags & MLFAB__MODEL_LAST) != 0;
+  return 0;
+}
+
+/* A text when the frame does not fit what the server said. */
+static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
+                                           const mlfab__accumulator *spread,
+                                           const mlfab__model *model,
+                                           const mlfab__frame_in *frame) {
+  int last = (model->flags & MLFAB__MODEL_LAST) != 0;
+  if (spread->complete) return "a MODEL behind the last one of a spread";
+  if (frame->bulk_bytes > 0 && (frame->bulk == NULL) != (aggregator->ghost != 0))
+    return "ghosts for a model with bytes, or bytes for ghosts";
+  if (frame->bulk_bytes > spread->bytes - spread->filled ||
+      (last ? spread->filled + frame->bulk_bytes != spread->bytes : frame->bulk_bytes == 0))
+    return "more or less bytes in a spread than its server said";
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
+                                             const mlfab__frame_in *frame) {
+  mlfab__model model;
+  if (mlfab__decode_model(frame->meta, frame->meta_bytes, &model))
+    return 0; /* the worker's to say */
+  if (!(model.request & MLFAB__SPREAD_BIT)) return 0;
+  mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, model.request);
+  if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1; /* given up meanwhile */
+  for (uint32_t r = spread->complete ? 0 : spread->nrecords;
+       r > 0 && spread->records[r - 1].slice == model.slice; r--) {
+    if (spread->records[r - 1].offset != model.offset) continue;
+    distributor_cut(spread, r - 1);
+    break;
+  }
+  const char *wrong = distributor_check_frame(aggregator, spread, &model, frame);
+  if (wrong) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME, wrong);
+    return 1;
+  }
+  if (distributor_keep(aggregator, spread, &model, frame)) {
+    mlfab__distributor_fail(aggregator, spread, MLFAB_ERR_AGAIN);
+    return 1;
+  }
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !distributor_has(spread, recipient))
+      continue;
+    /* Who had everything until now was not waited for. */
+    if (recipient->record + 1 == spread->nrecords && recipient->lent == 0)
+      recipient->since_ns = aggregator->now_ns;
+    aggregator->down.ready(aggregator->down.self, recipient->worker);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
+                                                 const mlfab__frame_in *frame) {
+  mlfab__pull_fail fail;
+  if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
+  if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
+  mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
+  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members itself. */
+  if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
+    spread->state = MLFAB__ACCUMULATOR_FREE;
+  return 1;
+}
+
+/* --- links --- */
+
+MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *spread = &aggregator->accumulators[i];
+    for (uint32_t k = 0; k < spread->nrecipients; k++) {
+      mlfab__recipient *recipient = &spread->recipients[k];
+      if (spread->state == MLFAB__ACCUMULATOR_HANDING &&
+          recipient->state <= MLFAB__RECIPIENT_ACTIVE && aggregator->connected[recipient->worker] &&
+          aggregator->incarnations[recipient->worker] > recipient->incarnation)
+        distributor_give_up(aggregator, spread, recipient, MLFAB_ERR_PEER_DEAD);
+    }
+    if (spread->state == MLFAB__ACCUMULATOR_HANDING) distributor_activate(aggregator, spread);
+  }
+}
+
+/* What it was handed may be lost with the link, though it was sent. */
+MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *spread = &aggregator->accumulators[i];
+    for (uint32_t k = 0; k < spread->nrecipients; k++) {
+      mlfab__recipient *recipient = &spread->recipients[k];
+      if (spread->state != MLFAB__ACCUMULATOR_HANDING || recipient->worker != member) continue;
+      recipient->lent = 0;
+      recipient->since_ns = aggregator->now_ns;
+      if (recipient->state == MLFAB__RECIPIENT_ACTIVE)
+        distributor_give_up(aggregator, spread, recipient, MLFAB_ERR_PEER_DEAD);
+      if (recipient->state == MLFAB__RECIPIENT_DONE) {
+        distributor_post_fail(aggregator, spread->server, spread->number, recipient,
+                              MLFAB_ERR_PEER_DEAD);
+        recipient->state = MLFAB__GIVEN_UP;
+      }
+    }
+  }
+}
+
+/* --- frames to go --- */
+
+/* The member of a spread for whom this worker's link has room, or NULL. */
+static const mlfab__recipient *distributor_next(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *spread, uint32_t member) {
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    const mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->state == MLFAB__RECIPIENT_ACTIVE && recipient->worker == member &&
+        distributor_has(spread, recipient) &&
+        (aggregator->ghost || mlfab__aggregator_lends(spread, 0, member)))
+      return recipient;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                mlfab__frame_out *frame) {
+  const mlfab__accumulator *best = NULL;
+  const mlfab__recipient *recipient = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    const mlfab__accumulator *spread = &aggregator->accumulators[i];
+    if (spread->state != MLFAB__ACCUMULATOR_HANDING || (best && best->age < spread->age)) continue;
+    const mlfab__recipient *next = distributor_next(aggregator, spread, member);
+    if (!next) continue;
+    best = spread;
+    recipient = next;
+  }
+  if (!best) return 0;
+  const mlfab__record *record = &best->records[recipient->record];
+  mlfab__hop_model model = {recipient->request, record->offset,    record->version,
+                            record->commit,     record->slice,     record->flags,
+                            best->server,       recipient->attempt};
+  frame->type = MLFAB__HOP_MODEL;
+  frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
+  frame->bulk_bytes = record->bytes;
+  frame->note[0] = (uint64_t)(recipient - best->recipients);
+  mlfab__aggregator_offer(aggregator, best, record->at, frame);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                  const mlfab__frame_out *frame) {
+  mlfab__accumulator *spread = &aggregator->accumulators[frame->slot];
+  mlfab__recipient *recipient = &spread->recipients[frame->note[0]];
+  const mlfab__record *record = &spread->records[recipient->record++];
+  recipient->lent += (uint32_t)mlfab__aggregator_lend(
+      aggregator, 0, member, (uint32_t)frame->note[0], record->at + record->bytes, frame);
+  recipient->moved = 1;
+  distributor_check(aggregator, spread, recipient);
+}
+
+MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
+                                                 mlfab__accumulator *spread, uint32_t index) {
+  mlfab__recipient *recipient = &spread->recipients[index];
+  if (recipient->lent > 0) recipient->lent--;
+  recipient->moved = 1;
+  aggregator->down.ready(aggregator->down.self, recipient->worker);
+  distributor_check(aggregator, spread, recipient);
+}
+
+/* --- time --- */
+
+MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *spread) {
+  uint64_t now = aggregator->now_ns;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    mlfab__recipient *recipient = &spread->recipients[i];
+    int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
+    /* Nothing to do for it, or nothing that it could do. */
+    int idle = recipient->lent == 0 &&
+               (!distributor_has(spread, recipient) ||
+                (!aggregator->ghost && !mlfab__aggregator_lends(spread, 0, recipient->worker)));
+    if (active && (recipient->moved || idle)) recipient->since_ns = now;
+    recipient->moved = 0;
+    if (!active &&
+        (recipient->state != MLFAB__RECIPIENT_WAITING ||
+         mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation)))
+      continue;
+    if (now - recipient->since_ns < 3 * aggregator->config->heartbeat_ns) continue;
+    aggregator->stats->transfers_revoked++;
+    distributor_give_up(aggregator, spread, recipient, MLFAB_ERR_PEER_DEAD);
+    if (spread->state == MLFAB__ACCUMULATOR_FREE) return;
+  }
+  spread->since_ns = now;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
+                                                     const mlfab__accumulator *spread) {
+  uint64_t beat = aggregator->config->heartbeat_ns, deadline = MLFAB__NEVER;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    const mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->state == MLFAB__RECIPIENT_ACTIVE)
+      deadline = mlfab__min(deadline, mlfab__add_sat(spread->since_ns, beat));
+    if (recipient->state == MLFAB__RECIPIENT_WAITING &&
+        !mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation))
+      deadline = mlfab__min(deadline, mlfab__add_sat(recipient->since_ns, 3 * beat));
+  }
+  return deadline;
+}
 
 /* ==============================================================================================
  * core/scheduler.h
@@ -11312,21 +13340,35 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * bytes and nothing that could not be told to it again: when it is restarted the servers say what waits
  * and what they have placed, and when it is away they grant first come, first served.
  *
- *    a transfer:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
+ *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
  *                                   |                             +--dropped--> forgotten when reported
  *                                   +--its worker gone--> forgotten
  *
+ * An item is an update, of which servers have parts, or a pull, of which each server answers its own part when its
+ * own condition holds: that is an item a server. A part that a server does not announce within three
+ * heartbeats is not waited for, nor is one of a server whose link is lost. A server that announces again what is
+ * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
+ *
  * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
  * ahead (what is placed and has not come, over the capacity), or interval_ns has passed since the last one.
- * Pulls likewise, by the servers' out-links. How: the network is built anew from the capacities as reported last;
- * what is placed and not over is reserved again, in its order, with the bytes that are left; the end of that is where
- * t_max starts; then the batch is planned on what is left of the network and sent to all servers, the
- * same order for all. Where capacities are not known, all links are reckoned alike.
+ * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
+ * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
+ * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
+ * end of that is where t_max starts; then the batch is planned on what is left of the network and sent to all
+ * servers, the same order for all. Where capacities are not known, all links are reckoned alike: like the mean of
+ * those that are known, or 10 Gbit/s.
  *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler. (2) Every
- * server of a transfer gets the same fate and the same place. (3) With rounds nothing is ordered or
- * dropped. (4) An unreachable transfer stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators, from the seed.
+ * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still expects beyond
+ * the prediction (late transfers, small updates, what was placed before this scheduler came) keeps its in-link
+ * busy first; what it does not expect any more has come.
+ *
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
+ * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
+ * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
+ * accumulator and are reachable are chosen as aggregators, from the seed. (6) Items are bounded by what workers may
+ * have under way.
+ *
+ * Files: scheduler.c (what was told, and when to plan), batch.c (planning), explain.c (for people).
  *
  * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
  * interval is an option); the server, not the scheduler, grants. */
@@ -11352,11 +13394,1682 @@ MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *sched
 MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
                                               size_t room, size_t *bytes_p);
 
+/* --- between the files of the role --- */
+
+/* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
+#define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
+/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them the groups
+ * behind the eighth are so large already that they save nothing. */
+#define MLFAB__BATCH_AGGREGATORS 8u
+#define MLFAB__NO_ITEM 0xffffffffu
+
+enum { MLFAB__HOP_STRETCHES = 4 };
+
+/* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
+typedef struct mlfab__leg {
+  double left;
+  uint64_t since_ns;
+  uint32_t n; /* stretches, in seconds since since_ns; more than there is room for are averaged */
+  uint32_t lost; /* 1: it never comes as the network stands */
+  mlfab__stretch stretches[MLFAB__HOP_STRETCHES];
+} mlfab__leg;
+
+enum mlfab__item_state { MLFAB__ITEM_NONE, MLFAB__ITEM_WAITING, MLFAB__ITEM_PLACED };
+
+/* What a server has to do with an item. */
+typedef struct mlfab__item_part {
+  uint32_t state;
+  uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
+  uint64_t bytes, shape;
+  uint64_t placed, lag; /* as announced */
+  uint64_t serial;      /* of the plan that placed it */
+  mlfab__leg own;       /* to its aggregator, or to the server; a pull: to its worker */
+  mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
+} mlfab__item_part;
+
+/* Lists are by index, since the arrays grow. */
+typedef struct mlfab__item {
+  uint64_t id;
+  uint64_t heard_ns; /* when it was announced last */
+  uint64_t held_ns;  /* not planned before: it could not be reached */
+  uint64_t due_ns;   /* when it may be planned, as far as is known */
+  uint64_t group;    /* placed items with one number are one group; 0: alone */
+  uint64_t delay;    /* that it will have, or would have had */
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts;   /* servers that will announce it, without those that have placed their part */
+  uint32_t placed;  /* stands in the list of the placed */
+  uint32_t dropped; /* by the plan that placed it */
+  uint32_t previous, next; /* in its list, in order of announcement or of places; free ones: next */
+  uint32_t sibling;        /* the next of the same worker */
+} mlfab__item;
+
+typedef struct mlfab__list {
+  uint32_t first, last;
+} mlfab__list;
+
+typedef struct mlfab__plan_host {
+  uint64_t key;   /* of the host, or of a node whose host is not known */
+  double in, out; /* bytes a second; negative: not known */
+} mlfab__plan_host;
+
+typedef struct mlfab__station_state {
+  uint32_t incarnation, accumulators, host; /* host: index */
+  uint32_t first, items;                    /* of the worker */
+  uint32_t in_use;                          /* accumulators, while a batch is planned */
+  uint64_t key;
+} mlfab__station_state;
+
+/* How full one of a server's links is. */
+typedef struct mlfab__booking {
+  double left;   /* bytes that are placed and have not gone through */
+  double excess; /* of these, beyond what is predicted of placed items; negative: less */
+  double known;  /* predicted to be left of placed items; */
+  double unsure; /* ... of these, of plans that the server may not have had when it reported */
+  uint64_t reported;
+  int fresh; /* `reported` has not been looked at */
+} mlfab__booking;
+
+typedef struct mlfab__served {
+  int live, seen;
+  uint32_t host; /* index */
+  uint64_t key;
+  uint64_t placed;    /* members, as reported last */
+  uint64_t estimate;  /* the same when all plans have arrived there */
+  uint64_t confirmed; /* the newest plan of which something is over */
+  uint64_t unsure;    /* members placed by newer plans */
+  uint64_t last_pull_ns;
+  int pulled; /* last_pull_ns is one */
+  mlfab__booking in, out;
+  uint64_t in_until_ns, out_until_ns; /* booked until then */
+} mlfab__served;
+
+/* What is kept of a plan for people. */
+typedef struct mlfab__told {
+  uint64_t id;
+  uint32_t worker, aggregator, group;
+  uint8_t reason; /* mlfab__reason; 0: not planned, in order of announcement */
+  uint8_t dropped;
+  double bytes, start, arrive, ready, end, commit; /* seconds from the plan */
+  int64_t delay;
+} mlfab__told;
+
+typedef struct mlfab__story {
+  mlfab__told *told;
+  uint32_t n, kind, server, servers, candidates;
+  uint64_t serial, now_ns;
+  double backlog;
+} mlfab__story;
+
+struct mlfab__scheduler {
+  mlfab__env *env;
+  mlfab__port port;
+  mlfab_stats *stats;
+  uint32_t workers, servers;
+  uint64_t seed, heartbeat_ns, now_ns;
+  mlfab__prng prng;
+  mlfab__schedule schedule;
+  mlfab__served *served;
+  mlfab__station_state *stations;
+  uint8_t *alive; /* server * workers + worker */
+  mlfab__plan_host *hosts;
+  uint32_t nhosts, hosts_room; /* the last one of the room is for nodes that found none */
+  mlfab__map host_map;
+  /* Items and, `servers` of them each, parts. */
+  mlfab__item *items;
+  mlfab__item_part *parts;
+  uint32_t items_room, parts_room, items_used, free_item;
+  mlfab__list waiting, placed;
+  uint64_t serial, groups;
+  /* When to plan. */
+  int dirty; /* bookings and due times are to be reckoned anew */
+  uint64_t reckoned_ns;
+  uint64_t due_ns;    /* the next plan */
+  uint64_t last_ns;   /* the last one of pushes */
+  int planned_before; /* last_ns is one */
+  /* Scratch of a batch. */
+  mlfab__network network;
+  mlfab__planner planner;
+  mlfab__grouper grouper;
+  uint32_t *batch; /* items */
+  uint32_t nbatch;
+  mlfab__candidate *candidates;
+  double *bytes; /* of candidates, one a server */
+  mlfab__planned *planned;
+  mlfab__delivery *deliveries;
+  mlfab__plan_entry *entries;
+  uint8_t *meta;
+  uint32_t *batch_servers, *server_nodes, nbatch_servers;
+  uint32_t *aggregators, *aggregator_nodes; /* k x servers of the batch */
+  uint32_t k;
+  uint32_t *draw;     /* workers */
+  uint64_t *marks;    /* by host: of the last batch that took an aggregator there */
+  uint64_t *counted;  /* by server: the group that was looked at last */
+  mlfab__leg *sums;   /* k x servers of the batch */
+  mlfab__leg *target; /* the next reservation is told to it */
+  int watching_batch;
+  mlfab__story stories[2]; /* the last plan of updates, and of pulls */
+};
+
+static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s, uint32_t item,
+                                                      uint32_t server) {
+  return &s->parts[(size_t)item * s->servers + server];
+}
+/* Bytes of a leg that are left, as predicted. */
+MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
+/* The leg of an item over the server's own link, and NULL when that was another member's already: a group
+ * goes over it once. `counted` is 0 for all servers when a walk through the placed items begins. */
+MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
+                                                      uint32_t server);
+/* What a host's link carries: as reported, or like the others. */
+MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
+/* Seconds as nanoseconds; never stays never. */
+MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
+/* Moves an item from the waiting to the end of the placed. */
+MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
+/* Plans what is due in one go: updates, or the pulls of a server. */
+MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
+MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
+
 
 /* ==============================================================================================
  * core/scheduler.c
  * ============================================================================================== */
-/* scheduler.c - the scheduler role. See scheduler.h. */
+/* scheduler.c - the scheduler role: what the servers told, and when to plan. See scheduler.h.
+ *
+ * Frames only change what is known; planning happens in the tick, so that announcements that come
+ * together are planned together. */
+
+enum {
+  SCHEDULER_AHEAD_NS = 150000000,
+  /* What a worker may have under way at a server: the server's own limits. */
+  SCHEDULER_PUSHES = 64,
+  SCHEDULER_PULLS = 8,
+  SCHEDULER_ACCUMULATORS = 1 << 16
+};
+/* 10 Gbit/s: a network that nobody has measured yet is reckoned like this. */
+#define SCHEDULER_RATE 1.25e9
+
+/* --- life --- */
+
+static void scheduler_free_batch(mlfab__scheduler *s) {
+  mlfab__env *env = s->env;
+  uint32_t n = MLFAB__BATCH_MAX, k = MLFAB__BATCH_AGGREGATORS;
+  mlfab__free(env, s->batch, n * sizeof *s->batch);
+  mlfab__free(env, s->candidates, n * sizeof *s->candidates);
+  mlfab__free(env, s->bytes, (size_t)n * s->servers * sizeof *s->bytes);
+  mlfab__free(env, s->planned, n * sizeof *s->planned);
+  mlfab__free(env, s->deliveries, n * sizeof *s->deliveries);
+  mlfab__free(env, s->entries, n * sizeof *s->entries);
+  mlfab__free(env, s->meta, MLFAB_META_MAX);
+  mlfab__free(env, s->batch_servers, s->servers * sizeof *s->batch_servers);
+  mlfab__free(env, s->server_nodes, s->servers * sizeof *s->server_nodes);
+  mlfab__free(env, s->aggregators, (size_t)k * s->servers * sizeof *s->aggregators);
+  mlfab__free(env, s->aggregator_nodes, (size_t)k * s->servers * sizeof *s->aggregator_nodes);
+  mlfab__free(env, s->nodes, n * sizeof *s->nodes);
+  mlfab__free(env, s->draw, s->workers * sizeof *s->draw);
+  mlfab__free(env, s->marks, s->hosts_room * sizeof *s->marks);
+  mlfab__free(env, s->counted, s->servers * sizeof *s->counted);
+  mlfab__free(env, s->sums, (size_t)k * s->servers * sizeof *s->sums);
+  mlfab__free(env, s->ready, s->servers * sizeof *s->ready);
+  for (uint32_t kind = 0; kind < 2; kind++)
+    mlfab__free(env, s->stories[kind].told, n * sizeof *s->stories[kind].told);
+}
+
+static int scheduler_alloc_batch(mlfab__scheduler *s) {
+  mlfab__env *env = s->env;
+  uint32_t n = MLFAB__BATCH_MAX, k = MLFAB__BATCH_AGGREGATORS;
+  s->batch = mlfab__alloc_array(env, n, sizeof *s->batch);
+  s->candidates = mlfab__alloc_array(env, n, sizeof *s->candidates);
+  s->bytes = mlfab__alloc_array(env, (size_t)n * s->servers, sizeof *s->bytes);
+  s->planned = mlfab__alloc_array(env, n, sizeof *s->planned);
+  s->deliveries = mlfab__alloc_array(env, n, sizeof *s->deliveries);
+  s->entries = mlfab__alloc_array(env, n, sizeof *s->entries);
+  s->meta = mlfab__alloc(env, MLFAB_META_MAX);
+  s->batch_servers = mlfab__alloc_array(env, s->servers, sizeof *s->batch_servers);
+  s->server_nodes = mlfab__alloc_array(env, s->servers, sizeof *s->server_nodes);
+  s->aggregators = mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->aggregators);
+  s->aggregator_nodes =
+      mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->aggregator_nodes);
+  s->nodes = mlfab__alloc_array(env, n, sizeof *s->nodes);
+  s->draw = mlfab__alloc_array(env, s->workers, sizeof *s->draw);
+  s->marks = mlfab__alloc_array(env, s->hosts_room, sizeof *s->marks);
+  s->counted = mlfab__alloc_array(env, s->servers, sizeof *s->counted);
+  s->sums = mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->sums);
+  s->ready = mlfab__alloc_array(env, s->servers, sizeof *s->ready);
+  for (uint32_t kind = 0; kind < 2; kind++)
+    s->stories[kind].told = mlfab__alloc_array(env, n, sizeof *s->stories[kind].told);
+  int all = s->batch && s->candidates && s->bytes && s->planned && s->deliveries && s->entries;
+  all = all && s->meta && s->batch_servers && s->server_nodes && s->aggregators;
+  all = all && s->aggregator_nodes && s->nodes && s->draw && s->marks && s->counted && s->sums &&
+        s->ready;
+  return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* Nodes whose host is not told are hosts of their own; real numbers are hashes, and differ. */
+static uint64_t scheduler_key(uint64_t host, uint64_t node) { return host ? host : ~node; }
+
+static int scheduler_alloc(mlfab__scheduler *s) {
+  mlfab__env *env = s->env;
+  s->served = mlfab__alloc_array(env, s->servers, sizeof *s->served);
+  s->stations = mlfab__alloc_array(env, s->workers, sizeof *s->stations);
+  s->alive = mlfab__alloc_array(env, (size_t)s->servers * s->workers, 1);
+  s->hosts = mlfab__alloc_array(env, s->hosts_room, sizeof *s->hosts);
+  int code = scheduler_alloc_batch(s);
+  if (!code) code = mlfab__network_init(&s->network, env, s->hosts_room, 0);
+  if (!s->served || !s->stations || !s->alive || !s->hosts) return MLFAB_ERR_MEMORY;
+  for (uint32_t w = 0; w < s->workers; w++) {
+    s->stations[w].first = MLFAB__NO_ITEM;
+    s->stations[w].host = s->hosts_room - 1;
+  }
+  for (uint32_t i = 0; i < s->servers; i++) s->served[i].host = s->hosts_room - 1;
+  s->hosts[s->hosts_room - 1] = (mlfab__host){0, -1.0, -1.0};
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config *config,
+                                            const mlfab__port *port, mlfab_stats *stats,
+                                            mlfab__scheduler **scheduler_p) {
+  mlfab__scheduler *s = mlfab__alloc(env, sizeof *s);
+  if (!s) return MLFAB_ERR_MEMORY;
+  s->env = env;
+  s->port = *port;
+  s->stats = stats;
+  s->workers = config->workers;
+  s->servers = config->servers;
+  s->heartbeat_ns = config->heartbeat_ns;
+  s->seed = config->seed;
+  mlfab__prng_seed(&s->prng, mlfab__mix(config->seed ^ 0x7363686564756c65u));
+  s->schedule.delay_bound = MLFAB_UNBOUNDED;
+  s->alike_in = s->alike_out = SCHEDULER_RATE;
+  s->hosts_room = 2 * (s->workers + s->servers) + 1;
+  s->free_item = MLFAB__NO_ITEM;
+  s->waiting = s->placed = (mlfab__list){MLFAB__NO_ITEM, MLFAB__NO_ITEM};
+  s->due_ns = MLFAB__NEVER;
+  mlfab__planner_init(&s->planner, env);
+  int code = scheduler_alloc(s);
+  if (code) {
+    mlfab__scheduler_destroy(&s);
+    return code;
+  }
+  *scheduler_p = s;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p) {
+  mlfab__scheduler *s = *scheduler_p;
+  if (!s) return;
+  *scheduler_p = NULL;
+  mlfab__env *env = s->env;
+  scheduler_free_batch(s);
+  mlfab__planner_free(&s->planner);
+  mlfab__group_free(&s->grouper, env);
+  if (s->network.env) mlfab__network_free(&s->network);
+  mlfab__map_free(env, &s->host_map);
+  mlfab__free(env, s->items, s->items_room * sizeof *s->items);
+  mlfab__free(env, s->parts, s->parts_room * sizeof *s->parts);
+  mlfab__free(env, s->served, s->servers * sizeof *s->served);
+  mlfab__free(env, s->stations, s->workers * sizeof *s->stations);
+  mlfab__free(env, s->alive, (size_t)s->servers * s->workers);
+  mlfab__free(env, s->hosts, s->hosts_room * sizeof *s->hosts);
+  mlfab__free(env, s, sizeof *s);
+}
+
+/* --- hosts --- */
+
+MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {
+  double rate = out ? s->hosts[host].out : s->hosts[host].in;
+  if (rate >= 0.0) return rate;
+  return out ? s->alike_out : s->alike_in;
+}
+
+/* What is not known is like the mean of what is, cut links aside. */
+static void scheduler_alike(mlfab__scheduler *s) {
+  double sum[2] = {0.0, 0.0};
+  uint32_t n[2] = {0, 0};
+  for (uint32_t i = 0; i < s->nhosts; i++) {
+    const mlfab__host *h = &s->hosts[i];
+    if (h->in > 0.0) sum[0] += h->in, n[0]++;
+    if (h->out > 0.0) sum[1] += h->out, n[1]++;
+  }
+  s->alike_in = n[0] > 0 ? sum[0] / n[0] : SCHEDULER_RATE;
+  s->alike_out = n[1] > 0 ? sum[1] / n[1] : SCHEDULER_RATE;
+}
+
+/* Forgets the hosts where nobody lives any more; the others move together. */
+static void scheduler_sweep_hosts(mlfab__scheduler *s) {
+  uint64_t *moved = s->marks; /* by old index: the new one, plus one */
+  uint32_t last = s->hosts_room - 1, kept = 0;
+  memset(moved, 0, s->hosts_room * sizeof *moved);
+  for (uint32_t w = 0; w < s->workers; w++) moved[s->stations[w].host] = 1;
+  for (uint32_t i = 0; i < s->servers; i++) moved[s->served[i].host] = 1;
+  mlfab__map_free(s->env, &s->host_map);
+  for (uint32_t i = 0; i < s->nhosts; i++) {
+    if (!moved[i]) continue;
+    s->hosts[kept] = s->hosts[i];
+    int lost = mlfab__map_put(s->env, &s->host_map, s->hosts[kept].key, kept) != 0;
+    moved[i] = lost ? last + 1u : ++kept;
+  }
+  moved[last] = last + 1u;
+  for (uint32_t w = 0; w < s->workers; w++)
+    s->stations[w].host = (uint32_t)moved[s->stations[w].host] - 1;
+  for (uint32_t i = 0; i < s->servers; i++)
+    s->served[i].host = (uint32_t)moved[s->served[i].host] - 1;
+  s->nhosts = kept;
+  memset(moved, 0, s->hosts_room * sizeof *moved);
+}
+
+/* The index of a host; without memory that of all that found none, whose capacity is never known. */
+static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
+  uint32_t i, last = s->hosts_room - 1;
+  if (mlfab__map_get(&s->host_map, key, &i)) return i;
+  if (s->nhosts == last) scheduler_sweep_hosts(s);
+  if (s->nhosts == last || mlfab__map_put(s->env, &s->host_map, key, s->nhosts)) return last;
+  s->hosts[s->nhosts] = (mlfab__host){key, -1.0, -1.0};
+  return s->nhosts++;
+}
+
+/* --- items --- */
+
+static void scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i) {
+  mlfab__item *item = &s->items[i];
+  item->previous = list->last;
+  item->next = MLFAB__NO_ITEM;
+  *(list->last == MLFAB__NO_ITEM ? &list->first : &s->items[list->last].next) = i;
+  list->last = i;
+}
+
+static void scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i) {
+  const mlfab__item *item = &s->items[i];
+  *(item->previous == MLFAB__NO_ITEM ? &list->first : &s->items[item->previous].next) = item->next;
+  *(item->next == MLFAB__NO_ITEM ? &list->last : &s->items[item->next].previous) = item->previous;
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) {
+  scheduler_unlink(s, &s->waiting, item);
+  scheduler_append(s, &s->placed, item);
+  s->items[item].placed = 1;
+}
+
+/* A waiting one without parts, or NO_ITEM without memory. */
+static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
+  uint32_t i = s->free_item;
+  if (i != MLFAB__NO_ITEM) {
+    s->free_item = s->items[i].next;
+  } else {
+    uint64_t need = (uint64_t)s->items_used + 1;
+    void *items = mlfab__link_grow(s->env, s->items, &s->items_room, need, sizeof *s->items);
+    if (items) s->items = items;
+    void *parts =
+        mlfab__link_grow(s->env, s->parts, &s->parts_room, need * s->servers, sizeof *s->parts);
+    if (parts) s->parts = parts;
+    if (!items || !parts) return MLFAB__NO_ITEM;
+    i = s->items_used++;
+  }
+  mlfab__station_state *station = &s->stations[a->worker];
+  memset(mlfab__scheduler_part(s, i, 0), 0, s->servers * sizeof *s->parts);
+  s->items[i] = (mlfab__item){.id = a->id,
+                              .kind = a->kind,
+                              .worker = a->worker,
+                              .incarnation = a->incarnation,
+                              .members = a->members,
+                              .sibling = station->first};
+  station->first = i;
+  station->items++;
+  scheduler_append(s, &s->waiting, i);
+  return i;
+}
+
+/* Takes a part away; the item goes with its last one. */
+static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
+  mlfab__item *item = &s->items[i];
+  mlfab__scheduler_part(s, i, server)->state = MLFAB__PART_NONE;
+  for (uint32_t k = 0; k < s->servers; k++) {
+    if (mlfab__scheduler_part(s, i, k)->state != MLFAB__PART_NONE) return;
+  }
+  mlfab__station_state *station = &s->stations[item->worker];
+  uint32_t *link = &station->first;
+  while (*link != i) link = &s->items[*link].sibling;
+  *link = item->sibling;
+  station->items--;
+  scheduler_unlink(s, item->placed ? &s->placed : &s->waiting, i);
+  item->members = 0;
+  item->next = s->free_item;
+  s->free_item = i;
+}
+
+/* All that a worker has at a server. */
+static void scheduler_forget_worker(mlfab__scheduler *s, uint32_t worker, uint32_t server) {
+  uint32_t next;
+  for (uint32_t i = s->stations[worker].first; i != MLFAB__NO_ITEM; i = next) {
+    next = s->items[i].sibling;
+    if (mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_NONE)
+      scheduler_forget(s, i, server);
+  }
+}
+
+static void scheduler_forget_server(mlfab__scheduler *s, uint32_t server) {
+  mlfab__served *served = &s->served[server];
+  for (uint32_t w = 0; w < s->workers; w++) {
+    scheduler_forget_worker(s, w, server);
+    s->alive[(size_t)server * s->workers + w] = 0;
+  }
+  served->placed = served->estimate = served->confirmed = served->unsure = 0;
+  memset(&served->in, 0, sizeof served->in);
+  memset(&served->out, 0, sizeof served->out);
+  s->dirty = 1;
+}
+
+/* --- servers --- */
+
+MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
+                                            uint64_t now_ns) {
+  scheduler->now_ns = now_ns;
+  if (server >= scheduler->servers) return;
+  scheduler_forget_server(scheduler, server);
+  scheduler->served[server].live = scheduler->served[server].seen = 1;
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
+                                           uint64_t now_ns) {
+  scheduler->now_ns = now_ns;
+  if (server >= scheduler->servers) return;
+  scheduler_forget_server(scheduler, server);
+  scheduler->served[server].live = 0;
+}
+
+/* --- frames --- */
+
+static void scheduler_drop(mlfab__scheduler *s, uint32_t server, const char *text) {
+  s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, text);
+}
+
+static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__schedule m;
+  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0) {
+    scheduler_drop(s, server, "a SCHEDULE that does not parse, or admits nothing");
+    return;
+  }
+  mlfab__served *served = &s->served[server];
+  served->key = scheduler_key(m.host, (uint64_t)s->workers + server);
+  served->host = scheduler_host(s, served->key);
+  if (server == 0) s->schedule = m;
+}
+
+static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__station m;
+  if (mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers) {
+    scheduler_drop(s, server, "a STATION that does not parse, or of no worker");
+    return;
+  }
+  mlfab__station_state *station = &s->stations[m.worker];
+  if (m.incarnation < station->incarnation) return; /* the others know a newer process */
+  if (m.incarnation > station->incarnation) {
+    for (uint32_t k = 0; k < s->servers; k++) s->alive[(size_t)k * s->workers + m.worker] = 0;
+    scheduler_forget_worker(s, m.worker, server);
+    station->incarnation = m.incarnation;
+  }
+  s->alive[(size_t)server * s->workers + m.worker] = m.alive != 0;
+  if (!m.alive) {
+    scheduler_forget_worker(s, m.worker, server);
+    return;
+  }
+  station->accumulators = (uint32_t)mlfab__min(m.accumulators, SCHEDULER_ACCUMULATORS);
+  station->key = scheduler_key(m.host, m.worker);
+  station->host = scheduler_host(s, station->key);
+}
+
+static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__capacity m;
+  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) || !mlfab__link_finite(m.in) ||
+      !mlfab__link_finite(m.out)) {
+    scheduler_drop(s, server, "a CAPACITY that is no number");
+    return;
+  }
+  if (m.host == 0) return; /* of nobody knows which links */
+  uint32_t i = scheduler_host(s, m.host);
+  if (i == s->hosts_room - 1) return;
+  s->hosts[i].in = m.in;
+  s->hosts[i].out = m.out;
+  scheduler_alike(s);
+  /* What could not be reached perhaps can be now. */
+  for (i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) s->items[i].held_ns = 0;
+}
+
+/* An item that there is no memory for is not planned: it gets the next place at this server. */
+static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a) {
+  mlfab__plan plan = {.serial = ++s->serial, .rate_in = -1.0, .rate_out = -1.0, .entries = 1};
+  s->entries[0] = (mlfab__plan_entry){.id = a->id,
+                                      .rate = -1.0,
+                                      .kind = a->kind,
+                                      .worker = a->worker,
+                                      .aggregator = MLFAB__NO_NODE,
+                                      .delay = a->lag};
+  if (a->kind == MLFAB__TRANSFER_PUSH) s->served[server].estimate += a->members;
+  s->port.post(s->port.self, server, MLFAB__PLAN, s->meta,
+               mlfab__encode_plan(s->meta, &plan, s->entries));
+}
+
+/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the server has
+ * forgotten it. *elsewhere_p: parts of it that others have placed. */
+static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
+                                    uint32_t *elsewhere_p) {
+  uint32_t next, found = MLFAB__NO_ITEM;
+  *elsewhere_p = 0;
+  for (uint32_t i = s->stations[a->worker].first; i != MLFAB__NO_ITEM; i = next) {
+    const mlfab__item *item = &s->items[i];
+    next = item->sibling;
+    if (item->id != a->id || item->kind != a->kind || item->incarnation != a->incarnation) continue;
+    int here = mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_NONE;
+    if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* another server's */
+    if (!item->placed) {
+      found = i;
+      continue;
+    }
+    for (uint32_t k = 0; k < s->servers; k++) {
+      if (k != server && mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_PLACED)
+        ++*elsewhere_p;
+    }
+    if (here) scheduler_forget(s, i, server);
+  }
+  return found;
+}
+
+static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__announce a;
+  if (mlfab__decode_announce(frame->meta, frame->meta_bytes, &a) || a.worker >= s->workers ||
+      a.kind > MLFAB__TRANSFER_PULL || a.members == 0 || a.parts == 0 || a.parts > s->servers) {
+    scheduler_drop(s, server, "an ANNOUNCE that does not parse, or of no worker");
+    return;
+  }
+  const mlfab__station_state *station = &s->stations[a.worker];
+  if (!s->alive[(size_t)server * s->workers + a.worker] || a.incarnation != station->incarnation) {
+    mlfab__log(s->env, MLFAB_LOG_DEBUG,
+               "scheduler: server %u announces of worker %u, incarnation %u, which does not live",
+               server, a.worker, a.incarnation);
+    return;
+  }
+  uint32_t elsewhere, i = scheduler_announced(s, server, &a, &elsewhere);
+  if (i == MLFAB__NO_ITEM) {
+    if (station->items >= (SCHEDULER_PUSHES + SCHEDULER_PULLS) * s->servers) {
+      scheduler_drop(s, server, "more ANNOUNCEs of a worker than it may have under way");
+      return;
+    }
+    i = scheduler_new(s, &a);
+    if (i == MLFAB__NO_ITEM) {
+      scheduler_tell_plain(s, server, &a);
+      return;
+    }
+    if (a.kind == MLFAB__TRANSFER_PULL) a.parts = 1;
+    s->items[i].parts = a.parts > elsewhere ? a.parts - elsewhere : 1;
+  }
+  s->items[i].heard_ns = s->now_ns;
+  *mlfab__scheduler_part(s, i, server) = (mlfab__part){.state = MLFAB__PART_WAITING,
+                                                       .aggregator = MLFAB__NO_NODE,
+                                                       .bytes = a.bytes,
+                                                       .shape = a.shape,
+                                                       .placed = a.placed,
+                                                       .lag = a.lag};
+}
+
+static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__report m;
+  if (mlfab__decode_report(frame->meta, frame->meta_bytes, &m) ||
+      (m.worker >= s->workers && m.worker != MLFAB__NO_NODE)) {
+    scheduler_drop(s, server, "a REPORT that does not parse, or of no worker");
+    return;
+  }
+  mlfab__served *served = &s->served[server];
+  served->placed = m.placed;
+  served->in.reported = m.backlog;
+  served->out.reported = m.out_backlog;
+  served->in.fresh = served->out.fresh = 1;
+  if (m.worker == MLFAB__NO_NODE) return;
+  /* What was placed is over before the same is announced again. */
+  uint32_t found = MLFAB__NO_ITEM;
+  for (uint32_t i = s->stations[m.worker].first; i != MLFAB__NO_ITEM; i = s->items[i].sibling) {
+    const mlfab__item *item = &s->items[i];
+    if (item->id != m.id || item->kind != m.kind) continue;
+    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__PART_NONE) continue;
+    if (found == MLFAB__NO_ITEM || item->placed) found = i;
+  }
+  if (found == MLFAB__NO_ITEM) return; /* granted first come, first served */
+  const mlfab__part *part = mlfab__scheduler_part(s, found, server);
+  served->confirmed = mlfab__max(served->confirmed, part->serial);
+  scheduler_forget(s, found, server);
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
+                                            const mlfab__frame_in *frame, uint64_t now_ns) {
+  scheduler->now_ns = now_ns;
+  if (server >= scheduler->servers || !scheduler->served[server].live) return;
+  scheduler->dirty = 1;
+  switch (frame->type) {
+    case MLFAB__SCHEDULE:
+      scheduler_schedule(scheduler, server, frame);
+      break;
+    case MLFAB__STATION:
+      scheduler_station(scheduler, server, frame);
+      break;
+    case MLFAB__CAPACITY:
+      scheduler_capacity(scheduler, server, frame);
+      break;
+    case MLFAB__ANNOUNCE:
+      scheduler_announce(scheduler, server, frame);
+      break;
+    case MLFAB__REPORT:
+      scheduler_report(scheduler, server, frame);
+      break;
+    default:
+      scheduler_drop(scheduler, server, "a frame that no scheduler gets");
+      break;
+  }
+}
+
+/* --- bookings --- */
+
+MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds) {
+  double ns = seconds * 1e9;
+  return ns < 1.8e19 ? (ns > 0.0 ? (uint64_t)ns : 0) : MLFAB__NEVER;
+}
+
+MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns) {
+  if (leg->lost) return leg->left;
+  double now = 1e-9 * (double)(now_ns - mlfab__min(leg->since_ns, now_ns)), left = 0.0;
+  for (uint32_t k = 0; k < leg->n; k++) {
+    const mlfab__stretch *piece = &leg->stretches[k];
+    if (now < piece->to)
+      left += piece->rate * (piece->to - (now > piece->from ? now : piece->from));
+  }
+  return left < leg->left ? left : leg->left;
+}
+
+MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
+                                                      uint32_t server) {
+  const mlfab__item *it = &s->items[item];
+  mlfab__part *part = mlfab__scheduler_part(s, item, server);
+  if (part->state != MLFAB__PART_PLACED || it->dropped) return NULL;
+  if (it->group == 0) return &part->own;
+  if (s->counted[server] == it->group) return NULL;
+  s->counted[server] = it->group;
+  return &part->sum;
+}
+
+/* Bytes and members of what is placed, as predicted. */
+static void scheduler_reckon_placed(mlfab__scheduler *s) {
+  for (uint32_t k = 0; k < s->servers; k++) {
+    mlfab__served *v = &s->served[k];
+    v->in.known = v->in.unsure = v->out.known = v->out.unsure = 0.0;
+    v->unsure = 0;
+  }
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    const mlfab__item *item = &s->items[i];
+    for (uint32_t k = 0; k < s->servers; k++) {
+      mlfab__served *served = &s->served[k];
+      const mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      mlfab__booking *b = item->kind == MLFAB__TRANSFER_PUSH ? &served->in : &served->out;
+      if (part->state != MLFAB__PART_PLACED || item->dropped) continue;
+      int unsure = part->serial > served->confirmed;
+      if (unsure && item->kind == MLFAB__TRANSFER_PUSH) served->unsure += item->members;
+      const mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
+      double left = leg ? mlfab__scheduler_left(leg, s->now_ns) : 0.0;
+      b->known += left;
+      if (unsure) b->unsure += left;
+    }
+  }
+}
+
+/* Joins what is predicted with what was reported. Between reports the excess, which comes first, goes at the
+ * link's rate, and nothing goes faster than that. A report may be older than the newest plans. */
+static void scheduler_reckon_booking(mlfab__booking *b, double rate, double seconds) {
+  double could = rate * seconds, left;
+  if (b->fresh) {
+    double reported = (double)b->reported;
+    double least = reported > b->known ? reported : b->known;
+    left = reported + b->unsure < least ? reported + b->unsure : least;
+    b->fresh = 0;
+  } else {
+    double excess = b->excess > could ? b->excess - could : b->excess > 0.0 ? 0.0 : b->excess;
+    left = b->known + excess;
+    if (left < b->left - could) left = b->left - could;
+  }
+  b->left = left > 0.0 ? left : 0.0;
+  b->excess = b->left - b->known;
+}
+
+static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int out) {
+  double left = 0.0, rate = mlfab__scheduler_rate(s, host, out);
+  for (uint32_t k = 0; k < s->servers; k++) {
+    const mlfab__served *v = &s->served[k];
+    if (v->live && v->host == host) left += out ? v->out.left : v->in.left;
+  }
+  if (left <= 0.0) return s->now_ns;
+  return rate > 0.0 ? mlfab__add_sat(s->now_ns, mlfab__scheduler_ns(left / rate)) : MLFAB__NEVER;
+}
+
+/* --- when to plan --- */
+
+static uint64_t scheduler_ahead(const mlfab__scheduler *s) {
+  return s->schedule.plan_ahead_ns ? s->schedule.plan_ahead_ns : SCHEDULER_AHEAD_NS;
+}
+
+/* The first instant at which it is booked for less than plan_ahead_ns. */
+static uint64_t scheduler_free_at(const mlfab__scheduler *s, uint64_t until_ns) {
+  uint64_t ahead = scheduler_ahead(s);
+  if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
+  return until_ns < ahead ? 0 : until_ns - ahead + 1;
+}
+
+/* Has every server with a part announced it, or lost its link? Else when that is waited for no longer. */
+static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < s->servers; k++) {
+    int told = mlfab__scheduler_part(s, i, k)->state != MLFAB__PART_NONE;
+    if (told || (s->served[k].seen && !s->served[k].live)) n++;
+  }
+  if (n >= s->items[i].parts) return 0;
+  return mlfab__add_sat(s->items[i].heard_ns, 3 * s->heartbeat_ns);
+}
+
+static int scheduler_oldest(const mlfab__scheduler *s, uint32_t i) {
+  const mlfab__item *item = &s->items[i];
+  uint32_t k = s->stations[item->worker].first;
+  for (; k != MLFAB__NO_ITEM; k = s->items[k].sibling) {
+    const mlfab__item *other = &s->items[k];
+    if (other->kind == item->kind && !other->placed && other->id < item->id) return 0;
+  }
+  return 1;
+}
+
+static uint64_t scheduler_item_due(const mlfab__scheduler *s, uint32_t i) {
+  const mlfab__item *item = &s->items[i];
+  int pull = item->kind == MLFAB__TRANSFER_PULL;
+  if (!pull && !scheduler_oldest(s, i)) return MLFAB__NEVER;
+  uint64_t due = mlfab__max(item->held_ns, scheduler_complete_at(s, i));
+  uint64_t interval = s->schedule.interval_ns;
+  if (interval && !pull && s->planned_before)
+    due = mlfab__max(due, mlfab__add_sat(s->last_ns, interval));
+  for (uint32_t k = 0; k < s->servers; k++) {
+    const mlfab__served *served = &s->served[k];
+    if (mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_NONE) continue;
+    if (interval && pull && served->pulled)
+      due = mlfab__max(due, mlfab__add_sat(served->last_pull_ns, interval));
+    if (!interval)
+      due =
+          mlfab__max(due, scheduler_free_at(s, pull ? served->out_until_ns : served->in_until_ns));
+  }
+  return due;
+}
+
+static void scheduler_reckon(mlfab__scheduler *s) {
+  double seconds = 1e-9 * (double)(s->now_ns - mlfab__min(s->reckoned_ns, s->now_ns));
+  scheduler_reckon_placed(s);
+  for (uint32_t k = 0; k < s->servers; k++) {
+    mlfab__served *v = &s->served[k];
+    scheduler_reckon_booking(&v->in, mlfab__scheduler_rate(s, v->host, 0), seconds);
+    scheduler_reckon_booking(&v->out, mlfab__scheduler_rate(s, v->host, 1), seconds);
+    /* Members in plans that are still on their way count as placed. */
+    v->estimate = mlfab__max(v->estimate, v->placed);
+    v->estimate = mlfab__min(v->estimate, mlfab__add_sat(v->placed, v->unsure));
+  }
+  s->reckoned_ns = s->now_ns;
+  for (uint32_t k = 0; k < s->servers; k++) {
+    s->served[k].in_until_ns = scheduler_until(s, s->served[k].host, 0);
+    s->served[k].out_until_ns = scheduler_until(s, s->served[k].host, 1);
+  }
+  uint64_t due = MLFAB__NEVER;
+  for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    s->items[i].due_ns = scheduler_item_due(s, i);
+    due = mlfab__min(due, s->items[i].due_ns);
+  }
+  s->due_ns = due;
+  s->dirty = 0;
+}
+
+/* The first waiting item of this kind that is due: with a part at `server` when it is a pull. */
+static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
+  for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    if (s->items[i].kind != kind || s->items[i].due_ns > s->now_ns) continue;
+    if (kind == MLFAB__TRANSFER_PUSH) return 1;
+    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__PART_WAITING) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns) {
+  mlfab__scheduler *s = scheduler;
+  s->now_ns = now_ns;
+  if (!s->dirty && now_ns < s->due_ns) return;
+  int timer = !s->dirty;
+  scheduler_reckon(s);
+  /* A link that is slower than predicted would come near its time in ever smaller steps. */
+  if (timer && s->due_ns > now_ns && s->due_ns != MLFAB__NEVER)
+    s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, scheduler_ahead(s) / 32));
+  if (scheduler_is_due(s, MLFAB__TRANSFER_PUSH, 0)) {
+    s->planned_before = 1;
+    s->last_ns = now_ns;
+    mlfab__scheduler_plan_pushes(s);
+    scheduler_reckon(s);
+  }
+  for (uint32_t k = 0; k < s->servers; k++) {
+    if (!scheduler_is_due(s, MLFAB__TRANSFER_PULL, k)) continue;
+    s->served[k].pulled = 1;
+    s->served[k].last_pull_ns = now_ns;
+    mlfab__scheduler_plan_pulls(s, k);
+    scheduler_reckon(s);
+  }
+}
+
+MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler) {
+  return scheduler->dirty ? scheduler->now_ns : scheduler->due_ns;
+}
+
+/* ==============================================================================================
+ * core/batch.c
+ * ============================================================================================== */
+/* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
+ *
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
+ * built anew every time: capacities as reported last, then what is placed and not over, in the order of its places, each
+ * with the bytes that are left. A transfer that is reserved at the same priority with what is left of it gets the
+ * same schedule as before, so as long as nothing changes predictions stay what they were.
+ *
+ * Without memory for planning a batch is told in order of announcement, each directly: the bound is kept by the
+ * servers in either case.
+ *
+ * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a server at a
+ * time; a group of one goes directly. */
+
+/* --- the network --- */
+
+static void batch_set_leg(mlfab__leg *leg, const mlfab__transfer *t, uint64_t now_ns) {
+  uint32_t most = MLFAB__HOP_STRETCHES, n = t->n < most ? t->n : most;
+  *leg = (mlfab__leg){.left = t->n > 0 ? t->bytes : 0.0, .since_ns = now_ns, .n = n};
+  for (uint32_t k = 0; k < n; k++) leg->stretches[k] = t->pieces[k];
+  if (t->n <= most) return;
+  double bytes = 0.0;
+  mlfab__stretch *last = &leg->stretches[most - 1];
+  for (uint32_t k = most - 1; k < t->n; k++)
+    bytes += t->pieces[k].rate * (t->pieces[k].to - t->pieces[k].from);
+  last->to = t->pieces[t->n - 1].to;
+  last->rate = bytes / (last->to - last->from);
+}
+
+/* Told of every reservation: of what was placed before one at a time, of a batch by what it is for. */
+static void batch_watch(void *self, const mlfab__transfer *t) {
+  mlfab__scheduler *s = self;
+  mlfab__leg *leg = s->target;
+  if (!leg && s->watching_batch) {
+    if (t->purpose == MLFAB__AGGREGATE || t->purpose == MLFAB__TO_DISTRIBUTOR) {
+      leg = &s->sums[(size_t)(t->index - 1) * s->nbatch_servers + t->component];
+    } else {
+      leg = &mlfab__scheduler_part(s, s->batch[t->index], s->batch_servers[t->component])->own;
+    }
+  }
+  if (leg) batch_set_leg(leg, t, s->now_ns);
+}
+
+/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is available. */
+static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
+                     double available, double *end_p) {
+  double left = mlfab__scheduler_left(leg, s->now_ns);
+  *leg = (mlfab__leg){.left = left, .since_ns = s->now_ns};
+  *end_p = available;
+  if (!(left > 0.0)) return 0;
+  leg->lost = 1;
+  *end_p = mlfab__link_never();
+  if (!mlfab__link_finite(available)) return 0;
+  s->target = leg;
+  int code = mlfab__network_reserve(&s->network, from, to, left, available, end_p);
+  s->target = NULL;
+  return code;
+}
+
+static uint32_t batch_node(const mlfab__scheduler *s, uint32_t worker) {
+  return s->stations[worker].host;
+}
+
+/* An in-link or out-link is busy first with what comes beside the plan. */
+static int batch_busy(mlfab__scheduler *s, uint32_t server, int out) {
+  uint32_t host = s->served[server].host;
+  double excess = 0.0, rate = mlfab__scheduler_rate(s, host, out);
+  for (uint32_t k = 0; k < s->servers; k++) {
+    const mlfab__booking *b = out ? &s->served[k].out : &s->served[k].in;
+    if (s->served[k].host == host && b->excess > 0.0) excess += b->excess;
+  }
+  if (!(excess > 0.0) || !(rate > 0.0)) return 0;
+  double at[2] = {0.0, excess / rate}, rates[2] = {0.0, rate};
+  if (!mlfab__link_finite(at[1]) || !(at[1] > 0.0)) return 0;
+  return mlfab__network_capacity(&s->network, out ? MLFAB__EGRESS : MLFAB__INGRESS, host, 2, at,
+                                 rates);
+}
+
+static int batch_capacities(mlfab__scheduler *s) {
+  int code = 0;
+  mlfab__network_reset(&s->network);
+  for (uint32_t i = 0; i <= s->nhosts; i++) {
+    uint32_t host = i < s->nhosts ? i : s->hosts_room - 1;
+    mlfab__network_constant(&s->network, MLFAB__INGRESS, host, mlfab__scheduler_rate(s, host, 0));
+    mlfab__network_constant(&s->network, MLFAB__EGRESS, host, mlfab__scheduler_rate(s, host, 1));
+  }
+  for (uint32_t k = 0; !code && k < s->servers; k++) {
+    if (!s->served[k].live) continue;
+    code = batch_busy(s, k, 0);
+    if (!code) code = batch_busy(s, k, 1);
+  }
+  return code;
+}
+
+/* What a server does not expect any more has come: it is taken from what stands first. */
+static void batch_shorten(mlfab__scheduler *s) {
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    int pull = s->items[i].kind == MLFAB__TRANSFER_PULL;
+    for (uint32_t k = 0; k < s->servers; k++) {
+      mlfab__booking *b = pull ? &s->served[k].out : &s->served[k].in;
+      mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
+      if (!leg || !(b->excess < 0.0)) continue;
+      double left = mlfab__scheduler_left(leg, s->now_ns);
+      double take = left < -b->excess ? left : -b->excess;
+      if (!(take > 0.0)) continue;
+      *leg = (mlfab__leg){.left = left - take, .since_ns = s->now_ns, .lost = 1};
+      b->excess += take;
+    }
+  }
+}
+
+/* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
+static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
+  int code = 0;
+  memset(s->ready, 0, s->servers * sizeof *s->ready);
+  for (uint32_t i = first; i != end; i = s->items[i].next) {
+    for (uint32_t k = 0; !code && k < s->servers; k++) {
+      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      double arrive = 0.0;
+      if (part->state != MLFAB__PART_PLACED) continue;
+      code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker),
+                       batch_node(s, part->aggregator), 0.0, &arrive);
+      if (arrive > s->ready[k]) s->ready[k] = arrive;
+    }
+  }
+  for (uint32_t k = 0; !code && k < s->servers; k++) {
+    const mlfab__leg *sum = NULL;
+    for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
+      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      double arrive;
+      if (part->state != MLFAB__PART_PLACED) continue;
+      if (sum) {
+        part->sum = *sum;
+        continue;
+      }
+      /* The first member's may have been shortened. */
+      code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
+                       s->ready[k], &arrive);
+      sum = &part->sum;
+    }
+  }
+  return code;
+}
+
+/* A pull's own server's transfer: to the worker, or once a spread to its distributor. */
+static int batch_pull(mlfab__scheduler *s, uint32_t i) {
+  const mlfab__item *item = &s->items[i];
+  int code = 0;
+  for (uint32_t k = 0; !code && k < s->servers; k++) {
+    mlfab__part *part = mlfab__scheduler_part(s, i, k);
+    mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
+    double end;
+    if (!leg) continue;
+    uint32_t to = batch_node(s, item->group ? part->aggregator : item->worker);
+    code = batch_leg(s, leg, s->served[k].host, to, 0.0, &end);
+  }
+  return code;
+}
+
+/* When the last byte of a leg comes, seconds from now. */
+static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
+  if (leg->lost) return mlfab__link_never();
+  if (leg->n == 0) return 0.0;
+  double end = leg->stretches[leg->n - 1].to - 1e-9 * (double)(s->now_ns - leg->since_ns);
+  return end > 0.0 ? end : 0.0;
+}
+
+/* From distributors to the members of their spreads, when all that servers send is reserved. */
+static int batch_spreads(mlfab__scheduler *s) {
+  uint64_t group = 0;
+  double ready = 0.0;
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    const mlfab__item *item = &s->items[i];
+    if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
+    for (uint32_t k = 0; k < s->servers; k++) {
+      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      double end;
+      if (part->state != MLFAB__PART_PLACED) continue;
+      if (item->group != group) ready = batch_leg_end(s, &part->sum);
+      group = item->group;
+      int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
+                           batch_node(s, item->worker), ready, &end);
+      if (code) return code;
+    }
+  }
+  return 0;
+}
+
+static int batch_network(mlfab__scheduler *s) {
+  s->network.watch = batch_watch;
+  s->network.user = s;
+  s->watching_batch = 0;
+  batch_shorten(s);
+  int code = batch_capacities(s);
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  for (uint32_t i = s->placed.first, end; !code && i != MLFAB__NO_ITEM; i = end) {
+    const mlfab__item *item = &s->items[i];
+    end = item->next;
+    if (item->dropped) continue;
+    if (item->kind == MLFAB__TRANSFER_PULL) {
+      code = batch_pull(s, i);
+      continue;
+    }
+    while (item->group && end != MLFAB__NO_ITEM && s->items[end].group == item->group)
+      end = s->items[end].next;
+    if (item->group) code = batch_group(s, i, end);
+    for (uint32_t k = 0; !code && !item->group && k < s->servers; k++) {
+      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      double arrive;
+      if (part->state != MLFAB__PART_PLACED) continue;
+      code = batch_leg(s, &part->own, batch_node(s, item->worker), s->served[k].host, 0.0, &arrive);
+    }
+  }
+  if (!code) code = batch_spreads(s);
+  mlfab__network_keep(&s->network);
+  return code;
+}
+
+/* When all that is placed has come in: where t_max starts. */
+static double batch_backlog(mlfab__scheduler *s) {
+  double latest = 0.0;
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    if (s->items[i].kind != MLFAB__TRANSFER_PUSH) continue;
+    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+      const mlfab__leg *leg = mlfab__scheduler_crossing(s, i, s->batch_servers[j]);
+      double end = leg ? batch_leg_end(s, leg) : 0.0;
+      if (mlfab__link_finite(end) && end > latest) latest = end;
+    }
+  }
+  for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+    const mlfab__served *served = &s->served[s->batch_servers[j]];
+    double rate = mlfab__scheduler_rate(s, served->host, 0);
+    double end = rate > 0.0 && served->in.excess > 0.0 ? served->in.excess / rate : 0.0;
+    if (mlfab__link_finite(end) && end > latest) latest = end;
+  }
+  return latest;
+}
+
+/* --- aggregators --- */
+
+/* Accumulators that groups and spreads under way hold. */
+static void batch_in_use(mlfab__scheduler *s) {
+  for (uint32_t w = 0; w < s->workers; w++) s->stations[w].in_use = 0;
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    for (uint32_t k = 0; s->items[i].group && k < s->servers; k++) {
+      if (mlfab__scheduler_crossing(s, i, k))
+        s->stations[mlfab__scheduler_part(s, i, k)->aggregator].in_use++;
+    }
+  }
+}
+
+/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where it could save
+ * nothing. */
+static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
+  const mlfab__station_state *station = &s->stations[worker];
+  if (station->accumulators <= station->in_use) return 0;
+  if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
+  if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
+  for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+    uint32_t k = s->batch_servers[j];
+    if (!s->alive[(size_t)k * s->workers + worker]) return 0;
+    if (s->served[k].host == station->host) return 0;
+  }
+  return 1;
+}
+
+/* Draws the next candidate at a host that has none yet, or NO_NODE. */
+static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
+  while (*at < n) {
+    uint32_t pick = *at + (uint32_t)mlfab__prng_below(&s->prng, n - *at), worker = s->draw[pick];
+    s->draw[pick] = s->draw[*at];
+    s->draw[(*at)++] = worker;
+    if (s->marks[s->stations[worker].host] == s->serial) continue;
+    s->marks[s->stations[worker].host] = s->serial;
+    return worker;
+  }
+  return MLFAB__NO_NODE;
+}
+
+/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as many sums. */
+static void batch_aggregators(mlfab__scheduler *s) {
+  uint32_t m = s->nbatch_servers, n = 0, at = 0;
+  uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
+  batch_in_use(s);
+  for (uint32_t w = 0; w < s->workers; w++) {
+    if (batch_may_aggregate(s, w)) s->draw[n++] = w;
+  }
+  for (s->k = 0; s->k < most; s->k++) {
+    uint32_t worker = MLFAB__NO_NODE, room = 0;
+    for (uint32_t j = 0; j < m; j++) {
+      if (room == 0) {
+        worker = batch_draw(s, &at, n);
+        if (worker == MLFAB__NO_NODE) return;
+        room = s->stations[worker].accumulators - s->stations[worker].in_use;
+      }
+      room--;
+      s->aggregators[s->k * m + j] = worker;
+      s->aggregator_nodes[s->k * m + j] = batch_node(s, worker);
+    }
+  }
+}
+
+/* Only what has one shape at every server can be added up, or handed on. */
+static int batch_uniform(const mlfab__scheduler *s) {
+  for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+    const mlfab__part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
+    for (uint32_t i = 0; i < s->nbatch; i++) {
+      const mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      if (part->state != MLFAB__PART_WAITING || part->shape != first->shape ||
+          part->bytes != first->bytes)
+        return 0;
+    }
+  }
+  return 1;
+}
+
+/* --- telling --- */
+
+static double batch_known(double rate) { return rate > 0.0 ? rate : -1.0; }
+
+/* Gives a part its place; `q` from 0, or NO_NODE: directly. */
+static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uint32_t q) {
+  mlfab__part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+  if (part->state != MLFAB__PART_WAITING) return;
+  part->state = MLFAB__PART_PLACED;
+  part->serial = s->serial;
+  part->aggregator = MLFAB__NO_NODE;
+  if (q == MLFAB__NO_NODE) return;
+  part->aggregator = s->aggregators[q * s->nbatch_servers + j];
+  part->sum = s->sums[(size_t)q * s->nbatch_servers + j];
+}
+
+/* A plan's entries for one server, in the order in which the items were placed. */
+static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uint64_t groups) {
+  mlfab__served *served = &s->served[server];
+  const mlfab__host *host = &s->hosts[served->host];
+  mlfab__plan plan = {
+      .serial = s->serial, .rate_in = batch_known(host->in), .rate_out = batch_known(host->out)};
+  for (uint32_t i = first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    const mlfab__item *item = &s->items[i];
+    const mlfab__part *part = mlfab__scheduler_part(s, i, server);
+    if (part->state != MLFAB__PART_PLACED || part->serial != s->serial) continue;
+    mlfab__plan_entry *entry = &s->entries[plan.entries++];
+    *entry = (mlfab__plan_entry){.id = item->id,
+                                 .delay = item->delay,
+                                 .rate = -1.0,
+                                 .kind = item->kind,
+                                 .worker = item->worker,
+                                 .aggregator = part->aggregator,
+                                 .fate = item->dropped};
+    if (item->group) {
+      entry->group = (uint32_t)(item->group - groups);
+      entry->rate = batch_known(s->hosts[batch_node(s, part->aggregator)].in);
+    }
+    if (item->kind == MLFAB__TRANSFER_PUSH && !item->dropped) served->estimate += item->members;
+  }
+  if (plan.entries == 0) return;
+  s->port.post(s->port.self, server, MLFAB__PLAN, s->meta,
+               mlfab__encode_plan(s->meta, &plan, s->entries));
+}
+
+/* Tells all servers of the batch what was placed since `before` was the last. */
+static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups) {
+  uint32_t first = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
+  if (first == MLFAB__NO_ITEM) return; /* nobody can be reached */
+  for (uint32_t j = 0; j < s->nbatch_servers; j++)
+    batch_tell(s, s->batch_servers[j], first, groups);
+  s->stats->plans_made++;
+}
+
+static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
+  mlfab__story *story = &s->stories[kind];
+  story->kind = kind;
+  story->n = 0;
+  story->serial = s->serial;
+  story->now_ns = s->now_ns;
+  story->server = s->batch_servers[0];
+  story->servers = s->nbatch_servers;
+  story->candidates = s->k;
+  story->backlog = backlog;
+}
+
+static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
+  const mlfab__item *it = &s->items[item];
+  mlfab__story *story = &s->stories[it->kind];
+  mlfab__told *told = &story->told[story->n++];
+  *told = (mlfab__told){.id = it->id, .worker = it->worker, .aggregator = MLFAB__NO_NODE};
+  for (uint32_t j = 0; j < s->nbatch_servers; j++)
+    told->bytes += (double)mlfab__scheduler_part(s, item, s->batch_servers[j])->bytes;
+  return told;
+}
+
+/* Without memory: in order of announcement, one after the other over the server's link. */
+static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
+  uint32_t before = s->placed.last;
+  mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u go in order of announcement",
+             s->nbatch);
+  s->k = 0;
+  batch_story(s, kind, 0.0);
+  for (uint32_t i = 0; i < s->nbatch; i++) {
+    mlfab__told *told = batch_note(s, s->batch[i]);
+    told->ready = told->end = told->commit = told->arrive = mlfab__link_never();
+    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+      mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
+      batch_place_part(s, s->batch[i], j, MLFAB__NO_NODE);
+    }
+    mlfab__scheduler_place(s, s->batch[i]);
+  }
+  batch_tell_all(s, before, s->groups);
+}
+
+/* Those of this kind, and this server, that are due, in order of announcement. */
+static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
+  memset(s->counted, 0, s->servers * sizeof *s->counted);
+  s->nbatch = s->nbatch_servers = 0;
+  for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    const mlfab__item *item = &s->items[i];
+    if (item->kind != kind || item->due_ns > s->now_ns || s->nbatch == MLFAB__BATCH_MAX) continue;
+    if (kind == MLFAB__TRANSFER_PULL &&
+        mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_WAITING)
+      continue;
+    s->batch[s->nbatch++] = i;
+    for (uint32_t k = 0; k < s->servers; k++)
+      s->counted[k] |= mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_WAITING;
+  }
+  for (uint32_t k = 0; k < s->servers; k++) {
+    if (!s->counted[k]) continue;
+    s->server_nodes[s->nbatch_servers] = s->served[k].host;
+    s->batch_servers[s->nbatch_servers++] = k;
+  }
+  s->serial++;
+}
+
+/* It cannot be reached now: it is looked at again after a while, or when a capacity changes. */
+static void batch_hold(mlfab__scheduler *s, uint32_t item) {
+  s->items[item].held_ns = mlfab__add_sat(s->now_ns, mlfab__max(s->heartbeat_ns, 1000000u));
+}
+
+/* --- updates --- */
+
+/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its parts'. */
+static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
+  uint64_t most = 0;
+  for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+    const mlfab__part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+    if (part->state != MLFAB__PART_WAITING) continue;
+    uint64_t now = s->served[s->batch_servers[j]].estimate;
+    uint64_t since = now > part->placed ? now - part->placed : 0;
+    most = mlfab__max(most, mlfab__add_sat(part->lag, since));
+  }
+  return -(int64_t)mlfab__min(most, INT64_MAX / 4);
+}
+
+static void batch_candidates(mlfab__scheduler *s) {
+  uint32_t m = s->nbatch_servers;
+  for (uint32_t i = 0; i < s->nbatch; i++) {
+    const mlfab__item *item = &s->items[s->batch[i]];
+    double *bytes = &s->bytes[(size_t)i * m];
+    for (uint32_t j = 0; j < m; j++) {
+      const mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      bytes[j] = part->state == MLFAB__PART_WAITING ? (double)part->bytes : 0.0;
+    }
+    s->candidates[i] = (mlfab__candidate){.id = item->id,
+                                          .node = batch_node(s, item->worker),
+                                          .version = batch_version(s, s->batch[i]),
+                                          .bytes = bytes};
+  }
+}
+
+static uint32_t batch_fate(uint8_t reason) {
+  return reason == MLFAB__LOOKAHEAD ? MLFAB__FATE_LOOKAHEAD : MLFAB__FATE_EXPIRED;
+}
+
+/* Members of each aggregator's group; a group of one is none. */
+static void batch_count_groups(const mlfab__scheduler *s, uint32_t applied, uint32_t *members) {
+  memset(members, 0, (MLFAB__BATCH_AGGREGATORS + 1) * sizeof *members);
+  for (uint32_t i = 0; i < applied; i++) members[s->planned[i].group]++;
+}
+
+/* Gives one update its place, or its end. */
+static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uint32_t *members,
+                         uint64_t groups) {
+  uint32_t i = s->batch[p->update], m = s->nbatch_servers;
+  int grouped = p->group > 0 && members[p->group] > 1;
+  mlfab__item *item = &s->items[i];
+  mlfab__told *told = batch_note(s, i);
+  told->reason = p->reason;
+  told->arrive = p->arrive, told->ready = p->ready, told->end = p->end, told->commit = p->commit;
+  told->delay = p->delay;
+  if (p->fate == MLFAB__PLAN_DROPPED) told->dropped = 1;
+  if (p->reason == MLFAB__UNREACHABLE) {
+    batch_hold(s, i);
+    return;
+  }
+  for (uint32_t j = 0; j < m; j++) {
+    if (p->group > 0 && !grouped)
+      mlfab__scheduler_part(s, i, s->batch_servers[j])->own =
+          s->sums[(size_t)(p->group - 1) * m + j];
+    batch_place_part(s, i, j, grouped ? p->group - 1 : MLFAB__NO_NODE);
+  }
+  item->delay = p->delay > 0 ? (uint64_t)p->delay : 0;
+  if (grouped) {
+    told->group = p->group_number;
+    told->aggregator = s->aggregators[(p->group - 1) * m];
+    item->group = groups + p->group_number;
+    s->stats->plans_grouped++;
+  }
+  if (p->fate == MLFAB__PLAN_DROPPED) {
+    item->dropped = batch_fate(p->reason);
+    s->stats->plans_dropped++;
+  }
+  mlfab__scheduler_place(s, i);
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
+  uint32_t applied, members[MLFAB__BATCH_AGGREGATORS + 1];
+  batch_collect(s, MLFAB__TRANSFER_PUSH, 0);
+  if (batch_network(s)) {
+    batch_plain(s, MLFAB__TRANSFER_PUSH);
+    return;
+  }
+  s->k = 0;
+  if (!s->schedule.no_aggregation && batch_uniform(s)) batch_aggregators(s);
+  batch_candidates(s);
+  uint64_t bound = s->schedule.delay_bound;
+  mlfab__batch batch = {.updates = s->candidates,
+                        .n = s->nbatch,
+                        .server = s->server_nodes,
+                        .servers = s->nbatch_servers,
+                        .aggregators = s->aggregator_nodes,
+                        .k = s->k,
+                        .delay_bound = bound > INT64_MAX / 2 ? INT64_MAX : (int64_t)bound,
+                        .backlog = batch_backlog(s),
+                        .list = s->schedule.rounds != 0,
+                        .best = s->schedule.best != 0};
+  memset(s->sums, 0, (size_t)s->k * s->nbatch_servers * sizeof *s->sums);
+  s->watching_batch = 1;
+  int code = mlfab__plan_batch(&s->planner, &s->network, &batch, s->planned, &applied, NULL);
+  s->watching_batch = 0;
+  if (code) {
+    batch_plain(s, MLFAB__TRANSFER_PUSH);
+    return;
+  }
+  uint32_t before = s->placed.last;
+  uint64_t groups = s->groups;
+  batch_story(s, MLFAB__TRANSFER_PUSH, batch.backlog);
+  batch_count_groups(s, applied, members);
+  for (uint32_t i = 0; i < s->nbatch; i++) batch_settle(s, &s->planned[i], members, groups);
+  s->groups += s->nbatch;
+  batch_tell_all(s, before, groups);
+}
+
+/* --- pulls --- */
+
+/* Everybody from the server, in order; whoever cannot be reached waits. */
+static int batch_serve(mlfab__scheduler *s) {
+  s->k = 0;
+  for (uint32_t i = 0; i < s->nbatch; i++) {
+    mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
+    double end;
+    part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
+    int code = batch_leg(s, &part->own, s->server_nodes[0],
+                         batch_node(s, s->items[s->batch[i]].worker), 0.0, &end);
+    if (code) return code;
+    s->deliveries[i] = (mlfab__delivery){0, end};
+  }
+  return 0;
+}
+
+/* By a distribution tree; 1 when somebody cannot be reached by it, and nothing is reserved. */
+static int batch_distribute(mlfab__scheduler *s) {
+  double hubs[MLFAB__BATCH_AGGREGATORS], makespan;
+  mlfab__group_choice choice;
+  for (uint32_t i = 0; i < s->nbatch; i++)
+    s->nodes[i] = batch_node(s, s->items[s->batch[i]].worker);
+  s->bytes[0] = (double)mlfab__scheduler_part(s, s->batch[0], s->batch_servers[0])->bytes;
+  mlfab__distribution d = {.server = s->server_nodes,
+                           .servers = 1,
+                           .bytes = s->bytes,
+                           .distributors = s->aggregator_nodes,
+                           .k = s->k,
+                           .requests = s->nodes,
+                           .n = s->nbatch};
+  memset(s->sums, 0, (size_t)s->k * sizeof *s->sums);
+  s->watching_batch = 1;
+  int code = mlfab__group_distribute(&s->grouper, &s->network, &d, s->deliveries, hubs, &choice,
+                                     &makespan);
+  s->watching_batch = 0;
+  return code ? code : !mlfab__link_finite(makespan);
+}
+
+static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members) {
+  mlfab__item *item = &s->items[s->batch[i]];
+  const mlfab__delivery *d = &s->deliveries[i];
+  mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
+  mlfab__told *told = batch_note(s, s->batch[i]);
+  int grouped = d->q > 0 && members > 1;
+  told->reason = MLFAB__LISTED;
+  told->arrive = told->end = told->commit = d->end;
+  if (!mlfab__link_finite(d->end)) {
+    told->reason = MLFAB__UNREACHABLE;
+    batch_hold(s, s->batch[i]);
+    return;
+  }
+  if (d->q > 0) told->arrive = batch_leg_end(s, &s->sums[d->q - 1]);
+  if (d->q > 0 && !grouped) part->own = s->sums[d->q - 1];
+  batch_place_part(s, s->batch[i], 0, grouped ? d->q - 1 : MLFAB__NO_NODE);
+  if (grouped) {
+    item->group = s->groups + d->q;
+    told->group = d->q;
+    told->aggregator = part->aggregator;
+  }
+  told->ready = told->arrive;
+  mlfab__scheduler_place(s, s->batch[i]);
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server) {
+  batch_collect(s, MLFAB__TRANSFER_PULL, server);
+  int code = batch_network(s), direct = 1;
+  s->k = 0;
+  if (!code && !s->schedule.no_distribution && batch_uniform(s)) batch_aggregators(s);
+  if (!code && s->k > 0) {
+    code = batch_distribute(s);
+    direct = code == 1;
+    if (direct) code = 0;
+  }
+  if (!code && direct) code = batch_serve(s);
+  if (code) {
+    batch_plain(s, MLFAB__TRANSFER_PULL);
+    return;
+  }
+  uint32_t before = s->placed.last;
+  uint64_t groups = s->groups;
+  batch_story(s, MLFAB__TRANSFER_PULL, 0.0);
+  /* The server serves the last distributor first, since it has most to wait for behind it. */
+  for (uint32_t q = s->k + 1; q-- > 0;) {
+    uint32_t members = 0;
+    for (uint32_t i = 0; i < s->nbatch; i++) members += s->deliveries[i].q == q;
+    for (uint32_t i = 0; i < s->nbatch; i++) {
+      if (s->deliveries[i].q == q) batch_settle_pull(s, i, members);
+    }
+  }
+  s->groups += s->k;
+  batch_tell_all(s, before, groups);
+}
+
+/* ==============================================================================================
+ * core/explain.c
+ * ============================================================================================== */
+/* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
+ *
+ * One line an update in the order of the plan, with a picture of when it travels: '-' to its aggregator, '=' the
+ * transfer into the server. Times are seconds from the plan. */
+
+#include <stdio.h>
+
+enum { EXPLAIN_COLUMNS = 40 };
+
+/* Text that may not fit: what it would take is counted on. */
+typedef struct explain_text {
+  char *at;
+  size_t room, used;
+} explain_text;
+
+static void explain_put(explain_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
+
+static void explain_put(explain_text *t, const char *format, ...) {
+  va_list arguments;
+  size_t left = t->used < t->room ? t->room - t->used : 0;
+  va_start(arguments, format);
+  int n = vsnprintf(left ? t->at + t->used : NULL, left, format, arguments);
+  va_end(arguments);
+  if (n > 0) t->used += (size_t)n;
+}
+
+/* When the last one is there: the picture's width. */
+static double explain_span(const mlfab__story *story) {
+  double span = 0.0;
+  for (uint32_t i = 0; i < story->n; i++) {
+    double end = story->told[i].commit;
+    if (mlfab__link_finite(end) && end > span) span = end;
+  }
+  return span;
+}
+
+static uint32_t explain_column(double time, double span) {
+  if (!(span > 0.0) || !(time > 0.0)) return 0;
+  double column = time / span * EXPLAIN_COLUMNS;
+  return column < EXPLAIN_COLUMNS ? (uint32_t)column : EXPLAIN_COLUMNS;
+}
+
+static void explain_fill(char *row, double from, double to, double span, char mark) {
+  uint32_t first = explain_column(from, span), end = explain_column(to, span);
+  if (first == EXPLAIN_COLUMNS) first--;
+  if (end == first) end++;
+  for (uint32_t i = first; i < end; i++) row[i] = mark;
+}
+
+static void explain_picture(explain_text *t, const mlfab__told *told, double span) {
+  char row[EXPLAIN_COLUMNS + 1];
+  memset(row, ' ', EXPLAIN_COLUMNS);
+  row[EXPLAIN_COLUMNS] = '\0';
+  if (mlfab__link_finite(told->end)) {
+    if (told->group) explain_fill(row, told->start, told->arrive, span, '-');
+    explain_fill(row, told->group ? told->ready : told->start, told->end, span, '=');
+  }
+  explain_put(t, " |%s|", row);
+}
+
+static const char *explain_why(uint8_t reason) {
+  switch (reason) {
+    case MLFAB__DEADLINE:
+      return "at its deadline";
+    case MLFAB__SHORTEST:
+      return "shortest";
+    case MLFAB__LISTED:
+      return "as listed";
+    case MLFAB__LOOKAHEAD:
+      return "the next would have waited for it";
+    case MLFAB__EXPIRED:
+      return "too late at any place";
+    case MLFAB__UNREACHABLE:
+      return "waits: no way there now";
+    default:
+      return "not planned: out of memory";
+  }
+}
+
+static void explain_item(explain_text *t, uint32_t kind, const mlfab__told *told, double span) {
+  explain_put(t, "%s %llu of worker %u, %.0f bytes", kind == MLFAB__TRANSFER_PUSH ? "push" : "pull",
+              (unsigned long long)told->id, told->worker, told->bytes);
+  if (told->dropped) {
+    explain_put(t, "%s: %s", told->reason == MLFAB__UNREACHABLE ? "" : ", dropped",
+                explain_why(told->reason));
+  } else if (told->group) {
+    explain_put(t, ", group %u at worker %u", told->group, told->aggregator);
+  } else {
+    explain_put(t, ", direct");
+  }
+  if (!told->dropped && mlfab__link_finite(told->end)) {
+    explain_put(t, ", start %.9f", told->start);
+    if (told->group) explain_put(t, ", arrive %.9f", told->arrive);
+    explain_put(t, ", end %.9f, commit %.9f", told->end, told->commit);
+  }
+  if (kind == MLFAB__TRANSFER_PUSH) explain_put(t, ", delay %lld", (long long)told->delay);
+  if (!told->dropped) {
+    explain_put(t, ", %s", explain_why(told->reason));
+    explain_picture(t, told, span);
+  }
+  explain_put(t, "\n");
+}
+
+static void explain_story(explain_text *t, const mlfab__story *story) {
+  double span = explain_span(story);
+  explain_put(t, "plan %llu at %.9f s: %u %s, ", (unsigned long long)story->serial,
+              1e-9 * (double)story->now_ns, story->n,
+              story->kind == MLFAB__TRANSFER_PUSH ? "pushes" : "pulls");
+  if (story->kind == MLFAB__TRANSFER_PUSH) {
+    explain_put(t, "%u servers, backlog %.9f s, ", story->servers, story->backlog);
+  } else {
+    explain_put(t, "server %u, ", story->server);
+  }
+  explain_put(t, "%u candidates for hops\n", story->candidates);
+  for (uint32_t i = 0; i < story->n; i++) explain_item(t, story->kind, &story->told[i], span);
+}
+
+static void explain_rate(explain_text *t, const char *name, double rate, double alike) {
+  explain_put(t, "%s %.0f bytes/s%s", name, rate >= 0.0 ? rate : alike,
+              rate >= 0.0 ? "" : " (not known)");
+}
+
+static void explain_host(explain_text *t, const mlfab__scheduler *s, uint32_t host) {
+  explain_rate(t, "in", s->hosts[host].in, s->alike_in);
+  explain_rate(t, ", out", s->hosts[host].out, s->alike_out);
+  explain_put(t, "\n");
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
+                                              size_t room, size_t *bytes_p) {
+  const mlfab__scheduler *s = scheduler;
+  explain_text t = {text, room, 0};
+  if (room > 0) text[0] = '\0';
+  if (s->stories[0].serial == 0 && s->stories[1].serial == 0)
+    explain_put(&t, "nothing was planned yet\n");
+  for (uint32_t kind = 0; kind < 2; kind++) {
+    if (s->stories[kind].serial != 0) explain_story(&t, &s->stories[kind]);
+  }
+  for (uint32_t k = 0; k < s->servers; k++) {
+    explain_put(&t, "server %u%s: ", k, s->served[k].live ? "" : " (no link)");
+    explain_host(&t, s, s->served[k].host);
+  }
+  for (uint32_t w = 0; w < s->workers; w++) {
+    uint32_t live = 0;
+    for (uint32_t k = 0; k < s->servers; k++) live += s->alive[(size_t)k * s->workers + w];
+    if (live == 0) continue;
+    explain_put(&t, "worker %u, %u accumulators: ", w, s->stations[w].accumulators);
+    explain_host(&t, s, s->stations[w].host);
+  }
+  if (bytes_p) *bytes_p = t.used + 1;
+}
 
 /* ==============================================================================================
  * core/node.h
@@ -11413,7 +15126,8 @@ typedef struct mlfab__link {
   uint8_t suspect;
   uint32_t id; /* the driver's number */
   uint32_t caps;
-  uint32_t peer;  /* rank of a worker (workers: the scheduler), number of a server, node that joins */
+  uint32_t
+      peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
@@ -11485,11 +15199,11 @@ struct mlfab_node {
   char join_why[160], missing[128];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;     /* by node id; server 0 only */
-  mlfab__route *routes;   /* by server: the worker role's, then the scheduler role's */
-  uint32_t *worker_links; /* by rank, then the scheduler's; server role only */
-  uint64_t *worker_heard; /* likewise: also while there is no link */
-  uint64_t *worker_lost;  /* likewise: when its link broke, 0 while it has one */
+  mlfab__peer *peers;             /* by node id; server 0 only */
+  mlfab__route *routes;           /* by server: the worker role's, then the scheduler role's */
+  uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
+  uint64_t *worker_heard;         /* likewise: also while there is no link */
+  uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
   uint32_t scheduler_incarnation; /* the newest that said HELLO here */
   mlfab__hop **hops;              /* by rank; worker role only */
   uint32_t *member_links;         /* by rank; aggregator role only */
@@ -11548,8 +15262,35 @@ MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, 
 /* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+/* A pair of links inside the node. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
+                                     uint32_t asking_peer, int other, uint32_t other_peer);
+
+/* --- hop.c: links between workers --- */
+
+/* The link to this worker's aggregator role is wanted. */
+MLFAB__INTERNAL void mlfab__hop_want(mlfab_node *node, uint32_t rank);
+/* Server 0: WHERE on this link is answered. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__hop_there(mlfab_node *node, const mlfab__member *there);
+/* Our call came through (1, or 0 when it is not wanted any more), or failed. */
+MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t link);
+MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank);
+/* MEET came on a new link; the two roles of this node meet. */
+MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__hop_met_self(mlfab_node *node);
+/* A link of the kinds HOP or MEMBER is gone. */
+MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index);
+MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node);
+/* Closes a link of ours: nobody reports it down. */
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
+
 #define MLFAB__TOKEN_JOIN 1u
-#define MLFAB__TOKEN_SERVER 2u /* + index of the route; behind the routes: + rank of the aggregator */
+#define MLFAB__TOKEN_SERVER \
+  2u /* + index of the route; behind the routes: + rank of the aggregator */
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 
@@ -11580,7 +15321,7 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
-#define NODE_ACTIONS(node) (64 + (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
+#define NODE_ACTIONS(node) (64 + 2 * (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
 
 /* --- links --- */
 
@@ -11735,6 +15476,15 @@ static uint32_t node_route(const mlfab_node *node, uint32_t server) {
 static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
   return node->worker_links[rank];
 }
+static uint32_t node_planner(const mlfab_node *node, uint32_t server) {
+  return node->routes[node->config.servers + server].link;
+}
+static uint32_t node_member_link(const mlfab_node *node, uint32_t rank) {
+  return node->member_links[rank];
+}
+static uint32_t node_hop(const mlfab_node *node, uint32_t rank) {
+  return node->hops[rank] ? node->hops[rank]->link : MLFAB__NO_LINK;
+}
 
 static void node_port_drop(mlfab_node *node, uint32_t index, int code, const char *text) {
   if (index == MLFAB__NO_LINK) return;
@@ -11773,7 +15523,20 @@ static void node_port_drop(mlfab_node *node, uint32_t index, int code, const cha
   }
 NODE_PORT(up, node_route)
 NODE_PORT(down, node_worker)
+NODE_PORT(plan, node_planner)
+NODE_PORT(member, node_member_link)
+NODE_PORT(hop, node_hop)
 #undef NODE_PORT
+
+/* A hop that is wanted opens its link. */
+static void node_want_hop(void *self, uint32_t rank) {
+  mlfab_node *node = self;
+  if (node_hop(node, rank) != MLFAB__NO_LINK) {
+    node_hop_ready(self, rank);
+  } else {
+    mlfab__hop_want(node, rank);
+  }
+}
 
 static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
                             uint32_t incarnation, int code, const char *text) {
@@ -11782,37 +15545,68 @@ static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_serv
 
 /* --- open and close --- */
 
-static int node_init_roles(mlfab_node *node) {
+/* One link index for each peer, none of which stands. */
+static uint32_t *node_no_links(mlfab_node *node, uint32_t n) {
+  uint32_t *links = mlfab__alloc_array(&node->env, n, sizeof *links);
+  for (uint32_t i = 0; links && i < n; i++) links[i] = MLFAB__NO_LINK;
+  return links;
+}
+
+#define NODE_PORT_OF(side)                                                                   \
+  {                                                                                          \
+    node, node_##side##_post, node_##side##_ready, node_##side##_drop, node_##side##_detach, \
+        node_port_event                                                                      \
+  }
+
+static int node_init_worker(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  mlfab__port up = {node,         node_up_post,   node_up_ready,
-                    node_up_drop, node_up_detach, node_port_event};
-  mlfab__port down = {node,           node_down_post,   node_down_ready,
-                      node_down_drop, node_down_detach, node_port_event};
-  if (node->is_worker) {
-    node->routes = mlfab__alloc_array(&node->env, c->servers, sizeof *node->routes);
-    if (!node->routes) return MLFAB_ERR_MEMORY;
-    for (uint32_t s = 0; s < c->servers; s++) node->routes[s].link = MLFAB__NO_LINK;
-    if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &up, &node->stats,
-                           &node->requests))
-      return MLFAB_ERR_MEMORY;
-    mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
-  }
-  if (node->is_server) {
-    node->worker_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_links);
-    node->worker_heard = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_heard);
-    node->worker_lost = mlfab__alloc_array(&node->env, c->workers, sizeof *node->worker_lost);
-    if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
-    for (uint32_t w = 0; w < c->workers; w++) node->worker_links[w] = MLFAB__NO_LINK;
-    if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
-      return MLFAB_ERR_MEMORY;
-  }
-  if (node->is_coordinator) {
-    node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
-    if (!node->peers) return MLFAB_ERR_MEMORY;
-    for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-    if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
-  }
-  return 0;
+  mlfab__port up = NODE_PORT_OF(up), hop = NODE_PORT_OF(hop), member = NODE_PORT_OF(member);
+  hop.ready = node_want_hop;
+  if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &hop, &node->stats,
+                         &node->requests))
+    return MLFAB_ERR_MEMORY;
+  mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
+  node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
+  node->member_links = node_no_links(node, c->workers);
+  if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
+  if (c->scheduler == MLFAB_SCHEDULER_NONE) return 0;
+  return mlfab__aggregator_init(&node->aggregator, &node->env, c, &up, &member, &node->stats);
+}
+
+static int node_init_server(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  mlfab__port down = NODE_PORT_OF(down);
+  uint32_t peers = c->workers + 1;
+  node->worker_links = node_no_links(node, peers);
+  node->worker_heard = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_heard);
+  node->worker_lost = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_lost);
+  if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
+  if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
+    return MLFAB_ERR_MEMORY;
+  if (!node->is_coordinator) return 0;
+  node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
+  if (!node->peers) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
+  return mlfab__host_init(&node->host, &node->env, c, &down);
+}
+
+static int node_init_roles(mlfab_node *node) {
+  mlfab__port plan = NODE_PORT_OF(plan);
+  uint32_t routes = mlfab__node_routes(node);
+  node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
+  if (!node->routes) return MLFAB_ERR_MEMORY;
+  for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
+  int code = node->is_worker ? node_init_worker(node) : 0;
+  if (!code && node->is_server) code = node_init_server(node);
+  if (!code && node->is_scheduler)
+    code =
+        mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, &node->scheduler);
+  mlfab__monitor_init(&node->monitor, node->config.heartbeat_ns);
+  return code;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
+  return 2 * node->config.servers;
 }
 
 /* Who this node is in the fabric. */
@@ -11820,13 +15614,35 @@ static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
-  node->nodes = c->workers + (c->dedicated ? c->servers : 0);
-  node->id = (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
+  int own = c->roles == MLFAB_ROLE_SCHEDULER;
+  node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
   node->epoch = 1;
-  node->join_link = node->self_server = node->self_worker = MLFAB__NO_LINK;
+  node->join_link = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
+    node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
+}
+
+/* Nodes that listen at one address share its links; those that only listen inside their machine are one host. */
+static uint64_t node_host(const char *addresses) {
+  static const char local[] = "localhost";
+  for (const char *at = addresses; *at;) {
+    size_t n = strcspn(at, " ");
+    size_t host = n;
+    while (host > 4 && at[host] != ':') host--;
+    if (!strncmp(at, "sim:", 4)) host = n;
+    int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
+                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
+    if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
+    at += n;
+    while (*at == ' ') at++;
+  }
+  return mlfab__hash(1, local, sizeof local - 1) | 1;
 }
 
 MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
@@ -11850,6 +15666,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
+  if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   int reserved = !node_reserve_actions(node, NODE_ACTIONS(node));
   if (!node->head || !reserved || node_init_roles(node)) {
@@ -11867,16 +15684,23 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__env env = node->env;
   mlfab__worker_free(&node->worker);
   mlfab__server_free(&node->server);
+  mlfab__aggregator_free(&node->aggregator);
+  mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, node->config.servers * sizeof *node->routes);
-  mlfab__free(&node->env, node->worker_links, node->config.workers * sizeof *node->worker_links);
-  mlfab__free(&node->env, node->worker_heard, node->config.workers * sizeof *node->worker_heard);
-  mlfab__free(&node->env, node->worker_lost, node->config.workers * sizeof *node->worker_lost);
+  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
+  uint32_t workers = node->config.workers;
+  mlfab__free(&node->env, node->worker_links, (workers + 1) * sizeof *node->worker_links);
+  mlfab__free(&node->env, node->worker_heard, (workers + 1) * sizeof *node->worker_heard);
+  mlfab__free(&node->env, node->worker_lost, (workers + 1) * sizeof *node->worker_lost);
+  for (uint32_t w = 0; node->hops && w < workers; w++)
+    mlfab__free(&node->env, node->hops[w], sizeof **node->hops);
+  mlfab__free(&node->env, node->hops, workers * sizeof *node->hops);
+  mlfab__free(&node->env, node->member_links, workers * sizeof *node->member_links);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__map_free(&node->env, &node->by_id);
@@ -11928,12 +15752,23 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   node_member(node, worker, kind);
 }
 
-static void node_server_dead(mlfab_node *node, uint32_t server, const char *why) {
-  mlfab__route *route = &node->routes[server];
+/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning for it. */
+static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = index % node->config.servers;
+  mlfab__route *route = &node->routes[index];
   char text[180];
   if (route->dead) return;
   route->dead = 1;
+  if (index >= node->config.servers) {
+    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
+    if (!node->is_worker && !node->is_server) {
+      snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
+      mlfab__boot_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+    }
+    return;
+  }
   node->stats.peers_died++;
+  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
   uint64_t silent = node->now_ns - route->heard_ns;
   mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
   if (server == 0) mlfab__guest_dead(&node->guest, silent, node->now_ns);
@@ -11941,6 +15776,28 @@ static void node_server_dead(mlfab_node *node, uint32_t server, const char *why)
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
   mlfab__boot_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+}
+
+/* The scheduler is out of reach: its servers grant by themselves until it is back. */
+static void node_scheduler_gone(mlfab_node *node) {
+  mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, node->scheduler_incarnation,
+                   MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
+}
+
+static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = index % node->config.servers;
+  mlfab__route *route = &node->routes[index];
+  route->link = MLFAB__NO_LINK;
+  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+  if (index >= node->config.servers) {
+    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
+    return;
+  }
+  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
+  mlfab__worker_lost(&node->worker, server, node->now_ns);
+  if (server == 0) mlfab__guest_lost(&node->guest);
 }
 
 /* The link is gone: whoever used it hears of it. */
@@ -11951,13 +15808,15 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__boot_lost(node, index);
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
-  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index) {
-    mlfab__route *route = &node->routes[link.peer];
-    route->link = MLFAB__NO_LINK;
-    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
-    snprintf(route->why, sizeof route->why, "%s", why);
-    mlfab__worker_lost(&node->worker, link.peer, node->now_ns);
-    if (link.peer == 0) mlfab__guest_lost(&node->guest);
+  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
+    node_route_down(node, link.peer, why);
+  if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
+    node_route_down(node, node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
+    mlfab__hop_down(node, &link, index);
+  if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
+    node->worker_links[link.peer] = MLFAB__NO_LINK;
+    if (!node->leaving) node_scheduler_gone(node);
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
@@ -11969,24 +15828,38 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
 }
 
 /* Closes a link of ours: nobody reports it down. */
-static void node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* The inner link broke too, for want of memory: both roles forget what was under way, and greet each
+/* The inner links broke too, for want of memory: the roles forget what was under way, and greet each
  * other again at the next look at the clock. */
 static void node_lose_self(mlfab_node *node) {
   if (node->self_lost) return;
   node->self_lost = 1;
-  for (int i = 0; i < 2; i++) {
-    mlfab__link *link = &node->links[i ? node->self_worker : node->self_server];
+  for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+    uint32_t index = node->pairs[i / 2][i % 2];
+    if (index == MLFAB__NO_LINK) continue;
+    mlfab__link *link = &node->links[index];
     link->queue_begin = link->queue_end = 0;
   }
-  mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
-  if (node->is_coordinator) mlfab__guest_lost(&node->guest);
-  mlfab__server_lost(&node->server, (uint32_t)node->config.rank, node->now_ns);
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) {
+    mlfab__worker_hop_lost(&node->worker, rank, node->now_ns);
+    mlfab__aggregator_lost(&node->aggregator, rank, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK) {
+    if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, node->server_number);
+    mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
+    if (node->is_coordinator) mlfab__guest_lost(&node->guest);
+    mlfab__server_lost(&node->server, rank, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
+    mlfab__scheduler_lost(node->scheduler, node->server_number, node->now_ns);
+    mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  }
 }
 
 /* Gives up the links that a role, or a full queue, asked to. A last word still goes out. */
@@ -12000,7 +15873,7 @@ static void node_settle(mlfab_node *node) {
       if (link->self) {
         node_lose_self(node);
       } else {
-        node_hang_up(node, i, "given up");
+        mlfab__node_hang_up(node, i, "given up");
       }
     }
   }
@@ -12008,12 +15881,19 @@ static void node_settle(mlfab_node *node) {
 
 /* --- greeting --- */
 
-/* The worker role greets the server role of this node. */
+/* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation, node->config.roles, 0, 0, 0};
+  mlfab__hello hello = {node->id, node->incarnation,         node->config.roles,
+                        0,        node->config.accumulators, node->config.host};
   mlfab__hello_ack ack;
   node->self_lost = 0;
+  if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
+  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
+    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
+    mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  }
+  if (node->pairs[MLFAB__PAIR_SERVER][0] == MLFAB__NO_LINK) return;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
   if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
   ack.was_dead = 0;
@@ -12021,54 +15901,110 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (server == 0) mlfab__guest_hello(&node->guest);
 }
 
-static void node_hello_self(mlfab_node *node, uint32_t server) {
+MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
+                                     uint32_t asking_peer, int other, uint32_t other_peer) {
   uint32_t up = node_new_link(node);
-  if (up != MLFAB__NO_LINK) node->links[up].kind = MLFAB__LINK_SERVER;
+  if (up != MLFAB__NO_LINK) node->links[up].kind = (uint8_t)asking;
   uint32_t down = up == MLFAB__NO_LINK ? up : node_new_link(node);
   if (down == MLFAB__NO_LINK) {
-    mlfab__boot_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner link");
-    return;
+    if (up != MLFAB__NO_LINK) node_free_link(node, up);
+    return MLFAB_ERR_MEMORY;
   }
-  uint32_t worker = (uint32_t)node->config.rank;
-  node->links[down].kind = MLFAB__LINK_WORKER;
+  node->links[down].kind = (uint8_t)other;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__link *link = &node->links[i ? down : up];
     link->self = link->greeted = 1;
-    link->peer = i ? worker : server;
+    link->peer = i ? other_peer : asking_peer;
     link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
   }
-  node->self_server = up;
-  node->self_worker = down;
-  node->routes[server].link = up;
-  node->routes[server].greeted = 1;
-  node->worker_links[worker] = down;
+  node->pairs[which][0] = up;
+  node->pairs[which][1] = down;
+  return 0;
+}
+
+/* The links inside this node, to its own server role. */
+static void node_hello_self(mlfab_node *node) {
+  uint32_t server = node->server_number, servers = node->config.servers;
+  uint32_t worker = (uint32_t)node->config.rank;
+  int code = 0;
+  if (node->is_worker)
+    code = mlfab__node_pair(node, MLFAB__PAIR_SERVER, MLFAB__LINK_SERVER, server,
+                            MLFAB__LINK_WORKER, worker);
+  if (!code && node->is_scheduler)
+    code = mlfab__node_pair(node, MLFAB__PAIR_PLANNER, MLFAB__LINK_PLANNER, server,
+                            MLFAB__LINK_SCHEDULER, node->config.workers);
+  if (code) {
+    mlfab__boot_fail(node, code, MLFAB_NO_RANK, 0, "out of memory for the inner links");
+    return;
+  }
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__route *route = &node->routes[i * servers + server];
+    const uint32_t *pair = node->pairs[i ? MLFAB__PAIR_PLANNER : MLFAB__PAIR_SERVER];
+    if (pair[0] == MLFAB__NO_LINK) continue;
+    route->link = pair[0];
+    route->greeted = 1;
+    node->worker_links[i ? node->config.workers : worker] = pair[1];
+  }
   node_greet_self(node, 1);
 }
 
-static void node_call(mlfab_node *node, uint32_t server) {
-  mlfab__route *route = &node->routes[server];
+/* Does a role of this node use the route? */
+static int node_uses(const mlfab_node *node, uint32_t route) {
+  return route < node->config.servers ? node->is_worker : node->is_scheduler;
+}
+
+static void node_call(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
   route->connecting = 1;
   route->connect_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + server);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
 }
 
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    node->routes[s].heard_ns = node->now_ns;
-    if (s == node->server_number) {
-      node_hello_self(node, s);
-    } else {
-      node_call(node, s);
-    }
+  if (node->is_server) node_hello_self(node);
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    if (!node_uses(node, r)) continue;
+    node->routes[r].heard_ns = node->now_ns;
+    if (r % node->config.servers != node->server_number) node_call(node, r);
   }
+}
+
+/* The scheduler says who it is on a new link to our server role. */
+static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+  uint32_t self = node->config.workers, old = node->worker_links[self];
+  if (hello->incarnation < node->scheduler_incarnation) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
+    return;
+  }
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_SCHEDULER;
+  link->peer = self;
+  link->greeted = 1;
+  node->worker_links[self] = index;
+  node->worker_heard[self] = node->now_ns;
+  node->scheduler_incarnation = hello->incarnation;
+  mlfab__hello_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.server = node->server_number;
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
+  mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
+                   "scheduler here: it plans from now on");
 }
 
 /* A worker says who it is on a new link to our server role. */
 static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__hello hello;
   mlfab__hello_ack ack;
-  if (mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) || !node->is_server ||
-      hello.node >= node->config.workers) {
+  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
+    node_scheduler_hello(node, index, &hello);
+    return;
+  }
+  if (!parsed || hello.node >= node->config.workers) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO that does not fit this node");
     return;
@@ -12085,7 +16021,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   uint32_t old = node->worker_links[worker];
   if (old != MLFAB__NO_LINK && old != index) {
     if (node->links[old].self) return;
-    node_hang_up(node, old, "replaced by a newer link");
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
   }
   mlfab__link *link = &node->links[index];
@@ -12109,6 +16045,41 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
 }
 
 /* --- frames --- */
+
+/* Frames on our scheduler role's link to a server. */
+static void node_planner_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t server = node->links[index].peer, route = node->config.servers + server;
+  mlfab__refuse refuse;
+  mlfab__bye bye;
+  char text[MLFAB__TEXT_MAX + 16];
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__HELLO_ACK) {
+    node->links[index].greeted = node->routes[route].greeted = 1;
+    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
+    mlfab__boot_check(node);
+  } else if (frame->type == MLFAB__REFUSE &&
+             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
+    snprintf(text, sizeof text, "refused: %s", refuse.text);
+    node_server_dead(node, route, text);
+    node_doom(node, index);
+  } else if (frame->type == MLFAB__BYE &&
+             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
+    if (bye.code == 0) node_server_dead(node, route, "it has closed");
+    node_doom(node, index);
+  } else {
+    mlfab__scheduler_frame(node->scheduler, server, frame, node->now_ns);
+  }
+}
+
+static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  node->worker_heard[node->config.workers] = node->now_ns;
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__BYE) {
+    node_doom(node, index);
+    return;
+  }
+  mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
+}
 
 static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer;
@@ -12149,7 +16120,14 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
           member.kind == MLFAB_EVENT_DEAD ? MLFAB_ERR_PEER_DEAD : 0,
           member.kind == MLFAB_EVENT_DEAD ? "dead, says server 0" : "left or came, says server 0");
       return;
+    case MLFAB__THERE:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      mlfab__hop_there(node, &member);
+      return;
     default:
+      if (node->aggregator.env &&
+          mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
+        return;
       if (server == 0 && mlfab__guest_frame(&node->guest, frame, node->now_ns)) return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
@@ -12164,6 +16142,11 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__BYE) {
     node_worker_gone(node, worker, 1);
     node_doom(node, index);
+    return;
+  }
+  if (node->is_coordinator && frame->type == MLFAB__WHERE) {
+    if (mlfab__hop_where(node, index, frame))
+      node_port_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
     return;
   }
   if (node->is_coordinator && mlfab__host_frame(&node->host, worker, frame)) return;
@@ -12183,14 +16166,33 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     case MLFAB__LINK_WORKER:
       node_worker_frame(node, index, frame);
       break;
+    case MLFAB__LINK_PLANNER:
+      node->routes[node->config.servers + link->peer].heard_ns = node->now_ns;
+      node_planner_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_SCHEDULER:
+      node_scheduler_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_HOP:
+    case MLFAB__LINK_MEMBER:
+      if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
+      if (frame->type == MLFAB__HEARTBEAT || link->doomed) break;
+      if (link->kind == MLFAB__LINK_HOP) {
+        mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
+      } else {
+        mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
+      }
+      break;
     case MLFAB__LINK_NEW:
-      if (frame->type == MLFAB__HELLO) {
+      if (frame->type == MLFAB__MEET) {
+        mlfab__hop_meet(node, index, frame);
+      } else if (frame->type == MLFAB__HELLO) {
         node_hello(node, index, frame);
       } else if (frame->type == MLFAB__JOIN) {
         mlfab__boot_frame(node, index, frame);
       } else {
         mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                           "neither JOIN nor HELLO came first");
+                           "neither JOIN, HELLO nor MEET came first");
       }
       break;
     case MLFAB__LINK_JOIN_IN:
@@ -12247,29 +16249,43 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
 static int node_yield(mlfab_node *node, uint32_t index);
 static void node_taken(mlfab_node *node);
 
-/* Carries what the worker role and the server role of this node have for each other. */
+/* A bulk that was lent inside the node is free at once. */
+static void node_sent_self(mlfab_node *node, int role, uint64_t token) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (role == MLFAB__OUT_WORKER)
+    mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
+  if (role == MLFAB__OUT_SERVER) mlfab__server_sent(&node->server, rank, token);
+  if (role == MLFAB__OUT_HOP) mlfab__worker_hop_sent(&node->worker, rank, token, node->now_ns);
+  if (role == MLFAB__OUT_FORWARD || role == MLFAB__OUT_HAND_ON)
+    mlfab__aggregator_sent(&node->aggregator, token);
+}
+
+/* Moves one frame over a link inside the node. 1 when there was one. */
+static int node_carry(mlfab_node *node, uint32_t from, uint32_t to) {
+  if (!node_yield(node, from)) return 0;
+  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
+   * meta stays in node->head, which nothing overwrites before the next yield. */
+  mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
+                           node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
+  uint64_t token = node->frame.token;
+  int role = (int)node->out;
+  node_taken(node);
+  node_dispatch(node, to, &frame);
+  if (token != 0) node_sent_self(node, role, token);
+  return 1;
+}
+
+/* Carries what the roles of this node have for each other. */
 static void node_run_self(mlfab_node *node) {
-  uint32_t pair[2] = {node->self_server, node->self_worker};
-  if (pair[0] == MLFAB__NO_LINK || node->out != MLFAB__OUT_NONE) return;
+  if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
   for (int moved = 1; moved && budget > 0;) {
     moved = 0;
-    for (int i = 0; i < 2; i++) {
-      while (budget-- > 0 && node_yield(node, pair[i])) {
-        /* The sender's state moves first: what the receiver answers may depend on it. The frame's
-         * meta stays in node->head, which nothing overwrites before the next yield. */
-        mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
-                                 node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
-        uint64_t token = node->frame.token;
-        int role = node->out;
-        node_taken(node);
-        node_dispatch(node, pair[1 - i], &frame);
-        if (token != 0 && role == MLFAB__OUT_WORKER)
-          mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
-        if (token != 0 && role == MLFAB__OUT_SERVER)
-          mlfab__server_sent(&node->server, (uint32_t)node->config.rank, token);
+    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+      const uint32_t *pair = node->pairs[i / 2];
+      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
+             node_carry(node, pair[i % 2], pair[1 - i % 2]))
         moved = 1;
-      }
     }
   }
   /* No event tells of what is left: the next tick is due at once. */
@@ -12278,11 +16294,48 @@ static void node_run_self(mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
+  if (node->aggregator.env && !node->aggregator.layout && node->worker.stands)
+    mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
+                            node->worker.define.ghost != 0);
   node_settle(node);
   node_run_self(node);
 }
 
 /* --- events --- */
+
+/* A call to a server, or to an aggregator, came to nothing. */
+static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) {
+  if (index >= mlfab__node_routes(node)) {
+    mlfab__hop_failed(node, index - mlfab__node_routes(node));
+    return;
+  }
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 0;
+  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+}
+
+/* A server answers our call: says who we are. */
+static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
+  mlfab__route *route = &node->routes[number];
+  int planner = number >= node->config.servers;
+  if (route->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+  route->connecting = 0;
+  route->link = index;
+  if (route->greeted) node->stats.reconnects++;
+  mlfab__link *link = &node->links[index];
+  link->kind = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
+  link->peer = number % node->config.servers;
+  mlfab__hello hello = {node->id,
+                        node->incarnation,
+                        planner ? (uint32_t)MLFAB_ROLE_SCHEDULER : node->config.roles,
+                        node->config.progress == MLFAB_PROGRESS_HAND,
+                        node->config.accumulators,
+                        node->config.host};
+  uint8_t meta[64];
+  mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
 
 static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index = node_new_link(node);
@@ -12290,7 +16343,7 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
     node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
     if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, "out of memory");
     if (event->token >= MLFAB__TOKEN_SERVER)
-      node->routes[event->token - MLFAB__TOKEN_SERVER].connecting = 0;
+      node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, "out of memory");
     return;
   }
   mlfab__link *link = &node->links[index];
@@ -12300,27 +16353,15 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->heard_ns = link->sent_ns = node->now_ns;
   if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOT_JOINING) {
     mlfab__boot_up(node, index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
-             event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
-    uint32_t server = (uint32_t)(event->token - MLFAB__TOKEN_SERVER);
-    mlfab__route *route = &node->routes[server];
-    if (route->link != MLFAB__NO_LINK) node_hang_up(node, route->link, "replaced by a newer link");
-    route->connecting = 0;
-    route->link = index;
-    if (route->greeted) node->stats.reconnects++;
-    link = &node->links[index];
-    link->kind = MLFAB__LINK_SERVER;
-    link->peer = server;
-    mlfab__hello hello = {node->id,
-                          node->incarnation,
-                          node->config.roles,
-                          node->config.progress == MLFAB_PROGRESS_HAND,
-                          0,
-                          0};
-    uint8_t meta[64];
-    mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             event->token - MLFAB__TOKEN_SERVER < mlfab__node_routes(node)) {
+    node_route_up(node, (uint32_t)(event->token - MLFAB__TOKEN_SERVER), index);
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             mlfab__hop_up(node, event->token - MLFAB__TOKEN_SERVER - mlfab__node_routes(node),
+                           index)) {
+    return;
   } else if (event->token != 0) {
-    node_hang_up(node, index, "no longer wanted");
+    mlfab__node_hang_up(node, index, "no longer wanted");
   }
 }
 
@@ -12343,12 +16384,36 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
     return;
   }
   if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, why);
-  if (event->token >= MLFAB__TOKEN_SERVER && node->is_worker &&
-      event->token - MLFAB__TOKEN_SERVER < node->config.servers) {
-    mlfab__route *route = &node->routes[event->token - MLFAB__TOKEN_SERVER];
-    route->connecting = 0;
-    route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
-    snprintf(route->why, sizeof route->why, "%s", why);
+  if (event->token >= MLFAB__TOKEN_SERVER)
+    node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, why);
+}
+
+/* The bulk lent with this token came back from a transport. */
+static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token) {
+  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0;
+  if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
+    mlfab__aggregator_sent(&node->aggregator, token);
+  if (link->kind == MLFAB__LINK_SERVER && !forward)
+    mlfab__worker_sent(&node->worker, link->peer, token, node->now_ns);
+  if (link->kind == MLFAB__LINK_HOP)
+    mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
+  if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
+}
+
+/* Tells the scheduler what this host's links carry, when it has changed; `anew`: in any case. */
+static void node_tell_capacity(mlfab_node *node, int anew) {
+  mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
+  uint8_t meta[32];
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || node->phase != MLFAB__BOOT_READY) return;
+  int changed = mlfab__monitor_take(&node->monitor, node->now_ns, &capacity.in, &capacity.out);
+  node->stats.link_in = capacity.in > 0.0 ? (uint64_t)capacity.in : 0;
+  node->stats.link_out = capacity.out > 0.0 ? (uint64_t)capacity.out : 0;
+  if (!changed && !anew) return;
+  uint32_t bytes = mlfab__encode_capacity(meta, &capacity);
+  if (node->is_server) {
+    mlfab__server_capacity(&node->server, &capacity, node->now_ns);
+  } else if (node->is_worker) {
+    mlfab__node_post(node, node->routes[0].link, MLFAB__CAPACITY, meta, bytes);
   }
 }
 
@@ -12369,10 +16434,11 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       break;
     case MLFAB_IO_SENT:
       if (!node_link(node, event->link, &index)) break;
-      if (node->links[index].kind == MLFAB__LINK_SERVER)
-        mlfab__worker_sent(&node->worker, node->links[index].peer, event->token, node->now_ns);
-      if (node->links[index].kind == MLFAB__LINK_WORKER)
-        mlfab__server_sent(&node->server, node->links[index].peer, event->token);
+      node_sent(node, &node->links[index], event->token);
+      break;
+    case MLFAB_IO_MEASURED:
+      if (event->measure) mlfab__monitor_sample(&node->monitor, event->measure, node->now_ns);
+      node_tell_capacity(node, 0);
       break;
     case MLFAB_IO_WRITABLE:
       if (!node_link(node, event->link, &index)) break;
@@ -12423,10 +16489,23 @@ static int node_yield(mlfab_node *node, uint32_t index) {
       node->out = MLFAB__OUT_GUEST;
       return 1;
     }
+    if (node->aggregator.env && mlfab__aggregator_next_up(&node->aggregator, link->peer, frame)) {
+      node->out = MLFAB__OUT_FORWARD;
+      return 1;
+    }
     if (mlfab__worker_next(&node->worker, link->peer, frame)) {
       node->out = MLFAB__OUT_WORKER;
       return 1;
     }
+  }
+  if (link->kind == MLFAB__LINK_HOP && mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
+    node->out = MLFAB__OUT_HOP;
+    return 1;
+  }
+  if (link->kind == MLFAB__LINK_MEMBER &&
+      mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
+    node->out = MLFAB__OUT_HAND_ON;
+    return 1;
   }
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
@@ -12465,6 +16544,15 @@ static void node_taken(mlfab_node *node) {
     case MLFAB__OUT_HOST:
       mlfab__host_taken(&node->host, link->peer, frame);
       break;
+    case MLFAB__OUT_HOP:
+      mlfab__worker_hop_taken(&node->worker, link->peer, frame);
+      break;
+    case MLFAB__OUT_FORWARD:
+      mlfab__aggregator_taken_up(&node->aggregator, link->peer, frame);
+      break;
+    case MLFAB__OUT_HAND_ON:
+      mlfab__aggregator_taken_down(&node->aggregator, link->peer, frame);
+      break;
     default:
       break;
   }
@@ -12479,9 +16567,13 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   action->link = queued->link;
   action->token = queued->token;
   if (queued->kind == MLFAB_ACTION_CONNECT) {
-    action->address = queued->token == MLFAB__TOKEN_JOIN
-                          ? node->config.coordinator
-                          : node->routes[queued->token - MLFAB__TOKEN_SERVER].addresses;
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    if (queued->token == MLFAB__TOKEN_JOIN) {
+      action->address = node->config.coordinator;
+    } else {
+      action->address =
+          called < routes ? node->routes[called].addresses : node->hops[called - routes]->addresses;
+    }
   }
   node->out = MLFAB__OUT_ACTION;
 }
@@ -12535,7 +16627,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
     node->ready_count--;
     link->listed = 0;
     if (link->kind != MLFAB__LINK_FREE && link->closing && !link->blocked)
-      node_hang_up(node, index, "closed");
+      mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
   return 0;
@@ -12570,7 +16662,7 @@ static void node_done_action(mlfab_node *node, int status) {
     }
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */
-    node_hang_up(node, index, "out of memory");
+    mlfab__node_hang_up(node, index, "out of memory");
   }
 }
 
@@ -12603,7 +16695,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     node->ready_count--;
   } else {
     node->out = MLFAB__OUT_NONE;
-    node_hang_up(node, index, mlfab_error_text(status));
+    mlfab__node_hang_up(node, index, mlfab_error_text(status));
   }
   node_epilogue(node);
 }
@@ -12625,21 +16717,23 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
-    node_hang_up(node, index, "said nothing");
+    mlfab__node_hang_up(node, index, "said nothing");
   } else if (link->kind == MLFAB__LINK_WORKER && !node->server.peers[link->peer].hand) {
     if (silent >= 3 * beat && !link->suspect) {
       link->suspect = 1;
       mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, 0,
                        node->server.peers[link->peer].incarnation, 0, "suspect");
     }
-    if (silent >= 5 * beat) node_hang_up(node, index, "silent");
-  } else if (link->kind == MLFAB__LINK_SERVER && !node->routes[link->peer].hand &&
+    if (silent >= 5 * beat) mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
+             !node->routes[link->peer].hand && silent >= 5 * beat) {
+    mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
+              link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
              silent >= 5 * beat) {
-    node_hang_up(node, index, "silent");
-  } else if (link->kind == MLFAB__LINK_JOIN_OUT && silent >= 5 * beat) {
-    node_hang_up(node, index, "silent");
+    mlfab__node_hang_up(node, index, "silent");
   } else if (link->closing && silent >= 5 * beat) {
-    node_hang_up(node, index, "closed");
+    mlfab__node_hang_up(node, index, "closed");
   }
 }
 
@@ -12657,18 +16751,26 @@ static void node_scan_peers(mlfab_node *node) {
     int over = node->now_ns - node->worker_heard[w] >= limit;
     if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);
   }
-  for (uint32_t s = 0;
-       node->is_worker && node->phase != MLFAB__BOOT_JOINING && s < node->config.servers; s++) {
-    mlfab__route *route = &node->routes[s];
-    if (route->link != MLFAB__NO_LINK || route->dead || node->leaving) continue;
+  for (uint32_t r = 0; node->phase != MLFAB__BOOT_JOINING && r < mlfab__node_routes(node); r++) {
+    mlfab__route *route = &node->routes[r];
+    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || node->leaving)
+      continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
-      node_server_dead(node, s, route->why[0] ? route->why : "silent");
+      node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
-      node_call(node, s);
+      node_call(node, r);
     } else if (route->connecting && node->now_ns - route->connect_ns >= 4 * beat) {
-      node_call(node, s);
+      node_call(node, r);
     }
   }
+}
+
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
+  uint32_t servers = node->config.servers;
+  for (uint32_t s = 0; s < servers; s++) {
+    if (!node->routes[servers + s].dead) return 0;
+  }
+  return 1;
 }
 
 static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
@@ -12695,12 +16797,15 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
+  if (node->is_scheduler) mlfab__scheduler_tick(node->scheduler, node->now_ns);
+  if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
   if (node->now_ns >= node->scan_ns) {
     node->scan_ns = node->now_ns + node->config.heartbeat_ns / 4;
     mlfab__boot_tick(node);
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
+    mlfab__hop_scan(node);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -12712,6 +16817,10 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = node->scan_ns;
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
+  if (node->is_scheduler)
+    deadline = mlfab__min(deadline, mlfab__scheduler_deadline(node->scheduler));
+  if (node->aggregator.env)
+    deadline = mlfab__min(deadline, mlfab__aggregator_deadline(&node->aggregator));
   return deadline;
 }
 
@@ -12836,6 +16945,62 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
 }
 #undef NODE_CALL
 
+MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
+                                      uint64_t now_ns) {
+  mlfab_error error;
+  mlfab_schedule schedule;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 1, &error);
+  if (!code && !given)
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "schedule is NULL");
+  if (!code) code = mlfab__schedule_complete(given, &schedule, &error);
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    code =
+        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (!code && schedule.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
+      mlfab__sync_rounds(node->worker.define.sync))
+    code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: a delay bound with rounds, which drop nothing");
+  if (code) return node_return(node, code, &error);
+  mlfab__schedule frame = {schedule.delay_bound,
+                           schedule.plan_ahead_ns,
+                           schedule.interval_ns,
+                           schedule.best,
+                           schedule.whole,
+                           schedule.no_aggregation,
+                           schedule.no_distribution,
+                           0,
+                           0};
+  uint8_t meta[128];
+  uint32_t bytes = mlfab__encode_schedule(meta, &frame);
+  for (uint32_t s = 0; s < node->config.servers; s++)
+    mlfab__node_post(node, node->routes[s].link, MLFAB__SCHEDULE, meta, bytes);
+  return node_return(node, 0, &error);
+}
+
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 0, &error);
+  if (!code && !(in - in == 0.0 && out - out == 0.0))
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_link: a capacity is not a finite number");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    code =
+        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (code) return node_return(node, code, &error);
+  mlfab__monitor_set(&node->monitor, in, out);
+  node_tell_capacity(node, 1);
+  return node_return(node, 0, &error);
+}
+
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
+  if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
+  if (!node->is_scheduler) return MLFAB_ERR_STATE;
+  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  return 0;
+}
+
 /* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
@@ -12856,8 +17021,11 @@ static void node_goodbye(mlfab_node *node, int kind) {
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   node->leaving = 1;
-  if (node->self_worker != MLFAB__NO_LINK) node_worker_gone(node, (uint32_t)node->config.rank, 1);
+  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
+    node_worker_gone(node, (uint32_t)node->config.rank, 1);
   node_goodbye(node, MLFAB__LINK_SERVER);
+  node_goodbye(node, MLFAB__LINK_HOP);
+  node_goodbye(node, MLFAB__LINK_MEMBER);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
@@ -12943,13 +17111,54 @@ static int boot_texts_end(const mlfab_config *c) {
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname);
 }
 
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  if (schedule->plan_ahead_ns == 0) schedule->plan_ahead_ns = 150000000u;
+  if (schedule->delay_bound > 0) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                      "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
+/* Who schedules, and who this node is to the scheduler. */
+static int boot_check_scheduler(mlfab_config *c, mlfab_error *error) {
+  mlfab_schedule schedule;
+  int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
+  if (c->scheduler > MLFAB_SCHEDULER_OWN) return boot_config_error(error, "unknown scheduler");
+  if (own && c->roles != MLFAB_ROLE_SCHEDULER)
+    return boot_config_error(error, "a scheduler of its own has no other role");
+  if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
+    return boot_config_error(error, "the role of a scheduler needs scheduler = own");
+  if (own && c->rank != 0) return boot_config_error(error, "there is one scheduler, with rank 0");
+  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
+  if (code) {
+    error->code = MLFAB_ERR_CONFIG;
+    return MLFAB_ERR_CONFIG;
+  }
+  c->schedule = schedule;
+  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
+  if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
+  if (c->accumulators > 64) return boot_config_error(error, "more than 64 accumulators");
+  return 0;
+}
+
 static int boot_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->workers > 65536 || c->servers > 4096)
     return boot_config_error(error, "more than 65536 workers or 4096 servers");
   if (!c->dedicated && c->servers > c->workers)
     return boot_config_error(error, "more servers than workers, and servers are not dedicated");
-  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
     return boot_config_error(error, "unknown roles");
+  int code = boot_check_scheduler(c, error);
+  if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return boot_config_error(error, "a worker that serves, and dedicated servers");
   uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
@@ -12957,14 +17166,17 @@ static int boot_check_world(mlfab_config *c, mlfab_error *error) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
   }
-  uint32_t usual = MLFAB_ROLE_WORKER;
-  if (!c->dedicated && (uint32_t)c->rank < c->servers) usual |= MLFAB_ROLE_SERVER;
+  uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
+  if (!c->dedicated && usual == MLFAB_ROLE_WORKER && (uint32_t)c->rank < c->servers)
+    usual |= MLFAB_ROLE_SERVER;
   boot_default32(&c->roles, usual);
   if (!c->dedicated && c->roles != usual)
     return boot_config_error(
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
-  if (c->coordinator[0] == 0 && c->workers + (c->dedicated ? c->servers : 0) > 1) {
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  if (c->coordinator[0] == 0 && nodes > 1) {
     return boot_config_error(error,
                              "a world of several nodes needs a coordinator address "
                              "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
@@ -13016,7 +17228,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
 
 /* How people call a node: "worker 3", "server 1". */
 static const char *boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
-  if (node->config.dedicated && id >= node->config.workers) {
+  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
+  if (id >= others) {
+    snprintf(buffer, 32, "the scheduler");
+  } else if (node->config.dedicated && id >= node->config.workers) {
     snprintf(buffer, 32, "server %u", id - node->config.workers);
   } else {
     snprintf(buffer, 32, "worker %u", id);
@@ -13086,15 +17301,13 @@ static void boot_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOT_GREETING;
   for (uint32_t w = 0; w < node->config.workers; w++) node->worker_heard[w] = node->now_ns;
-  if (node->is_worker) {
-    for (uint32_t s = 0; s < node->config.servers; s++) {
-      const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-      memcpy(node->routes[s].addresses, peer->addresses ? peer->addresses : node->addresses,
-             MLFAB__ADDRESSES_MAX);
-      node->routes[s].hand = peer->hand;
-    }
-    mlfab__node_greet(node);
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, r % node->config.servers)];
+    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
+           MLFAB__ADDRESSES_MAX);
+    node->routes[r].hand = peer->hand;
   }
+  mlfab__node_greet(node);
   mlfab__boot_check(node);
 }
 
@@ -13106,6 +17319,11 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
+  if (join->scheduler != c->scheduler) {
+    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
+             join->scheduler, (int)join->rank, c->scheduler);
+    return MLFAB_ERR_WORLD;
+  }
   if (join->workers != c->workers || join->servers != c->servers ||
       join->dedicated != c->dedicated) {
     snprintf(text, room,
@@ -13114,13 +17332,17 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
   }
-  int server_only = c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
-  if (join->rank < 0 || (uint32_t)join->rank >= (server_only ? c->servers : c->workers)) {
+  int own = join->roles == MLFAB_ROLE_SCHEDULER;
+  int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
+  uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
+  if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
+      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
     snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
              c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  if (own) *id_p = node->nodes - 1;
   const mlfab__peer *peer = &node->peers[*id_p];
   int here = *id_p == node->id || (peer->joined && peer->nonce != join->nonce &&
                                    peer->link != MLFAB__NO_LINK && peer->link != link);
@@ -13212,6 +17434,7 @@ MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link) {
   join.workers = node->config.workers;
   join.servers = node->config.servers;
   join.dedicated = node->config.dedicated;
+  join.scheduler = node->config.scheduler;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);
@@ -13247,9 +17470,10 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
     }
     at += n;
     left -= n;
-    if (!node->is_worker) continue;
-    memcpy(node->routes[info.node - first].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-    node->routes[info.node - first].hand = info.hand != 0;
+    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
+      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+      node->routes[r].hand = info.hand != 0;
+    }
   }
   node->incarnation = welcome.incarnation;
   node->phase = MLFAB__BOOT_GREETING;
@@ -13258,7 +17482,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
   mlfab__node_ready_link(node, link);
   for (uint32_t w = 0; node->is_server && w < node->config.workers; w++)
     node->worker_heard[w] = node->now_ns;
-  if (node->is_worker) mlfab__node_greet(node);
+  mlfab__node_greet(node);
   mlfab__boot_check(node);
 }
 
@@ -13290,6 +17514,11 @@ MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node) {
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
     if (!node->routes[s].greeted) return;
   }
+  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
+  for (uint32_t s = 0; own && s < node->config.servers; s++) {
+    if (!node->routes[node->config.servers + s].greeted) return;
+  }
   node->phase = MLFAB__BOOT_READY;
 }
 
@@ -13316,13 +17545,16 @@ static void boot_timeout(mlfab_node *node) {
     uint32_t id = 0;
     boot_list_missing(node);
     while (id + 1 < node->nodes && node->peers[id].joined) id++;
-    is_server = node->config.dedicated && id >= node->config.workers;
+    is_server = node->config.dedicated && id >= node->config.workers &&
+                id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);
     snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
-    while ((uint32_t)rank + 1 < node->config.servers && node->routes[rank].greeted) rank++;
+    const mlfab__route *routes = node->routes;
+    if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
+    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, node->routes[rank].addresses, node->routes[rank].why);
+             waited, (int)rank, routes[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
@@ -13349,6 +17581,161 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
              node->now_ns >= node->join_retry_ns) {
     node->join_connecting = 1;
     mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  }
+}
+
+/* ==============================================================================================
+ * core/hop.c
+ * ============================================================================================== */
+/* hop.c - a node: links between workers, for updates and models that go by way of an aggregator. See node.h.
+ *
+ *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
+ *        ^                             |                  |                        |
+ *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
+ *
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair of links inside.
+ * Addresses are asked for before every call, because a worker that was restarted has others. */
+
+#include <stdio.h>
+
+static mlfab__hop *hop_of(mlfab_node *node, uint32_t rank) {
+  if (!node->hops[rank]) {
+    mlfab__hop *hop = mlfab__alloc(&node->env, sizeof *hop);
+    if (hop) hop->link = MLFAB__NO_LINK;
+    node->hops[rank] = hop;
+  }
+  return node->hops[rank];
+}
+
+MLFAB__INTERNAL void mlfab__hop_met_self(mlfab_node *node) {
+  mlfab__aggregator_met(&node->aggregator, (uint32_t)node->config.rank, node->incarnation,
+                        node->now_ns);
+}
+
+static void hop_self(mlfab_node *node, mlfab__hop *hop) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (mlfab__node_pair(node, MLFAB__PAIR_HOP, MLFAB__LINK_HOP, rank, MLFAB__LINK_MEMBER, rank))
+    return; /* tried again at the next look at the clock */
+  hop->link = node->pairs[MLFAB__PAIR_HOP][0];
+  node->member_links[rank] = node->pairs[MLFAB__PAIR_HOP][1];
+  mlfab__hop_met_self(node);
+}
+
+MLFAB__INTERNAL void mlfab__hop_want(mlfab_node *node, uint32_t rank) {
+  mlfab__where where = {rank};
+  uint8_t meta[16];
+  mlfab__hop *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
+  if (rank == (uint32_t)node->config.rank && node->aggregator.env) {
+    hop_self(node, hop);
+    return;
+  }
+  if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
+  hop->asked = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
+                   mlfab__encode_where(meta, &where));
+}
+
+MLFAB__INTERNAL int mlfab__hop_where(mlfab_node *node, uint32_t link,
+                                     const mlfab__frame_in *frame) {
+  mlfab__where where;
+  if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
+      where.node >= node->config.workers)
+    return MLFAB_ERR_FRAME;
+  const mlfab__peer *peer = &node->peers[where.node];
+  mlfab__member there;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&there, 0, sizeof there);
+  there.node = where.node;
+  there.incarnation = peer->incarnation;
+  if (where.node == node->id) {
+    memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  } else if (peer->joined && peer->addresses) {
+    memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
+  }
+  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
+  return 0;
+}
+
+/* Not now: again a little later, if it is still wanted then. */
+static void hop_later(mlfab_node *node, mlfab__hop *hop) {
+  hop->asked = hop->connecting = 0;
+  hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+}
+
+MLFAB__INTERNAL void mlfab__hop_there(mlfab_node *node, const mlfab__member *there) {
+  mlfab__hop *hop = there->node < node->config.workers ? node->hops[there->node] : NULL;
+  if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
+  hop_later(node, hop);
+  if (there->addresses[0] == 0) return;
+  memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
+  hop->connecting = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+}
+
+MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  mlfab__hop *hop = rank < node->config.workers && node->hops ? node->hops[rank] : NULL;
+  if (!hop || !hop->connecting || node->leaving) return 0;
+  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  hop->connecting = 0;
+  hop->link = index;
+  link->kind = MLFAB__LINK_HOP;
+  link->peer = (uint32_t)rank;
+  link->greeted = 1;
+  mlfab__meet meet = {node->id, node->incarnation};
+  uint8_t meta[16];
+  mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank) {
+  mlfab__hop *hop = rank < node->config.workers && node->hops ? node->hops[rank] : NULL;
+  if (hop && hop->connecting) hop_later(node, hop);
+}
+
+MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
+                                     const mlfab__frame_in *frame) {
+  mlfab__meet meet;
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->aggregator.env ||
+      meet.node >= node->config.workers || meet.node == node->id) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a MEET that does not fit this node");
+    return;
+  }
+  uint32_t old = node->member_links[meet.node];
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_MEMBER;
+  link->peer = meet.node;
+  link->greeted = 1;
+  node->member_links[meet.node] = index;
+  mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index) {
+  if (link->kind == MLFAB__LINK_HOP && node->hops[link->peer] &&
+      node->hops[link->peer]->link == index) {
+    node->hops[link->peer]->link = MLFAB__NO_LINK;
+    hop_later(node, node->hops[link->peer]);
+    mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
+  }
+  if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
+    node->member_links[link->peer] = MLFAB__NO_LINK;
+    mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  for (uint32_t w = 0; node->hops && w < node->config.workers; w++) {
+    mlfab__hop *hop = node->hops[w];
+    if (!hop || hop->link != MLFAB__NO_LINK) continue;
+    if ((hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+      hop_later(node, hop);
+    if (mlfab__worker_hop_wanted(&node->worker, w)) mlfab__hop_want(node, w);
   }
 }
 
@@ -13430,13 +17817,39 @@ static int config_word(const char *name, const char *const *words, int *choice_p
   return config_bad(error, name, text, want);
 }
 
+static int config_schedule(mlfab_config *c, mlfab_error *error) {
+  static const char *const scheduler[] = {"none", "beside", "own", NULL};
+  int choice = -1;
+  uint64_t value = 0;
+  int code = config_word("MLFAB_SCHEDULER", scheduler, &choice, error);
+  if (!code && choice > 0 && c->scheduler == 0) c->scheduler = (uint32_t)choice;
+  const char *bound = getenv("MLFAB_DELAY_BOUND"), *room = getenv("MLFAB_ACCUMULATORS");
+  if (!code && bound && *bound && strcmp(bound, "none") != 0 &&
+      c->schedule.delay_bound == MLFAB_UNBOUNDED) {
+    /* Not from 0 on: no update has a delay below 0. */
+    int found = config_number("MLFAB_DELAY_BOUND", 1, UINT64_MAX - 1, &value, error);
+    if (found < 0) return found;
+    c->schedule.delay_bound = value;
+  }
+  if (!code && room && !strcmp(room, "none") && c->accumulators == 0) {
+    c->accumulators = UINT32_MAX;
+  } else if (!code) {
+    code = config_u32("MLFAB_ACCUMULATORS", 1, 64, &c->accumulators, error);
+  }
+  uint64_t ahead = 0;
+  if (!code) code = config_ms("MLFAB_PLAN_AHEAD_MS", &ahead, error);
+  if (!code && ahead && c->schedule.plan_ahead_ns == 0) c->schedule.plan_ahead_ns = ahead;
+  return code;
+}
+
 static int config_words(mlfab_config *c, mlfab_error *error) {
-  static const char *const role[] = {"worker", "server", NULL};
+  static const char *const role[] = {"worker", "server", "scheduler", NULL};
   static const char *const transport[] = {"auto", "tcp", "shm", NULL};
   static const char *const progress[] = {"thread", "hand", NULL};
   static const char *const crc[] = {"0", "1", NULL};
   int choice = -1, code = config_word("MLFAB_ROLE", role, &choice, error);
   if (code) return code;
+  if (choice == 2 && c->roles == 0) c->roles = MLFAB_ROLE_SCHEDULER;
   if (choice >= 0 && c->roles == 0 && c->dedicated)
     c->roles = choice ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
   if (choice == 1 && !c->dedicated)
@@ -13502,6 +17915,16 @@ MLFAB_API void mlfab_config_init(mlfab_config *config) {
   if (!config) return;
   memset(config, 0, sizeof *config);
   config->size = sizeof *config;
+  mlfab_schedule_init(&config->schedule);
+  config->schedule.plan_ahead_ns = 0;
+}
+
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
+  if (!schedule) return;
+  memset(schedule, 0, sizeof *schedule);
+  schedule->size = sizeof *schedule;
+  schedule->delay_bound = MLFAB_UNBOUNDED;
+  schedule->plan_ahead_ns = 150000000u;
 }
 
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {
@@ -13526,6 +17949,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (found < 0) code = found;
   if (found == 1 && c.seed == 0) c.seed = seed;
   if (!code) code = config_words(&c, error_p);
+  if (!code) code = config_schedule(&c, error_p);
   if (!code) code = config_rank(&c, rank_given, error_p);
   if (!code) code = config_master(&c, error_p);
   if (!code) *config = c;
@@ -13996,7 +18420,8 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
                           int publish, char *addresses, size_t room, mlfab_error *error) {
   mlfab_transport_options options;
   char address[256] = "";
-  int coordinator = c->rank == 0 && (c->dedicated ? c->roles == MLFAB_ROLE_SERVER : 1);
+  int coordinator = c->rank == 0 && c->roles != MLFAB_ROLE_SCHEDULER &&
+                    (c->dedicated ? c->roles == MLFAB_ROLE_SERVER : 1);
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.allow_insecure = c->allow_insecure;
@@ -14023,7 +18448,8 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
 
 static int drive_open_transports(mlfab *ctx, const mlfab_config *c, char *addresses, size_t room,
                                  mlfab_error *error) {
-  uint32_t nodes = c->workers + (c->dedicated ? c->servers : 0);
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->transport) {
     const mlfab_transport *t = c->transport;
     if (t->abi != MLFAB_TRANSPORT_ABI || t->size < sizeof *t)
@@ -14177,7 +18603,8 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int drive_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__server_finished(&ctx->node->server);
+  return ctx->node->is_server ? mlfab__server_finished(&ctx->node->server)
+                              : mlfab__node_finished(ctx->node);
 }
 
 static int drive_test_silent(mlfab *ctx, void *what) {
@@ -14441,12 +18868,38 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   return 0;
 }
 
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_set_schedule(ctx->node, schedule, drive_now(ctx));
+  drive_actions(ctx, drive_now(ctx));
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, drive_now(ctx));
+  drive_actions(ctx, drive_now(ctx));
+  drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  drive_enter(ctx);
+  int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
+  drive_leave(ctx);
+  return code;
+}
+
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   drive_enter(ctx);
-  if (!ctx->node->is_server) {
+  if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
-                             "serve: this node is not a server");
+                             "serve: this node is neither server nor scheduler");
     drive_leave(ctx);
     return wrong;
   }
@@ -14695,8 +19148,8 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Does not: encrypt,
- * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock,
- * or keep anything that is not in its tcp_self.
+ * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
+ * unless it is measured, or keep anything that is not in its tcp_self.
  *
  * A link is in one of these states; its socket is open in the first four only:
  *
@@ -14716,6 +19169,13 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
  * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
  * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
  * none. `pending` is all that wait shares with the other functions.
+ *
+ * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
+ * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
+ * peer that stands still would look like a slow network. What the kernel says of a connection (TCP_INFO)
+ * tells the rate of what goes out. What comes in is timed here: a link awaits something from when its
+ * socket was found empty in the middle of a large frame until it is found empty elsewhere, and all that
+ * came meanwhile, on whichever link, is what this host can take in, or its peers give.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -14793,6 +19253,9 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
+  TCP_LOAD_BYTES = 64 << 10,  /* in a window: fewer tell nothing of a rate */
+  TCP_LOAD_NS = 1000000,      /* and a shorter time neither */
+  TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
 };
@@ -14877,6 +19340,14 @@ typedef struct tcp_link {
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
+  /* Measuring, in the present window. */
+  uint8_t counted;  /* it leaves this host */
+  uint8_t had_room; /* some time its socket took all there was */
+  uint64_t moved_in, moved_out;
+  uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
+  uint64_t awaited_ns, awaited_bytes;
+  uint64_t stalled_us; /* for want of a window of the peer's, ever */
+
   tcp_dial *dial; /* while connecting */
   int32_t code;
   char name[120]; /* the peer's address */
@@ -14901,9 +19372,15 @@ typedef struct tcp_self {
 #endif
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
-  uint32_t turns; /* events since the last look */
-  uint32_t idle;  /* polls that found nothing */
-  tcp_link *hot;  /* brought the last frame: asked before all others are looked at */
+  uint32_t turns;               /* events since the last look */
+  uint32_t idle;                /* polls that found nothing */
+  tcp_link *hot;                /* brought the last frame: asked before all others are looked at */
+  uint64_t measured_ns;         /* 0: never */
+  uint64_t bytes_in, bytes_out; /* of links that count */
+  uint64_t told_in, told_out;   /* at the last measure: those, or the interface's */
+  double nominal;
+  uint32_t is_local;     /* it can be reached from this host only */
+  char ifname[IFNAMSIZ]; /* with the address that others are told; "": not known */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
@@ -15207,6 +19684,13 @@ static int tcp_is_wildcard(const tcp_endpoint *end) {
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
 }
 
+static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
+  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
+  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
+  return a->at.any.sa_family == AF_INET6 &&
+         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
+}
+
 static void tcp_format(const tcp_endpoint *end, char *text, size_t room) {
   char host[INET6_ADDRSTRLEN] = "";
   if (end->at.any.sa_family == AF_INET) {
@@ -15418,6 +19902,21 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
+/* Which interface has this address? Loopback is none. */
+static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
+  struct ifaddrs *list = NULL;
+  if (getifaddrs(&list)) return;
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+    tcp_endpoint at;
+    if (!i->ifa_addr || i->ifa_flags & IFF_LOOPBACK) continue;
+    int kind = i->ifa_addr->sa_family;
+    if (kind != AF_INET && kind != AF_INET6) continue;
+    memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
+    if (tcp_same_address(&at, end)) snprintf(self->ifname, sizeof self->ifname, "%s", i->ifa_name);
+  }
+  freeifaddrs(list);
+}
+
 /* Writes to self->address where others find the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
@@ -15428,6 +19927,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   int family = end.at.any.sa_family;
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
+    self->is_local = 1;
     return;
   }
   if (tcp_is_wildcard(&end)) {
@@ -15445,6 +19945,8 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
       end.at.v6.sin6_port = port;
   }
   tcp_format(&end, self->address, sizeof self->address);
+  self->is_local = tcp_is_loopback(&end) != 0;
+  if (!self->is_local) tcp_name_interface(self, &end);
 }
 
 #define TCP_INSECURE_TEXT                                                                    \
@@ -15480,6 +19982,19 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
+/* Does what it carries count when this host's network is measured? */
+static int tcp_counts(const tcp_self *self, const tcp_link *link) {
+  tcp_endpoint here, there;
+  memset(&here, 0, sizeof here);
+  memset(&there, 0, sizeof there);
+  here.bytes = there.bytes = sizeof here.at.storage;
+  if (self->is_local) return 1;
+  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
+      getpeername(link->fd, &there.at.any, &there.bytes))
+    return 0;
+  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
+}
+
 /* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
@@ -15505,6 +20020,7 @@ static void tcp_accept(tcp_self *self) {
       continue;
     }
     link->fd = fd;
+    link->counted = (uint8_t)tcp_counts(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
@@ -15524,6 +20040,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link->dial, sizeof *link->dial);
   link->dial = NULL;
   link->state = TCP_LINK_OPEN;
+  link->counted = (uint8_t)tcp_counts(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
     tcp_link_fail(self, link, errno);
@@ -15668,6 +20185,11 @@ static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
   }
 }
 
+static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
+  *all_p += (uint64_t)bytes;
+  *link_p += (uint64_t)bytes;
+}
+
 /* Writes as far as it goes. A failure is told only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
@@ -15694,8 +20216,10 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
       break;
     }
     if (n > 0) tcp_out_advance(self, link, (size_t)n);
+    if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
     full = n < 0 || (size_t)n < bytes;
   }
+  if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
     link->write_failed = errno; /* no word would come when there is room */
@@ -15930,6 +20454,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   int number = errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
     *drained_p = (size_t)n < in_frame + gulp;
@@ -15937,6 +20462,32 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   tcp_stage_shrink(self, link);
   errno = number;
   return n;
+}
+
+/* A stretch of awaiting ends. The caller's present may be a little older than its beginning. */
+static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
+  if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
+  link->awaited_bytes += self->bytes_in - link->awaits_bytes;
+  link->awaits_ns = 0;
+}
+
+static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
+  link->awaits_ns = mlfab__max(now_ns, 1);
+  link->awaits_bytes = self->bytes_in;
+}
+
+/* The socket is empty: does the peer have more to send for certain? Only where that changes is the clock
+ * looked at. */
+static void tcp_await(const tcp_self *self, tcp_link *link) {
+  if (!self->measured_ns || !link->counted) return;
+  int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
+                           : link->awaits_ns && link->stage_end > link->stage_at;
+  if (awaits == (link->awaits_ns != 0)) return;
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  if (awaits)
+    tcp_awaits(self, link, now);
+  else
+    tcp_awaited(self, link, now);
 }
 
 /* Reads until a frame is whole or the socket has no more; ends the link where it must. */
@@ -15951,7 +20502,10 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       tcp_link_end(self, link, status, mlfab_error_text(status));
       return;
     }
-    if (!link->readable) return;
+    if (!link->readable) {
+      tcp_await(self, link);
+      return;
+    }
     int drained = 0;
     ssize_t n = tcp_fill(self, link, &drained);
     if (n == 0) {
@@ -15970,7 +20524,10 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       return;
     }
     if (n < 0 || drained) link->readable = 0;
-    if (n < 0) return;
+    if (n < 0) {
+      tcp_await(self, link);
+      return;
+    }
   }
 }
 
@@ -16180,6 +20737,155 @@ static int tcp_arm(void *opaque, int on) {
   return self->ready.next != &self->ready;
 }
 
+/* --- measuring -------------------------------------------------------------------------------- */
+
+#if defined(__linux__) && defined(TCP_INFO)
+/* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
+ * old beginning of it. Older kernels (before 4.10) give less. */
+enum {
+  TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
+  TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds, for want of a window */
+  TCP_INFO_WANTED = 184
+};
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define TCP_INFO_LIMITED_BIT 0x80u
+#else
+#define TCP_INFO_LIMITED_BIT 1u
+#endif
+
+/* The rate at which this link's bytes came out at the other end of late: 0 when that is not known or was
+ * the application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now. */
+static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  uint8_t info[TCP_INFO_WANTED];
+  uint32_t unacked, unsent;
+  uint64_t rate, stalled_us;
+  socklen_t bytes = sizeof info;
+  *active_p = 0;
+  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &bytes) || bytes < sizeof info) return 0;
+  memcpy(&unacked, info + TCP_INFO_UNACKED, sizeof unacked);
+  memcpy(&unsent, info + TCP_INFO_NOTSENT, sizeof unsent);
+  memcpy(&rate, info + TCP_INFO_DELIVERY, sizeof rate);
+  memcpy(&stalled_us, info + TCP_INFO_RWND_LIMITED, sizeof stalled_us);
+  uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
+  link->stalled_us = stalled_us;
+  *active_p = unacked && (unsent || link->piece_count);
+  if (stalled_ns > elapsed_ns / 4) return -1;
+  return info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT ? 0 : (double)rate;
+}
+#undef TCP_INFO_LIMITED_BIT
+#else
+static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  (void)link;
+  (void)elapsed_ns;
+  *active_p = 0;
+  return 0;
+}
+#endif
+
+/* Adds one link's window to what is known of this one, and begins its next. */
+static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
+                             mlfab_measure *m, double *together_p) {
+  uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
+  int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
+  if (awaits) tcp_awaited(self, link, now_ns);
+  if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
+  if (link->awaited_bytes >= TCP_LOAD_BYTES && link->awaited_ns >= TCP_LOAD_NS &&
+      link->moved_in >= TCP_LITTLE_BYTES) {
+    double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
+    if (rate > m->delivery_in) m->delivery_in = rate;
+  }
+  if (link->moved_out >= TCP_LOAD_BYTES || (full && link->moved_out >= TCP_LITTLE_BYTES)) {
+    int active;
+    double rate = tcp_delivery(link, m->elapsed_ns, &active);
+    if (active && rate > 0) *together_p += rate;
+    if (rate > m->delivery_out) m->delivery_out = rate;
+    if (full && rate >= 0) m->limited_out = 0;
+  }
+  link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
+  link->had_room = !(link->interest & TCP_WATCH_OUT);
+  if (awaits) tcp_awaits(self, link, now_ns);
+}
+
+/* What the interface has received and sent. /proc/net shows this process's network namespace, which /sys
+ * need not. 0: it does not tell. */
+static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
+  char line[512];
+  size_t bytes = strlen(name);
+  int found = 0;
+  FILE *file = bytes ? fopen("/proc/net/dev", "re") : NULL;
+  while (file && !found && fgets(line, sizeof line, file)) {
+    const char *at = line + strspn(line, " ");
+    char *end = NULL;
+    if (strncmp(at, name, bytes) || at[bytes] != ':') continue;
+    at += bytes + 1;
+    for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
+      uint64_t number = strtoull(at, &end, 10);
+      if (end == at) break;
+      if (i == 0) *in_p = number;
+      if (i == 8) *out_p = number, found = 1;
+    }
+  }
+  if (file) (void)fclose(file);
+  return found;
+}
+
+/* A number of the interface in /sys, or -1. */
+static long tcp_interface_number(const char *name, const char *what) {
+  char path[IFNAMSIZ + 64];
+  long number = -1;
+  snprintf(path, sizeof path, "/sys/class/net/%s/%s", name, what);
+  FILE *file = fopen(path, "re");
+  if (!file) return -1;
+  if (fgets(path, sizeof path, file)) number = strtol(path, NULL, 10);
+  (void)fclose(file);
+  return number;
+}
+
+/* Its nominal speed, bytes a second, or 0. What a virtual one says is made up (veth: 10 Gbit/s), and /sys
+ * may show another network namespace. */
+static double tcp_nominal(const char *name) {
+  char device[IFNAMSIZ + 64];
+  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
+  if (!*name || access(device, F_OK) ||
+      tcp_interface_number(name, "ifindex") != (long)if_nametoindex(name))
+    return 0;
+  long megabits = tcp_interface_number(name, "speed");
+  return megabits > 0 ? (double)megabits * 125000.0 : 0;
+}
+
+static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
+  tcp_self *self = opaque;
+  mlfab_measure m = {.limited_in = 1, .limited_out = 1};
+  int first = !self->measured_ns;
+  double together = 0;
+  uint64_t in = self->bytes_in, out = self->bytes_out;
+  if (now_ns <= self->measured_ns) return 0;
+  if (first) self->nominal = tcp_nominal(self->ifname);
+  if (self->ifname[0] && !tcp_interface_bytes(self->ifname, &in, &out)) {
+    self->ifname[0] = 0;
+    first = 1;
+  }
+  m.elapsed_ns = now_ns - self->measured_ns;
+  m.nominal = self->nominal;
+  m.bytes_in = in - self->told_in;
+  m.bytes_out = out - self->told_out;
+  self->measured_ns = now_ns;
+  self->told_in = in;
+  self->told_out = out;
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (link && link->state == TCP_LINK_OPEN && link->counted)
+      tcp_link_measure(self, link, now_ns, &m, &together);
+  }
+  if (together > m.delivery_out) m.delivery_out = together;
+  if (first) return 0;
+  *measure_p = m;
+  return 1;
+}
+
 /* --- open and close --------------------------------------------------------------------------- */
 
 static void tcp_close(void *opaque) {
@@ -16254,7 +20960,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wait = tcp_wait,
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
-                                        .arm = tcp_arm};
+                                        .arm = tcp_arm,
+                                        .measure = tcp_measure};
   return &table;
 }
 
@@ -17497,7 +22204,8 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         shm_wait,
                                         shm_wake,
                                         shm_fd,
-                                        shm_arm};
+                                        shm_arm,
+                                        NULL}; /* takes nothing of a network link */
   return &table;
 }
 
@@ -17525,11 +22233,17 @@ const mlfab_transport *mlfab_transport_shm(void) {
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,
  *    travels latency + jitter, then occupies the receiver's in-port (store and forward by frames, so
  *    n frames in a row take n + 1 frame times). Order is kept within a lane.
- *  - A port serves its lanes in turn, a frame each. A change of rate re-times the frame in service.
+ *  - A port serves its lanes in turn, a frame each: fair by frames, so that of two lanes with frames of
+ *    different sizes the larger ones get more. A change of rate re-times the frame in service.
+ *  - Hosts may have their ports in common (mlfab_sim_share), as two processes of one machine do: their
+ *    frames wait in the same turns, and a slow one is slow for all of them. Partitions, pauses and crashes
+ *    are each host's own.
+ *  - What a host's ports have carried, and for how long they were busy, is known exactly at any time
+ *    (measure): bytes over busy time is the rate, as soon as enough has passed to speak of a load.
  *  - buffer_bytes bounds what a lane has accepted and the far end has not read: both socket buffers of
  *    a TCP connection. Acknowledgements travel free and at once.
- *  - A partition stalls lanes, as TCP does; connects time out after 3 s. What a host sends to itself
- *    takes 1 us, uses no port and meets no faults.
+ *  - A partition stalls lanes, as TCP does; connects time out after 3 s. What a host sends to itself, or to
+ *    one that it shares its ports with, takes 1 us, uses no port and meets no faults but partitions.
  *  - A connection that breaks loses what is under way both ways; the end that is nearer to the cause
  *    hears of it at once, the other a latency later, or when the partition between them heals.
  *  - A paused host reads nothing and is not driven. A crashed one is gone with all that it had sent.
@@ -17555,8 +22269,9 @@ const mlfab_transport *mlfab_transport_shm(void) {
 #define SIM_RETRY_NS 250000000ull    /* a connect into a partition tries again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
 #define SIM_ROUNDS 4096              /* calls of mlfab_progress in a row before time moves on */
-#define SIM_DEPTH 16      /* waits inside callbacks of waits; deeper ones run no callbacks */
-#define SIM_FAULT_TICKS 8 /* draws a second of faults that come by the second */
+#define SIM_DEPTH 16          /* waits inside callbacks of waits; deeper ones run no callbacks */
+#define SIM_FAULT_TICKS 8     /* draws a second of faults that come by the second */
+#define SIM_LOAD_BYTES 65536u /* as many in a window tell how fast a port is */
 
 /* What can happen; at one time, in this order. */
 enum sim_kind {
@@ -17652,7 +22367,15 @@ typedef struct sim_port {
   sim_item *frame;   /* in service */
   sim_lane *lane;    /* its lane */
   sim_lane *head, *tail;
+  uint64_t begun_ns; /* service of that frame */
+  uint64_t passed;   /* bytes, and ... */
+  uint64_t busy_ns;  /* ... time in service, without that frame's */
 } sim_port;
+
+/* What a port has done up to some time. */
+typedef struct sim_meter {
+  uint64_t passed, busy_ns;
+} sim_meter;
 
 typedef struct sim_attempt {
   sim_item item; /* its failure; first, because the two are one block */
@@ -17672,12 +22395,15 @@ typedef struct sim_endpoint {
   sim_queue events;
   sim_queue taken; /* frames, and texts of connects that failed: polled and not released */
   int woken;
-  int gone; /* its host crashed */
+  int gone;             /* its host crashed */
+  uint64_t measured_ns; /* when measure was called last; 0: never */
+  sim_meter in, out;    /* what it saw */
 } sim_endpoint;
 
 typedef struct sim_host {
   mlfab_sim *sim;
   uint32_t index;
+  struct sim_host *card; /* whose ports it uses; its own, unless it shares another's */
   sim_port out, in;
   uint64_t rate_out, rate_in; /* as set; the ports know a slow host's */
   sim_source deadline, slow, pause, restart;
@@ -17689,6 +22415,7 @@ typedef struct sim_host {
   int busy;      /* its context is on the stack: being driven, or in a wait */
   int waits;     /* how often in a wait: nobody holds it there, so that it can be driven */
   int is_slow, crash_waits;
+  int opened; /* there was an endpoint once */
   uint64_t paused_until_ns;
   int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
   struct sim_host *next_listed;
@@ -17868,8 +22595,11 @@ static int sim_is_cut(const mlfab_sim *sim, const sim_host *a, const sim_host *b
   return sim->cuts && sim->cuts[(size_t)a->index * sim->options.hosts + b->index];
 }
 
+/* Does nothing between them take a port? */
+static int sim_is_local(const sim_host *a, const sim_host *b) { return a->card == b->card; }
+
 static uint64_t sim_latency(const sim_host *a, const sim_host *b) {
-  return a == b ? SIM_LOCAL_NS : a->sim->options.latency_ns;
+  return sim_is_local(a, b) ? SIM_LOCAL_NS : a->sim->options.latency_ns;
 }
 
 /* The host's context was used, so that its deadline may be another one; with `drive`, it has
@@ -17919,6 +22649,31 @@ static void sim_port_time(mlfab_sim *sim, sim_port *port) {
   }
 }
 
+/* Of the frame in service, in 1e-9 bytes. */
+static uint64_t sim_port_left(const mlfab_sim *sim, const sim_port *port) {
+  return port->left - mlfab__min(port->left, (sim->now - port->since_ns) * port->rate);
+}
+
+static sim_meter sim_port_meter(const mlfab_sim *sim, const sim_port *port) {
+  sim_meter meter = {port->passed, port->busy_ns};
+  if (!port->frame) return meter;
+  uint64_t left = (sim_port_left(sim, port) + SIM_SECOND - 1) / SIM_SECOND;
+  meter.passed += (uint64_t)port->frame->head_bytes + port->frame->bulk_bytes - left;
+  meter.busy_ns += sim->now - port->begun_ns;
+  return meter;
+}
+
+/* The frame in service, returned, is no longer: done, or given up. */
+static sim_item *sim_port_clear(mlfab_sim *sim, sim_port *port) {
+  sim_meter meter = sim_port_meter(sim, port);
+  sim_item *frame = port->frame;
+  port->passed = meter.passed;
+  port->busy_ns = meter.busy_ns;
+  port->frame = NULL;
+  port->lane = NULL;
+  return frame;
+}
+
 /* Puts a lane that has frames at the end of the ring; one in service comes there when it is done, so
  * that others do not wait for two of its frames. */
 static void sim_port_queue(sim_port *port, sim_lane *lane) {
@@ -17944,7 +22699,7 @@ static void sim_port_start(mlfab_sim *sim, sim_port *port) {
   port->lane = lane;
   port->frame = sim_pop(port->inbound ? &lane->in : &lane->out);
   port->left = ((uint64_t)port->frame->head_bytes + port->frame->bulk_bytes) * SIM_SECOND;
-  port->since_ns = sim->now;
+  port->since_ns = port->begun_ns = sim->now;
   sim_port_time(sim, port);
 }
 
@@ -17970,22 +22725,21 @@ static void sim_port_forget(mlfab_sim *sim, sim_port *port, sim_lane *lane) {
   }
   if (port->lane == lane) {
     sim_unput(sim, &port->source);
-    sim_item_free(sim, port->frame);
-    port->frame = NULL;
-    port->lane = NULL;
+    sim_item_free(sim, sim_port_clear(sim, port));
     sim_port_start(sim, port);
   }
 }
 
 static void sim_port_rate(mlfab_sim *sim, sim_port *port, uint64_t rate) {
   if (port->frame) {
-    port->left -= mlfab__min(port->left, (sim->now - port->since_ns) * port->rate);
+    port->left = sim_port_left(sim, port);
     port->since_ns = sim->now;
   }
   port->rate = rate;
   if (port->frame) sim_port_time(sim, port);
 }
 
+/* Of a host that has ports of its own. */
 static void sim_host_rates(sim_host *host) {
   uint64_t divisor = host->is_slow ? 10 : 1;
   sim_port_rate(host->sim, &host->out, (host->rate_out + divisor - 1) / divisor);
@@ -17999,8 +22753,8 @@ static void sim_link_break(sim_link *link, sim_end *near, int code, const char *
 static sim_end *sim_other(const sim_end *end) { return &end->link->end[end == &end->link->end[0]]; }
 
 static void sim_lane_purge(mlfab_sim *sim, sim_lane *lane) {
-  sim_port_forget(sim, &lane->from->host->out, lane);
-  sim_port_forget(sim, &lane->to->host->in, lane);
+  sim_port_forget(sim, &lane->from->host->card->out, lane);
+  sim_port_forget(sim, &lane->to->host->card->in, lane);
   sim_queue_free(sim, &lane->out);
   sim_queue_free(sim, &lane->flight);
   sim_queue_free(sim, &lane->in);
@@ -18090,13 +22844,25 @@ static int sim_copy_bulk(mlfab_sim *sim, sim_item *frame) {
 
 /* Copies what the lane still borrows; with `token`, of that send only. */
 static int sim_lane_detach(mlfab_sim *sim, sim_lane *lane, const uint64_t *token) {
-  sim_port *port = &lane->from->host->out;
+  sim_port *port = &lane->from->host->card->out;
   int status = 0;
   if (port->lane == lane && (!token || port->frame->token == *token))
     status = sim_copy_bulk(sim, port->frame);
   for (sim_item *frame = lane->out.head; frame && !status; frame = frame->next)
     if (!token || frame->token == *token) status = sim_copy_bulk(sim, frame);
   return status;
+}
+
+static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame);
+
+/* A frame, or the end of all, goes out. */
+static void sim_lane_offer(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
+  if (sim_is_local(lane->from->host, lane->to->host)) {
+    sim_lane_left(sim, lane, frame);
+  } else {
+    sim_append(&lane->out, frame);
+    sim_port_offer(sim, &lane->from->host->card->out, lane);
+  }
 }
 
 /* The owner of this end wants to hear no more of it: what was accepted still goes out. */
@@ -18130,8 +22896,7 @@ static void sim_end_close(sim_end *end) {
       return;
     }
     end->lane.fin.kind = MLFAB_IO_DOWN;
-    sim_append(&end->lane.out, &end->lane.fin);
-    sim_port_offer(sim, &end->host->out, &end->lane);
+    sim_lane_offer(sim, &end->lane, &end->lane.fin);
   }
 }
 
@@ -18209,7 +22974,7 @@ static void sim_deliver(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   assert(to->up);
   frame->end = to;
   sim_post(to->endpoint, frame);
-  if (to->host != lane->from->host && sim_chance(sim, sim->options.duplicate))
+  if (!sim_is_local(to->host, lane->from->host) && sim_chance(sim, sim->options.duplicate))
     sim_link_break(to->link, to, MLFAB_ERR_PEER_CLOSED, "connection lost (simulated duplicate)");
 }
 
@@ -18219,7 +22984,7 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   sim_link *link = from->link;
   uint64_t delay = sim_latency(from->host, lane->to->host);
   if (frame->kind == MLFAB_IO_FRAME) {
-    int local = from->host == lane->to->host;
+    int local = sim_is_local(from->host, lane->to->host);
     if (!local && !link->broken && sim_chance(sim, sim->options.loss)) {
       sim_item_free(sim, frame);
       sim_link_break(link, from, MLFAB_ERR_PEER_CLOSED, "connection lost (simulated loss)");
@@ -18260,19 +23025,17 @@ static void sim_lane_arrives(mlfab_sim *sim, sim_lane *lane) {
   }
   sim_item *frame = sim_pop(&lane->flight);
   if (lane->flight.head) sim_put(sim, &lane->arrive, lane->flight.head->arrive_ns);
-  if (lane->from->host == to) {
+  if (sim_is_local(lane->from->host, to)) {
     sim_deliver(sim, lane, frame);
   } else {
     sim_append(&lane->in, frame);
-    sim_port_offer(sim, &to->in, lane);
+    sim_port_offer(sim, &to->card->in, lane);
   }
 }
 
 static void sim_port_done(mlfab_sim *sim, sim_port *port) {
   sim_lane *lane = port->lane;
-  sim_item *frame = port->frame;
-  port->frame = NULL;
-  port->lane = NULL;
+  sim_item *frame = sim_port_clear(sim, port);
   sim_port_queue(port, lane);
   if (port->inbound) {
     sim_deliver(sim, lane, frame);
@@ -18398,6 +23161,7 @@ static int sim_open(const mlfab_transport_options *options, void **self_p, char 
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
   endpoint->host = host;
   host->endpoint = endpoint;
+  host->opened = 1;
   snprintf(address, 256, "sim:%u", (unsigned)host->index);
   *self_p = endpoint;
   return 0;
@@ -18502,12 +23266,7 @@ static int sim_send(void *self, uint32_t link, const void *head, uint32_t head_b
     frame->sent->token = token;
   }
   lane->buffered += bytes;
-  if (end->host == lane->to->host) {
-    sim_lane_left(sim, lane, frame);
-  } else {
-    sim_append(&lane->out, frame);
-    sim_port_offer(sim, &end->host->out, lane);
-  }
+  sim_lane_offer(sim, lane, frame);
   sim_touch(end->host, 0);
   return 0;
 }
@@ -18618,6 +23377,44 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
+/* What a port has done since `last`, which moves on. */
+static sim_meter sim_port_since(const mlfab_sim *sim, const sim_port *port, sim_meter *last) {
+  sim_meter now = sim_port_meter(sim, port);
+  sim_meter since = {now.passed - last->passed, now.busy_ns - last->busy_ns};
+  *last = now;
+  return since;
+}
+
+static double sim_delivery(const sim_meter *meter) {
+  if (meter->passed < SIM_LOAD_BYTES || !meter->busy_ns) return 0;
+  return (double)meter->passed * 1e9 / (double)meter->busy_ns;
+}
+
+/* Of the ports that this host uses: all that passes there, whichever host it is for. */
+static int sim_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
+  sim_endpoint *endpoint = self;
+  (void)now_ns; /* the simulator's own time counts */
+  if (endpoint->gone) return 0;
+  const mlfab_sim *sim = endpoint->host->sim;
+  const sim_host *card = endpoint->host->card;
+  uint64_t elapsed_ns = sim->now - endpoint->measured_ns;
+  int first = endpoint->measured_ns == 0;
+  if (!elapsed_ns) return 0;
+  sim_meter in = sim_port_since(sim, &card->in, &endpoint->in);
+  sim_meter out = sim_port_since(sim, &card->out, &endpoint->out);
+  endpoint->measured_ns = sim->now;
+  if (first) return 0;
+  memset(measure_p, 0, sizeof *measure_p);
+  measure_p->elapsed_ns = elapsed_ns;
+  measure_p->bytes_in = in.passed;
+  measure_p->bytes_out = out.passed;
+  measure_p->delivery_in = sim_delivery(&in);
+  measure_p->delivery_out = sim_delivery(&out);
+  measure_p->limited_in = in.busy_ns < elapsed_ns - elapsed_ns / 8;
+  measure_p->limited_out = out.busy_ns < elapsed_ns - elapsed_ns / 8;
+  return 1;
+}
+
 MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
   static const mlfab_transport table = {sizeof(mlfab_transport),
                                         MLFAB_TRANSPORT_ABI,
@@ -18637,7 +23434,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
                                         sim_wait,
                                         sim_wake,
                                         sim_fd,
-                                        sim_arm};
+                                        sim_arm,
+                                        sim_measure};
   return &table;
 }
 
@@ -18764,10 +23562,10 @@ static void sim_fault_tick(mlfab_sim *sim) {
       mlfab_sim_crash(sim, i);
     if (sim_chance(sim, o->pause / SIM_FAULT_TICKS))
       mlfab_sim_pause(sim, i, 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
-    if (sim_chance(sim, o->slow / SIM_FAULT_TICKS) && !host->is_slow) {
-      host->is_slow = 1;
-      sim_host_rates(host);
-      sim_put(sim, &host->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
+    if (sim_chance(sim, o->slow / SIM_FAULT_TICKS) && !host->card->is_slow) {
+      host->card->is_slow = 1;
+      sim_host_rates(host->card);
+      sim_put(sim, &host->card->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
     }
   }
   if (sim->faults && !sim->fault_stands) {
@@ -18906,6 +23704,7 @@ static void sim_host_init(mlfab_sim *sim, uint32_t index) {
   sim_host *host = &sim->hosts[index];
   host->sim = sim;
   host->index = index;
+  host->card = host;
   host->in.inbound = 1;
   host->in.rate = host->rate_in = sim->options.rate_bytes_per_s;
   host->out.rate = host->rate_out = sim->options.rate_bytes_per_s;
@@ -19056,9 +23855,22 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
   sim_host *h = mlfab_sim_host(sim, host);
   if (!h) return MLFAB_ERR_ARGUMENT;
-  h->rate_in = in;
-  h->rate_out = out;
-  sim_host_rates(h);
+  h->card->rate_in = in;
+  h->card->rate_out = out;
+  sim_host_rates(h->card);
+  return 0;
+}
+
+MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
+  sim_host *h = mlfab_sim_host(sim, host), *w = mlfab_sim_host(sim, with);
+  if (!h || !w || h == w) return MLFAB_ERR_ARGUMENT;
+  if (h->card == w->card) return 0;
+  /* Those that share h's ports come along, and nothing of theirs may be under way there. */
+  for (uint32_t i = 0; i < sim->options.hosts; i++)
+    if (sim->hosts[i].card == h->card && sim->hosts[i].opened) return MLFAB_ERR_STATE;
+  const sim_host *old = h->card;
+  for (uint32_t i = 0; i < sim->options.hosts; i++)
+    if (sim->hosts[i].card == old) sim->hosts[i].card = w->card;
   return 0;
 }
 
@@ -19137,6 +23949,7 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
 #undef SIM_ROUNDS
 #undef SIM_DEPTH
 #undef SIM_FAULT_TICKS
+#undef SIM_LOAD_BYTES
 
 #else /* !MLFAB_WITH_SIM: who calls it all the same finds out, and not from the linker */
 
@@ -19162,6 +23975,9 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
 }
 MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
   return (void)sim, (void)host, (void)in, (void)out, MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
+  return (void)sim, (void)host, (void)with, MLFAB_ERR_UNSUPPORTED;
 }
 MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options) {
   return (void)sim, (void)options, MLFAB_ERR_UNSUPPORTED;

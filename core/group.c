@@ -4,7 +4,12 @@
  * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
  * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
  * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried. */
+ * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (one server, no
+ * variant). When t_max is t, everything reserved so far has ended by t. So the next aggregate
+ * is at the server no later than the largest one would be that leaves at t on the network as it was
+ * before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
+ * members come in through its aggregator's ingress by then; when those of all groups together cannot be all
+ * that do not go directly, n is infeasible. */
 #include "group.h"
 
 /* One case under way. */
@@ -152,6 +157,45 @@ static int group_run_case(group_run *r, uint32_t n) {
 
 /* ---- the search ---- */
 
+/* Whether an update can be in a group without passing its aggregator's ingress. */
+static int group_is_beside(const group_run *r, uint32_t i) {
+  uint32_t node = group_update(r, i)->node;
+  for (uint32_t q = 0; q < r->in->k; q++) {
+    if (r->in->aggregators[q] == node) return 1;
+  }
+  return 0;
+}
+
+/* Sums from the back: what has to pass an aggregator's ingress, and the largest update. */
+static void group_sum(group_run *r) {
+  mlfab__group_tail *tail = r->g->tail;
+  uint32_t n = r->in->n;
+  tail[n] = (mlfab__group_tail){0, 0};
+  for (uint32_t i = n; i > 0; i--) {
+    double bytes = group_update(r, i - 1)->bytes[0];
+    tail[i - 1] = tail[i];
+    if (!group_is_beside(r, i - 1)) tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
+    if (bytes > tail[i].largest) tail[i - 1].largest = bytes;
+  }
+}
+
+/* 1 when the case n is infeasible for sure. Its direct transfers are reserved, and t_max is theirs. */
+static int group_is_vain(const group_run *r, uint32_t n) {
+  if (r->variant != MLFAB__GROUP_PAPER || r->in->servers > 1 || n == r->in->n) return 0;
+  const mlfab__group_tail *tail = &r->g->tail[n];
+  double t = r->t_max, room = 0;
+  /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
+  double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
+  for (uint32_t q = 0; q < r->in->k && room < need; q++) {
+    uint32_t a = r->in->aggregators[q];
+    double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
+    room = mlfab__link_exact(room + mlfab__network_room(r->net, a, until));
+    t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    if (!mlfab__link_finite(t)) return 0;
+  }
+  return room < need;
+}
+
 /* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
  * decided when all are known: the first time that is not later than the least. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
@@ -160,6 +204,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   r->variant = variant;
   r->t_max = r->in->start;
   r->number = 0;
+  group_sum(r);
   for (uint32_t i = 0; i <= n; i++) {
     r->limit = least;
     if (mlfab__link_finite(least) && group_is_over(r)) break;
@@ -168,6 +213,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     times[tried] = mlfab__link_never();
     /* A free first group behind no direct transfer may end after any number of members. */
     uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 0; c < cases; c++) {
       r->first_most = n - c;
       r->t_max = t_max;
@@ -236,6 +282,9 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
       mlfab__link_grow(env, g->times, &g->times_room, (uint64_t)in->n + 1, sizeof *g->times);
   if (times == NULL) return MLFAB_ERR_MEMORY;
   g->times = times;
+  void *tail = mlfab__link_grow(env, g->tail, &g->tail_room, (uint64_t)in->n + 1, sizeof *g->tail);
+  if (tail == NULL) return MLFAB_ERR_MEMORY;
+  g->tail = tail;
   void *sizes = mlfab__link_grow(env, g->sizes, &g->sizes_room, in->servers, sizeof *g->sizes);
   if (sizes == NULL) return MLFAB_ERR_MEMORY;
   g->sizes = sizes;
@@ -244,6 +293,7 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
 
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {

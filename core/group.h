@@ -59,15 +59,23 @@ typedef struct mlfab__group_choice {
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
 
+/* Of the updates from some place on. */
+typedef struct mlfab__group_tail {
+  double bytes; /* that pass an aggregator's ingress if they are grouped */
+  double largest;
+} mlfab__group_tail;
+
 /* Scratch memory, kept between calls; all zero at first. */
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
   double *hubs;
+  mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, candidates_room, grouped_room, members_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
+      members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
 

@@ -366,6 +366,16 @@ MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t t
   return link_walk(&one, 1, bytes, available, link_stop(limit), NULL, end_p);
 }
 
+MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until) {
+  const mlfab__profile *p = &net->profiles[net->mirror ? to : net->nodes + to];
+  double sum = 0;
+  for (uint32_t k = 0; k < p->n && p->steps[k].at < until; k++) {
+    double end = k + 1 < p->n && p->steps[k + 1].at < until ? p->steps[k + 1].at : until;
+    sum = mlfab__link_exact(sum + mlfab__link_exact((end - p->steps[k].at) * p->steps[k].rate));
+  }
+  return sum;
+}
+
 /* ---- reserving ---- */
 
 /* Appends a step, or lets the one before go on at the same rate. */

@@ -169,6 +169,8 @@ MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t fr
  * take longer. LATE and ENDS as for bundles below. */
 MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
                                            double available, double limit, double *end_p);
+/* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
+MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
 /* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p);

@@ -1,0 +1,314 @@
+/* plan.c - how long planning takes: bench-plan [FILE.tsv] [--quick]
+ *
+ * The setting of MLfabric §7.4: batches of |U| updates from |U|/2 nodes, deadlines uniform in 1..2|U|, a
+ * congestion-free core; here with 8 aggregators, order and groups together, one core. The peers are the
+ * paper's own figures, and the algorithms as they are written (everybody is looked at in every
+ * iteration, every case is run to its end) on the same network code in the same run, whose plan must be
+ * the same. Two networks: all NICs equal and constant, and NICs of several rates that change.
+ *
+ * It links the parts, since planning is not in the public header, and so is a program of its own;
+ * rows are appended to FILE.tsv in the format of bench.c. */
+#include "core/plan.h"
+#include "core/prng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { AGGREGATORS = 8, TRIALS = 9 };
+
+typedef struct setting {
+  uint32_t n, nodes;
+  int varied;
+  mlfab__network net;
+  mlfab__candidate *updates;
+  double *bytes;
+  uint32_t server, aggregators[AGGREGATORS];
+  mlfab__batch batch;
+} setting;
+
+static mlfab__env env;
+
+static uint64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "bench-plan: %s\n", what);
+  exit(1);
+}
+
+/* ---- the batch ---- */
+
+/* A rate that changes every few transfers among those of fast, shared and slow NICs. */
+static void set_varied(setting *s, mlfab__prng *prng, enum mlfab__capacity_kind kind, uint32_t i) {
+  static const double rates[] = {10e9, 10e9, 5e9, 5e9, 2.5e9, 1e9};
+  double at[16], rate[16];
+  for (int k = 0; k < 16; k++) {
+    at[k] = k == 0 ? 0 : at[k - 1] + 1 + (double)mlfab__prng_below(prng, 20);
+    rate[k] = rates[mlfab__prng_below(prng, 6)];
+  }
+  require(mlfab__network_capacity(&s->net, kind, i, 16, at, rate) == 0, "a capacity");
+}
+
+static void make(setting *s, uint32_t n, int varied, uint64_t seed) {
+  mlfab__prng prng;
+  memset(s, 0, sizeof *s);
+  mlfab__prng_seed(&prng, seed);
+  s->n = n;
+  s->nodes = n / 2;
+  s->varied = varied;
+  s->updates = calloc(n, sizeof *s->updates);
+  s->bytes = calloc(n, sizeof *s->bytes);
+  require(s->updates && s->bytes, "memory");
+  require(mlfab__network_init(&s->net, &env, s->nodes, 0) == 0, "a network");
+  for (uint32_t i = 0; i < s->nodes; i++) {
+    for (int kind = MLFAB__EGRESS; kind <= MLFAB__INGRESS; kind++) {
+      if (varied) {
+        set_varied(s, &prng, (enum mlfab__capacity_kind)kind, i);
+      } else {
+        mlfab__network_constant(&s->net, (enum mlfab__capacity_kind)kind, i, 10e9);
+      }
+    }
+  }
+  /* Server and aggregators are on nodes that have workers too. */
+  s->server = 0;
+  for (uint32_t q = 0; q < AGGREGATORS; q++) s->aggregators[q] = 1 + q;
+  s->batch = (mlfab__batch){.updates = s->updates,
+                            .n = n,
+                            .server = &s->server,
+                            .servers = 1,
+                            .aggregators = s->aggregators,
+                            .k = AGGREGATORS,
+                            .delay_bound = 2 * (int64_t)n,
+                            .version = 2 * (int64_t)n};
+  for (uint32_t i = 0; i < n; i++) {
+    s->bytes[i] = varied ? 8e8 * (double)(1 + mlfab__prng_below(&prng, 4)) : 8e8;
+    s->updates[i] = (mlfab__candidate){.id = i,
+                                       .node = (uint32_t)mlfab__prng_below(&prng, s->nodes),
+                                       .version = 1 + (int64_t)mlfab__prng_below(&prng, 2 * n),
+                                       .bytes = &s->bytes[i]};
+  }
+}
+
+static void drop(setting *s) {
+  mlfab__network_free(&s->net);
+  free(s->updates);
+  free(s->bytes);
+}
+
+/* ---- as it is written, for one server ---- */
+
+static uint32_t naive_argmin(const setting *s, const uint8_t *fate, int64_t dl, int only,
+                             double *times) {
+  double least = mlfab__link_never();
+  uint32_t n = s->n;
+  for (uint32_t g = 0; g < n; g++) {
+    const mlfab__candidate *c = &s->updates[g];
+    int64_t d = c->version + s->batch.delay_bound - s->batch.version;
+    times[g] = mlfab__link_never();
+    if (fate[g] || (only ? d != dl : d < dl)) continue;
+    times[g] = mlfab__network_end(&s->net, c->node, s->server, c->bytes[0], c->available);
+    if (times[g] < least) least = times[g];
+  }
+  for (uint32_t g = 0; g < n && mlfab__link_finite(least); g++) {
+    if (!mlfab__link_less(least, times[g])) return g;
+  }
+  return n;
+}
+
+static uint32_t naive_order(setting *s, uint32_t *order) {
+  uint8_t *fate = calloc(s->n, 1), *due = calloc(s->n, 1);
+  double *times = calloc(s->n, sizeof *times), *end = calloc(s->n, sizeof *end);
+  uint32_t *mark = calloc(s->n, sizeof *mark), n = 0;
+  require(fate && due && times && end && mark, "memory");
+  for (;;) {
+    uint32_t g = naive_argmin(s, fate, n + 1, 1, times);
+    int is_due = g < s->n;
+    if (!is_due) g = naive_argmin(s, fate, n + 1, 0, times);
+    if (g == s->n) break;
+    double t = times[g];
+    if (n > 0 && due[n - 1] && mlfab__link_less(t, end[n - 1])) {
+      mlfab__network_undo(&s->net, mark[--n]);
+      continue;
+    }
+    const mlfab__candidate *c = &s->updates[g];
+    mark[n] = mlfab__network_mark(&s->net);
+    require(mlfab__network_reserve(&s->net, c->node, s->server, c->bytes[0], c->available,
+                                   &end[n]) == 0,
+            "memory");
+    fate[g] = 1;
+    due[n] = (uint8_t)is_due;
+    order[n++] = g;
+  }
+  mlfab__network_undo(&s->net, 0);
+  free(fate);
+  free(due);
+  free(times);
+  free(end);
+  free(mark);
+  return n;
+}
+
+/* T(n) with the network as it was before; and undone. */
+static double naive_case(setting *s, const uint32_t *order, uint32_t count, uint32_t n) {
+  double t_max = 0, ready = 0, size = 0, t, never = mlfab__link_never();
+  uint32_t q = 0, i = 0, members = 0;
+  while (i < count || members > 0) {
+    const mlfab__candidate *c = i < count ? &s->updates[order[i]] : NULL;
+    if (i < n) {
+      mlfab__network_reserve(&s->net, c->node, s->server, c->bytes[0], c->available, &t);
+      t_max = fmax(t_max, t);
+      i++;
+      continue;
+    }
+    t = never;
+    if (q == AGGREGATORS) break;
+    uint32_t a = s->aggregators[q];
+    if (c) t = mlfab__network_end(&s->net, c->node, a, c->bytes[0], c->available);
+    if (!mlfab__link_less(t_max, t)) {
+      mlfab__network_reserve(&s->net, c->node, a, c->bytes[0], c->available, &t);
+      ready = members++ ? fmax(ready, t) : t;
+      size = fmax(members == 1 ? 0 : size, c->bytes[0]);
+      i++;
+      continue;
+    }
+    if (members > 0) {
+      mlfab__network_reserve(&s->net, a, s->server, size, ready, &t);
+      t_max = fmax(t_max, t);
+      members = 0;
+    }
+    q++;
+  }
+  mlfab__network_undo(&s->net, 0);
+  return i < count ? never : t_max;
+}
+
+static uint32_t naive_group(setting *s, const uint32_t *order, uint32_t count, double *time_p) {
+  double *times = calloc((size_t)count + 1, sizeof *times), least = mlfab__link_never();
+  uint32_t n = 0;
+  require(times != NULL, "memory");
+  for (uint32_t i = 0; i <= count; i++) {
+    times[i] = naive_case(s, order, count, i);
+    if (times[i] < least) least = times[i];
+  }
+  while (mlfab__link_less(least, times[n])) n++;
+  *time_p = times[n];
+  free(times);
+  return n;
+}
+
+/* ---- measuring ---- */
+
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+typedef struct figure {
+  double ours, order, naive; /* milliseconds */
+  double order_looks, group_looks;
+} figure;
+
+/* The plan is the naive one's. */
+static void check(setting *s, const mlfab__planned *planned, uint32_t applied,
+                  const mlfab__group_choice *choice, figure *f) {
+  uint32_t *order = calloc(s->n, sizeof *order);
+  double time;
+  require(order != NULL, "memory");
+  uint64_t begin = now_ns();
+  uint32_t n = naive_order(s, order), direct = naive_group(s, order, n, &time);
+  f->naive = (double)(now_ns() - begin) * 1e-6;
+  require(n == applied && direct == choice->n, "the plan is not that of the paper");
+  require(memcmp(&time, &choice->time, sizeof time) == 0, "the plan's time is not the paper's");
+  for (uint32_t i = 0; i < n; i++) {
+    require(planned[i].update == order[i], "the order is not the paper's");
+  }
+  free(order);
+}
+
+static figure measure(uint32_t n, int varied, int trials, int naive) {
+  mlfab__planner planner;
+  mlfab__planned *planned = calloc(n, sizeof *planned);
+  mlfab__ordered *ordered = calloc(n, sizeof *ordered);
+  double total[TRIALS], order[TRIALS];
+  figure f = {0};
+  require(planned && ordered, "memory");
+  mlfab__planner_init(&planner, &env);
+  for (int t = -1; t < trials; t++) {
+    setting s;
+    mlfab__group_choice choice;
+    uint32_t applied;
+    make(&s, n, varied, 1 + (uint64_t)(t < 0 ? 0 : t));
+    mlfab__order_input in = {s.updates, n, &s.server, 1, s.batch.delay_bound, s.batch.version};
+    uint64_t begin = now_ns();
+    require(mlfab__order_deadlines(&planner.orderer, &s.net, &in, ordered, &applied) == 0, "order");
+    mlfab__network_undo(&s.net, 0);
+    order[t < 0 ? 0 : t] = (double)(now_ns() - begin) * 1e-6;
+    planner.orderer.evaluations = planner.grouper.evaluations = 0;
+    begin = now_ns();
+    int code = mlfab__plan_batch(&planner, &s.net, &s.batch, planned, &applied, &choice);
+    total[t < 0 ? 0 : t] = (double)(now_ns() - begin) * 1e-6;
+    require(code == 0, "plan");
+    f.order_looks = (double)planner.orderer.evaluations;
+    f.group_looks = (double)planner.grouper.evaluations;
+    mlfab__network_undo(&s.net, 0);
+    if (t == trials - 1 && naive) check(&s, planned, applied, &choice, &f);
+    drop(&s);
+  }
+  qsort(total, (size_t)trials, sizeof *total, by_value);
+  qsort(order, (size_t)trials, sizeof *order, by_value);
+  f.ours = total[trials / 2];
+  f.order = order[trials / 2];
+  mlfab__planner_free(&planner);
+  free(planned);
+  free(ordered);
+  return f;
+}
+
+static void row(FILE *tsv, const char *name, double ours, const char *peer, double value) {
+  if (tsv) fprintf(tsv, "%s\t%g\tms\t%s\t%g\t\t\n", name, ours, peer, value);
+}
+
+static void report(FILE *tsv, uint32_t n, int varied, int quick) {
+  double paper = n == 100 ? 30 : n == 500 ? 440 : n == 1000 ? 1460 : 0;
+  int naive = n <= (quick ? 500 : 1000);
+  char name[64];
+  figure f = measure(n, varied, n > 1000 ? 3 : TRIALS, naive);
+  snprintf(name, sizeof name, "plan/%s/%u", varied ? "varied" : "equal", n);
+  printf("%-24s %9.3f ms         order %.3f ms; looks: order %.0f, groups %.0f", name, f.ours,
+         f.order, f.order_looks, f.group_looks);
+  if (naive) printf("; as written %.4g ms (%.1fx)", f.naive, f.naive / f.ours);
+  if (paper > 0) printf("; paper %.0f ms (%.0fx)", paper, paper / f.ours);
+  printf("\n");
+  if (naive) row(tsv, name, f.ours, "literal", f.naive);
+  if (paper > 0) row(tsv, name, f.ours, "paper", paper);
+  if (!naive && paper == 0) row(tsv, name, f.ours, "", 0);
+}
+
+int main(int argc, char **argv) {
+  static const uint32_t sizes[] = {100, 500, 1000, 10000};
+  FILE *tsv = NULL;
+  int quick = 0;
+  for (int i = 1; i < argc; i++) {
+    if (strcmp(argv[i], "--quick") == 0) {
+      quick = 1;
+    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
+      perror(argv[i]);
+      return 2;
+    }
+  }
+  mlfab__env_init(&env, NULL);
+  for (int varied = 0; varied < 2; varied++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+      if (quick && sizes[i] > 1000) continue;
+      report(tsv, sizes[i], varied, quick);
+    }
+  }
+  if (tsv) fclose(tsv);
+  return 0;
+}
