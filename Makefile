@@ -57,7 +57,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all demo deps test check amalgamate tools examples bench sim fuzz soak dropin install \
+.PHONY: all demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin install \
         uninstall clean help libraries tests-built run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/
@@ -236,6 +236,17 @@ $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/ml
 bench: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/bench
 	$(BUILD)/bench $(BUILD)/bench.tsv
+
+PAPER_SOURCES := $(wildcard tests/paper/*.c)
+
+$(BUILD)/paper: $(PAPER_SOURCES) $(wildcard tests/paper/*.h) mlfab.h $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $(PAPER_SOURCES) $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+##: MLfabric's evaluation in the simulator, beside its figures: build/paper.tsv, docs/paper.md
+paper: $(filter deps,$(MAKECMDGOALS))
+	+@$(SUBMAKE) $(BUILD)/paper
+	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md
 
 # ---- install
 
