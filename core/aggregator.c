@@ -1,2 +1,825 @@
-/* aggregator.c - the aggregator role. See aggregator.h. */
+/* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
+ *
+ * What comes in order is added straight from where it was received, so that a byte of a member costs one
+ * read of it and one read and write of the sum. Positions are those of the group's bytes, one after another
+ * without the gaps between segments; `runs` tell their types. */
 #include "aggregator.h"
+
+#include "reduce.h"
+
+/* For decoding: the largest manifests. */
+struct mlfab__aggregator_scratch {
+  mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
+  mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+  mlfab__spread_member spread[MLFAB__GROUP_MEMBERS_MAX];
+};
+
+/* --- the role as a whole --- */
+
+MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *up,
+                                           const mlfab__port *down, mlfab_stats *stats) {
+  memset(aggregator, 0, sizeof *aggregator);
+  aggregator->env = env;
+  aggregator->config = config;
+  aggregator->up = *up;
+  aggregator->down = *down;
+  aggregator->stats = stats;
+  aggregator->workers = config->workers;
+  aggregator->servers = config->servers;
+  uint32_t n = config->accumulators == UINT32_MAX ? 0
+               : config->accumulators             ? config->accumulators
+                                                  : 2;
+  aggregator->naccumulators = (uint32_t)mlfab__min(n, MLFAB__AGGREGATOR_MAX);
+  mlfab__meter_rate(&aggregator->meter, 0.0, config->chunk_bytes);
+  aggregator->connected = mlfab__alloc(env, aggregator->workers);
+  aggregator->incarnations =
+      mlfab__alloc_array(env, aggregator->workers, sizeof *aggregator->incarnations);
+  aggregator->numbers = mlfab__alloc_array(env, aggregator->servers, sizeof *aggregator->numbers);
+  aggregator->accumulators =
+      mlfab__alloc_array(env, aggregator->naccumulators, sizeof *aggregator->accumulators);
+  if (!aggregator->connected || !aggregator->incarnations || !aggregator->numbers ||
+      (aggregator->naccumulators > 0 && !aggregator->accumulators)) {
+    mlfab__aggregator_free(aggregator);
+    return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static void aggregator_free_rings(mlfab__aggregator *aggregator, mlfab__accumulator *accumulator) {
+  for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
+    mlfab__free_aligned(aggregator->env, accumulator->rings[i], aggregator->stage_bytes);
+    accumulator->rings[i] = NULL;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
+  mlfab__env *env = aggregator->env;
+  if (!env) return;
+  for (uint32_t i = 0; aggregator->accumulators && i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    aggregator_free_rings(aggregator, a);
+    mlfab__free_aligned(env, a->data, a->room);
+    mlfab__free(env, a->addends, a->addend_room * sizeof *a->addends);
+    mlfab__free(env, a->runs, a->run_room * sizeof *a->runs);
+    mlfab__free(env, a->recipients, a->recipient_room * sizeof *a->recipients);
+    mlfab__free(env, a->records, a->record_room * sizeof *a->records);
+  }
+  mlfab__free(env, aggregator->accumulators,
+              aggregator->naccumulators * sizeof *aggregator->accumulators);
+  mlfab__free(env, aggregator->connected, aggregator->workers);
+  mlfab__free(env, aggregator->incarnations,
+              aggregator->workers * sizeof *aggregator->incarnations);
+  mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
+  mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  memset(aggregator, 0, sizeof *aggregator);
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
+                                             uint32_t incarnation) {
+  return aggregator->connected[worker] && aggregator->incarnations[worker] == incarnation;
+}
+
+MLFAB__INTERNAL void *mlfab__aggregator_grow(mlfab__aggregator *aggregator, void *old,
+                                             uint32_t *room_p, uint32_t need, uint32_t keep,
+                                             size_t size) {
+  if (need <= *room_p) return old;
+  void *things = mlfab__alloc_array(aggregator->env, need, size);
+  if (!things) return NULL;
+  if (keep > 0) memcpy(things, old, keep * size);
+  mlfab__free(aggregator->env, old, *room_p * size);
+  *room_p = need;
+  return things;
+}
+
+/* --- accumulators, and what is lent of them --- */
+
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state != MLFAB__ACCUMULATOR_FREE && a->server == server && a->number == number) return a;
+  }
+  return NULL;
+}
+
+/* Its memory is changed only here, where nothing of it is lent. */
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number,
+                                                           uint64_t bytes, int clean) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state != MLFAB__ACCUMULATOR_FREE || (best && best->lent <= a->lent)) continue;
+    if (a->lent == 0 || (!clean && a->room >= aggregator->data_bytes)) best = a;
+  }
+  if (!best) return NULL;
+  if (!aggregator->ghost && best->room < aggregator->data_bytes) {
+    mlfab__free_aligned(aggregator->env, best->data, best->room);
+    best->data = mlfab__alloc_aligned(aggregator->env, aggregator->data_bytes);
+    best->room = best->data ? aggregator->data_bytes : 0;
+    if (!best->data) return NULL;
+  }
+  best->server = server;
+  best->number = number;
+  best->bytes = bytes;
+  best->age = ++aggregator->ages;
+  best->since_ns = aggregator->now_ns;
+  return best;
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
+                                            uint32_t peer) {
+  uint32_t n = 0;
+  if (accumulator->lent == MLFAB__AGGREGATOR_LOANS) return 0;
+  for (uint32_t i = 0; accumulator->lent > 0 && i < MLFAB__AGGREGATOR_LOANS; i++) {
+    const mlfab__loan *loan = &accumulator->loans[i];
+    n += loan->serial != 0 && loan->up == up && loan->peer == peer;
+  }
+  return n < MLFAB__AGGREGATOR_LINK_LOANS;
+}
+
+/* A token: the bit, which accumulator, which loan, and a number by which an old one is told. */
+MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
+                                             const mlfab__accumulator *accumulator, uint64_t at,
+                                             mlfab__frame_out *frame) {
+  uint64_t slot = 0;
+  frame->slot = (uint32_t)(accumulator - aggregator->accumulators);
+  frame->bulk = aggregator->ghost ? NULL : accumulator->data + at;
+  frame->token = 0;
+  if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
+  while (accumulator->loans[slot].serial != 0) slot++;
+  uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
+  frame->token = MLFAB__AGGREGATOR_TOKEN | (uint64_t)frame->slot << 40 | slot << 32 | serial;
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
+                                           uint32_t recipient, uint64_t end,
+                                           const mlfab__frame_out *frame) {
+  mlfab__accumulator *accumulator = &aggregator->accumulators[frame->slot];
+  if (frame->token == 0) return 0;
+  aggregator->serials = (uint32_t)frame->token;
+  accumulator->loans[frame->token >> 32 & 0xff] =
+      (mlfab__loan){(uint32_t)frame->token, peer, (uint8_t)up, recipient, accumulator->age, end};
+  accumulator->lent++;
+  return 1;
+}
+
+/* A link is lost, and has given everything back. */
+static void aggregator_all_returned(mlfab__aggregator *aggregator, int up, uint32_t peer) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    for (uint32_t k = 0; accumulator->lent > 0 && k < MLFAB__AGGREGATOR_LOANS; k++) {
+      mlfab__loan *loan = &accumulator->loans[k];
+      if (loan->serial == 0 || loan->up != up || loan->peer != peer) continue;
+      loan->serial = 0;
+      accumulator->lent--;
+    }
+  }
+}
+
+/* --- granting --- */
+
+static void aggregator_post_fail(mlfab__aggregator *aggregator, uint32_t server, uint64_t group,
+                                 const mlfab__addend *culprit, int code) {
+  mlfab__group_fail fail = {group, culprit ? culprit->seq : 0,
+                            culprit ? culprit->worker : MLFAB__NO_NODE, code};
+  uint8_t meta[64];
+  aggregator->up.post(aggregator->up.self, server, MLFAB__GROUP_FAIL, meta,
+                      mlfab__encode_group_fail(meta, &fail));
+}
+
+/* The group is spoilt, by a member or by us; the server ends its number. */
+static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                            const mlfab__addend *culprit, int code) {
+  aggregator_post_fail(aggregator, group->server, group->number, culprit, code);
+  group->state = MLFAB__ACCUMULATOR_FAILED;
+  group->outstanding = 0;
+}
+
+static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                             mlfab__addend *addend, uint64_t upto) {
+  mlfab__hop_grant grant = {group->number, addend->seq, upto, group->server};
+  uint8_t meta[64];
+  if (addend->granted == addend->received) addend->since_ns = aggregator->now_ns;
+  group->outstanding += upto - addend->granted;
+  addend->granted = upto;
+  aggregator->down.post(aggregator->down.self, addend->worker, MLFAB__HOP_GRANT, meta,
+                        mlfab__encode_hop_grant(meta, &grant));
+}
+
+/* How far member k may send: it may be ahead of the one before it by what a ring holds. */
+static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
+                                 const mlfab__accumulator *group, uint32_t k) {
+  if (k == group->head) return group->bytes;
+  return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
+}
+
+/* A ring that nobody uses, plus one, or 0. */
+static uint32_t aggregator_ring(const mlfab__accumulator *group) {
+  for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
+    if (!group->ring_used[i]) return i + 1;
+  }
+  return 0;
+}
+
+/* The first member of a group that could be granted next, or naddends. */
+static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
+                                   const mlfab__accumulator *group) {
+  if (group->top == 0 && group->lent > 0) return group->naddends; /* invariant (4) */
+  uint32_t end = aggregator_ring(group) ? group->naddends : group->head + 1;
+  for (uint32_t k = group->head; k < end; k++) {
+    const mlfab__addend *addend = &group->addends[k];
+    if (addend->granted == 0 &&
+        mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation))
+      return k;
+  }
+  return group->naddends;
+}
+
+/* The same of all groups: the oldest one's. */
+static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
+                                           uint32_t *member_p) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    if (group->state != MLFAB__ACCUMULATOR_ADDING || (best && best->age < group->age)) continue;
+    uint32_t k = aggregator_waiting(aggregator, group);
+    if (k == group->naddends) continue;
+    best = group;
+    *member_p = k;
+  }
+  return best;
+}
+
+/* Are those that were granted nearly through? */
+static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
+  uint64_t outstanding = 0;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    outstanding += aggregator->accumulators[i].outstanding;
+  }
+  return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
+}
+
+/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the head. */
+static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
+  mlfab__addend *addend = &group->addends[k];
+  if (k > group->head) {
+    uint32_t ring = aggregator_ring(group);
+    if (!aggregator->ghost && !group->rings[ring - 1]) {
+      group->rings[ring - 1] = mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes);
+      if (!group->rings[ring - 1]) return 0;
+    }
+    group->ring_used[ring - 1] = 1;
+    addend->ring = ring;
+  }
+  if (group->top < k + 1) group->top = k + 1;
+  aggregator_grant(aggregator, group, addend, aggregator_limit(aggregator, group, k));
+  return 1;
+}
+
+/* Grants whoever may be granted now. */
+static void aggregator_pump(mlfab__aggregator *aggregator) {
+  int looked = 0;
+  uint32_t k;
+  for (;;) {
+    mlfab__accumulator *group = aggregator_next(aggregator, &k);
+    if (!group) return;
+    if (!aggregator_draws_near(aggregator)) {
+      if (looked || !mlfab__meter_idle(&aggregator->meter, aggregator->now_ns)) return;
+      looked = 1;
+    }
+    if (!aggregator_admit(aggregator, group, k)) return;
+    mlfab__meter_begin(&aggregator->meter, aggregator->now_ns);
+  }
+}
+
+/* --- adding --- */
+
+/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors: NOT_FINITE. */
+static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
+                          const uint8_t *from, uint64_t bytes) {
+  mlfab__addend *addend = &group->addends[k];
+  while (bytes > 0) {
+    const mlfab__run *run = &group->runs[addend->run];
+    uint64_t n = mlfab__min(bytes, run->end - addend->added);
+    if (!aggregator->ghost) {
+      uint8_t *sum = group->data + addend->added;
+      uint64_t count = n / mlfab__dtype_bytes(run->dtype);
+      if (!mlfab__reduce_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+        return MLFAB_ERR_NOT_FINITE;
+      from += n;
+    }
+    addend->added += n;
+    addend->run += addend->added == run->end;
+    bytes -= n;
+  }
+  return 0;
+}
+
+/* Keeps what came too early: byte x of a member lies at x modulo the ring. */
+static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
+                             uint64_t at, const uint8_t *from, uint64_t bytes) {
+  uint8_t *ring = group->rings[group->addends[k].ring - 1];
+  while (bytes > 0 && !aggregator->ghost) {
+    uint64_t place = at % aggregator->stage_bytes;
+    uint64_t n = mlfab__min(bytes, aggregator->stage_bytes - place);
+    memcpy(ring + place, from, n);
+    from += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+/* Members behind k add what they have staged, as far as the one before each has come. */
+static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
+  while (++k < group->top) {
+    mlfab__addend *addend = &group->addends[k];
+    uint64_t limit = mlfab__min(addend->received, group->addends[k - 1].added);
+    if (addend->added >= limit) return;
+    const uint8_t *ring = aggregator->ghost ? NULL : group->rings[addend->ring - 1];
+    while (addend->added < limit) {
+      uint64_t place = addend->added % aggregator->stage_bytes;
+      uint64_t n = mlfab__min(limit - addend->added, aggregator->stage_bytes - place);
+      if (aggregator_add(aggregator, group, k, ring ? ring + place : NULL, n)) {
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+        return;
+      }
+    }
+  }
+}
+
+/* Something was added: whose turn is it, and who may send more? */
+static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
+    mlfab__addend *next = &group->addends[++group->head];
+    /* What it has staged was added: from here on its bytes come in order. */
+    if (group->head < group->naddends && next->ring) {
+      group->ring_used[next->ring - 1] = 0;
+      next->ring = 0;
+    }
+  }
+  for (uint32_t k = group->head; k < group->top; k++) {
+    mlfab__addend *addend = &group->addends[k];
+    uint64_t upto = aggregator_limit(aggregator, group, k);
+    /* Not for every chunk: a grant is a frame. */
+    if (addend->granted > 0 && upto > addend->granted &&
+        (upto == group->bytes || addend->received == addend->granted ||
+         upto - addend->granted >= aggregator->stage_bytes / 4))
+      aggregator_grant(aggregator, group, addend, upto);
+  }
+}
+
+/* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
+static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
+                                       const mlfab__accumulator *group) {
+  uint64_t added = group->addends[group->naddends - 1].added;
+  uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
+  uint64_t upto = mlfab__min(released, added);
+  uint64_t n = upto > group->sent ? upto - group->sent : 0;
+  if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
+  if (n >= aggregator->config->chunk_bytes) return aggregator->config->chunk_bytes;
+  return upto == released ? (uint32_t)n : 0;
+}
+
+/* --- frames of members --- */
+
+/* A text when the chunk breaks the protocol. */
+static const char *aggregator_check(const mlfab__aggregator *aggregator,
+                                    const mlfab__accumulator *group, const mlfab__addend *addend,
+                                    const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
+  uint64_t end = chunk->offset + frame->bulk_bytes;
+  if (!addend) return "a chunk for a group without this member";
+  if (chunk->offset != addend->received || frame->bulk_bytes > addend->granted - addend->received)
+    return "a chunk out of place or not granted";
+  if (frame->bulk_bytes == 0 || (frame->bulk == NULL) != (aggregator->ghost != 0))
+    return "a chunk without bytes, or with bytes for a model of ghosts";
+  if (end % (end < group->wide ? 8 : 4) != 0) return "a chunk that cuts an element";
+  return NULL;
+}
+
+static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                               mlfab__addend *addend, const mlfab__frame_in *frame) {
+  uint32_t k = (uint32_t)(addend - group->addends);
+  uint64_t at = addend->received, direct = 0;
+  uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
+  const uint8_t *bulk = frame->bulk;
+  addend->received += frame->bulk_bytes;
+  addend->since_ns = aggregator->now_ns;
+  group->outstanding -= frame->bulk_bytes;
+  if (addend->added == at) {
+    direct = mlfab__min(frame->bulk_bytes, limit - at);
+    if (aggregator_add(aggregator, group, k, bulk, direct)) {
+      aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+      return;
+    }
+  }
+  if (direct < frame->bulk_bytes) {
+    aggregator_stage(aggregator, group, k, at + direct, bulk ? bulk + direct : NULL,
+                     frame->bulk_bytes - direct);
+  }
+  aggregator_drain(aggregator, group, k);
+  if (group->state != MLFAB__ACCUMULATOR_ADDING) return;
+  aggregator_settle(aggregator, group);
+  if (aggregator_forwardable(aggregator, group) > 0)
+    aggregator->up.ready(aggregator->up.self, group->server);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
+                                                    const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__hop_chunk chunk;
+  const char *wrong = NULL;
+  aggregator->now_ns = now_ns;
+  if (frame->type != MLFAB__HOP_CHUNK ||
+      mlfab__decode_hop_chunk(frame->meta, frame->meta_bytes, &chunk) ||
+      chunk.server >= aggregator->servers) {
+    wrong = "not a HOP_CHUNK that parses";
+    aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
+    return;
+  }
+  mlfab__meter_count(&aggregator->meter, frame->bulk_bytes);
+  mlfab__accumulator *group = mlfab__aggregator_find(aggregator, chunk.server, chunk.group);
+  if (!group && chunk.group > aggregator->numbers[chunk.server].newest) {
+    wrong = "a chunk for a group that never was";
+  } else if (group && (group->state == MLFAB__ACCUMULATOR_ADDING ||
+                       group->state == MLFAB__ACCUMULATOR_SENT)) {
+    mlfab__addend *addend = NULL;
+    for (uint32_t k = 0; k < group->naddends && !addend; k++) {
+      if (group->addends[k].worker == member && group->addends[k].seq == chunk.seq)
+        addend = &group->addends[k];
+    }
+    wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, frame);
+  }
+  if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
+  aggregator_pump(aggregator);
+}
+
+/* --- frames of servers --- */
+
+/* Adds a stretch of one type behind the others. Errors: MEMORY. */
+static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint64_t end,
+                          int dtype) {
+  if (mlfab__dtype_bytes(dtype) == 8) group->wide = end;
+  if (group->nruns > 0 && group->runs[group->nruns - 1].dtype == dtype) {
+    group->runs[group->nruns - 1].end = end;
+    return 0;
+  }
+  uint32_t need = group->nruns < group->run_room ? group->run_room : 2 * group->run_room + 4;
+  mlfab__run *runs = mlfab__aggregator_grow(aggregator, group->runs, &group->run_room, need,
+                                            group->nruns, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  group->runs = runs;
+  group->runs[group->nruns++] = (mlfab__run){end, dtype};
+  return 0;
+}
+
+/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or cut an
+ * element), MEMORY. */
+static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                           const mlfab__segment *segments, uint32_t n) {
+  const mlfab__layout *layout = aggregator->layout;
+  uint64_t begin, end, at = 0;
+  group->nruns = 0;
+  group->wide = 0;
+  mlfab__layout_shard(layout, group->server, &begin, &end);
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t offset = segments[i].offset, left = segments[i].bytes;
+    if (offset < begin || offset >= end || left > end - offset) return MLFAB_ERR_ARGUMENT;
+    while (left > 0) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
+      uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+      uint64_t bytes = tensor->offset + tensor->bytes - offset;
+      if (layout->uniform_dtype || bytes > left) bytes = left;
+      if ((offset - tensor->offset) % width != 0 || bytes % width != 0) return MLFAB_ERR_ARGUMENT;
+      int code = aggregator_run(aggregator, group, at + bytes, (int)tensor->dtype);
+      if (code) return code;
+      offset += bytes;
+      at += bytes;
+      left -= bytes;
+    }
+  }
+  return at > 0 ? 0 : MLFAB_ERR_ARGUMENT;
+}
+
+/* Does the manifest name workers, and each update once? */
+static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__group_member *members,
+                            uint32_t n) {
+  for (uint32_t k = 0; k < n; k++) {
+    if (members[k].worker >= aggregator->workers) return 0;
+    for (uint32_t i = 0; i < k; i++) {
+      if (members[i].worker == members[k].worker && members[i].seq == members[k].seq) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Sets an accumulator up for a group. Errors: AGAIN (no room), ARGUMENT. */
+static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
+                            const mlfab__group *group, const mlfab__aggregator_scratch *manifest) {
+  if (!aggregator->layout) return MLFAB_ERR_AGAIN;
+  mlfab__accumulator *a = mlfab__aggregator_take(aggregator, server, group->group, group->bytes, 0);
+  if (!a) return MLFAB_ERR_AGAIN;
+  int code = aggregator_runs(aggregator, a, manifest->segments, group->segments);
+  if (code) return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_AGAIN : code;
+  mlfab__addend *addends = mlfab__aggregator_grow(aggregator, a->addends, &a->addend_room,
+                                                  group->members, 0, sizeof *addends);
+  if (!addends) return MLFAB_ERR_AGAIN;
+  memset(addends, 0, group->members * sizeof *addends);
+  for (uint32_t k = 0; k < group->members; k++) {
+    addends[k].seq = manifest->members[k].seq;
+    addends[k].weight = manifest->members[k].weight;
+    addends[k].worker = manifest->members[k].worker;
+    addends[k].incarnation = manifest->members[k].incarnation;
+    addends[k].since_ns = aggregator->now_ns;
+  }
+  a->state = MLFAB__ACCUMULATOR_ADDING;
+  a->whole = group->whole != 0;
+  a->addends = addends;
+  a->naddends = group->members;
+  a->head = a->top = 0;
+  a->outstanding = a->released = a->sent = 0;
+  memset(a->ring_used, 0, sizeof a->ring_used);
+  return 0;
+}
+
+/* Memory for decoding manifests. 0 when there is none. */
+static int aggregator_scratch(mlfab__aggregator *aggregator) {
+  if (!aggregator->scratch)
+    aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
+  return aggregator->scratch != NULL;
+}
+
+static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
+                             const mlfab__frame_in *frame) {
+  mlfab__aggregator_server *numbers = &aggregator->numbers[server];
+  mlfab__group_end head = {0}; /* the number, which comes first */
+  int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
+  if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head) || head.group <= numbers->last;
+  if (!wrong && aggregator_scratch(aggregator)) {
+    mlfab__aggregator_scratch *manifest = aggregator->scratch;
+    mlfab__group group;
+    wrong = mlfab__decode_group(frame->meta, frame->meta_bytes, &group, manifest->members,
+                                manifest->segments) ||
+            !aggregator_sound(aggregator, manifest->members, group.members);
+    if (!wrong) {
+      numbers->last = head.group;
+      numbers->newest = mlfab__max(numbers->newest, head.group);
+      if (group.rate_in > 0.0)
+        mlfab__meter_rate(&aggregator->meter, group.rate_in, aggregator->config->chunk_bytes);
+      code = aggregator_begin(aggregator, server, &group, manifest);
+    }
+  }
+  if (wrong) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a GROUP that does not parse, or whose number went back");
+  } else if (code) {
+    aggregator_post_fail(aggregator, server, head.group, NULL, code);
+  } else {
+    aggregator_pump(aggregator);
+  }
+}
+
+static void aggregator_group_end(mlfab__aggregator *aggregator, uint32_t server,
+                                 const mlfab__frame_in *frame) {
+  mlfab__group_end end;
+  if (mlfab__decode_group_end(frame->meta, frame->meta_bytes, &end)) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a GROUP_END that does not parse");
+    return;
+  }
+  mlfab__accumulator *group = mlfab__aggregator_find(aggregator, server, end.group);
+  if (!group || group->state == MLFAB__ACCUMULATOR_HANDING) return;
+  group->state = MLFAB__ACCUMULATOR_FREE;
+  group->outstanding = 0;
+  aggregator_pump(aggregator);
+}
+
+static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
+                               const mlfab__frame_in *frame) {
+  mlfab__release release;
+  int code = mlfab__decode_release(frame->meta, frame->meta_bytes, &release);
+  mlfab__accumulator *group =
+      code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
+  if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
+  if (code || release.upto > group->bytes ||
+      release.upto % (release.upto < group->wide ? 8 : 4) != 0) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a RELEASE that does not parse, or of more than there is");
+    return;
+  }
+  group->released = mlfab__max(group->released, release.upto);
+  if (aggregator_forwardable(aggregator, group) > 0)
+    aggregator->up.ready(aggregator->up.self, server);
+}
+
+MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  switch (frame->type) {
+    case MLFAB__GROUP:
+      aggregator_group(aggregator, server, frame);
+      return 1;
+    case MLFAB__GROUP_END:
+      aggregator_group_end(aggregator, server, frame);
+      return 1;
+    case MLFAB__RELEASE:
+      aggregator_release(aggregator, server, frame);
+      return 1;
+    case MLFAB__SPREAD:
+      mlfab__distributor_spread(
+          aggregator, server, frame,
+          aggregator_scratch(aggregator) ? aggregator->scratch->spread : NULL);
+      return 1;
+    case MLFAB__MODEL:
+      return mlfab__distributor_model(aggregator, server, frame);
+    case MLFAB__PULL_FAIL:
+      return mlfab__distributor_pull_fail(aggregator, server, frame);
+    default:
+      return 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
+                                             const mlfab__layout *layout, int ghost) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_ADDING)
+      aggregator_fail(aggregator, a, NULL, MLFAB_ERR_AGAIN);
+    if (a->state == MLFAB__ACCUMULATOR_HANDING)
+      mlfab__distributor_fail(aggregator, a, MLFAB_ERR_AGAIN);
+    aggregator_free_rings(aggregator, a);
+  }
+  uint64_t slice = 0;
+  aggregator->shard_bytes = 0;
+  for (uint32_t s = 0; s < aggregator->servers; s++) {
+    uint64_t begin, end;
+    mlfab__layout_shard(layout, s, &begin, &end);
+    aggregator->shard_bytes = mlfab__max(aggregator->shard_bytes, end - begin);
+  }
+  for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
+  aggregator->layout = layout;
+  aggregator->ghost = ghost;
+  aggregator->stage_bytes =
+      (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
+  /* One slice more than a shard, so that one which is begun again has a place while the old bytes are lent. */
+  aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
+}
+
+/* --- links --- */
+
+MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server) {
+  aggregator_all_returned(aggregator, 1, server);
+  aggregator->numbers[server].last = 0;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_FREE || a->server != server) continue;
+    a->state = MLFAB__ACCUMULATOR_FREE;
+    a->outstanding = 0;
+  }
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
+                                           uint32_t incarnation, uint64_t now_ns) {
+  if (aggregator->connected[member]) mlfab__aggregator_lost(aggregator, member, now_ns);
+  aggregator->now_ns = now_ns;
+  aggregator->connected[member] = 1;
+  aggregator->incarnations[member] = incarnation;
+  /* A newer process has none of the older one's updates, and none of its requests. */
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    for (uint32_t k = group->head; k < group->naddends; k++) {
+      const mlfab__addend *addend = &group->addends[k];
+      if (group->state == MLFAB__ACCUMULATOR_ADDING && addend->worker == member &&
+          addend->incarnation < incarnation && addend->received < group->bytes)
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
+    }
+  }
+  mlfab__distributor_met(aggregator);
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
+                                            uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  aggregator->connected[member] = 0;
+  aggregator_all_returned(aggregator, 0, member);
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    for (uint32_t k = group->head; k < group->naddends; k++) {
+      mlfab__addend *addend = &group->addends[k];
+      if (group->state != MLFAB__ACCUMULATOR_ADDING || addend->worker != member ||
+          addend->received == group->bytes)
+        continue;
+      addend->since_ns = now_ns;
+      if (addend->granted > 0) aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
+    }
+  }
+  mlfab__distributor_lost(aggregator, member);
+  aggregator_pump(aggregator);
+}
+
+/* --- frames to go --- */
+
+MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
+                                              mlfab__frame_out *frame) {
+  mlfab__accumulator *best = NULL;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *group = &aggregator->accumulators[i];
+    if (group->state == MLFAB__ACCUMULATOR_ADDING && group->server == server &&
+        (!best || group->age < best->age) && aggregator_forwardable(aggregator, group) > 0 &&
+        mlfab__aggregator_lends(group, 1, server))
+      best = group;
+  }
+  if (!best) return 0;
+  mlfab__forward forward = {best->number, best->sent};
+  frame->type = MLFAB__FORWARD;
+  frame->bulk_bytes = aggregator_forwardable(aggregator, best);
+  frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
+  mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
+                                                const mlfab__frame_out *frame) {
+  mlfab__accumulator *group = &aggregator->accumulators[frame->slot];
+  group->sent += frame->bulk_bytes;
+  mlfab__aggregator_lend(aggregator, 1, server, 0, group->sent, frame);
+  if (group->sent < group->bytes) return;
+  group->state = MLFAB__ACCUMULATOR_SENT;
+  aggregator->stats->members_added += group->naddends;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token) {
+  uint64_t index = (token & ~MLFAB__AGGREGATOR_TOKEN) >> 40, slot = token >> 32 & 0xff;
+  if (index >= aggregator->naccumulators || slot >= MLFAB__AGGREGATOR_LOANS) return;
+  mlfab__accumulator *accumulator = &aggregator->accumulators[index];
+  mlfab__loan loan = accumulator->loans[slot];
+  if (loan.serial == 0 || loan.serial != (uint32_t)token) return;
+  accumulator->loans[slot].serial = 0;
+  accumulator->lent--;
+  if (loan.up) {
+    aggregator->up.ready(aggregator->up.self, loan.peer);
+  } else if (accumulator->state == MLFAB__ACCUMULATOR_HANDING && loan.age == accumulator->age) {
+    mlfab__distributor_returned(aggregator, accumulator, loan.recipient);
+  }
+  if (accumulator->lent == 0) aggregator_pump(aggregator);
+}
+
+/* --- time --- */
+
+/* When member k is to be named, unless something is heard of it. */
+static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
+                                   const mlfab__accumulator *group, uint32_t k) {
+  const mlfab__addend *addend = &group->addends[k];
+  int absent = addend->granted == 0 && k == group->head &&
+               !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
+  if (addend->granted == addend->received && !absent) return MLFAB__NEVER;
+  return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
+}
+
+static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t patience = 3 * aggregator->config->heartbeat_ns;
+  for (uint32_t k = group->head; k < group->naddends && (k <= group->head || k < group->top); k++) {
+    if (aggregator_overdue(aggregator, group, k) > aggregator->now_ns) continue;
+    aggregator->stats->transfers_revoked++;
+    aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
+    return;
+  }
+  /* Bulks of its last use do not come back: their link is as good as dead. */
+  if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
+    aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns) {
+  aggregator->now_ns = now_ns;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
+    if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
+      mlfab__distributor_tick(aggregator, accumulator);
+  }
+  aggregator_pump(aggregator);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator) {
+  uint64_t deadline = MLFAB__NEVER;
+  uint32_t k;
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    const mlfab__accumulator *a = &aggregator->accumulators[i];
+    if (a->state == MLFAB__ACCUMULATOR_HANDING)
+      deadline = mlfab__min(deadline, mlfab__distributor_deadline(aggregator, a));
+    if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
+    for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
+      deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
+    }
+    if (a->top == 0 && a->lent > 0)
+      deadline =
+          mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
+  }
+  /* Somebody waits for the in-link to have capacity to spare. */
+  if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
+    deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
+  return deadline;
+}
