@@ -710,13 +710,22 @@ typedef struct mlfab__header {
   X(SPREAD_FAIL, 45)     \
   X(PULL_VIA, 46)        \
   X(HOP_MODEL, 47)       \
-  X(PULL_DONE, 48)
+  X(PULL_DONE, 48)       \
+  X(REDUCE, 49)          \
+  X(REDUCE_DONE, 50)     \
+  X(TREE, 51)            \
+  X(TREE_JOIN, 52)       \
+  X(TREE_GRANT, 53)      \
+  X(TREE_UP, 54)         \
+  X(TREE_DOWN, 55)       \
+  X(TREE_ASK, 56)        \
+  X(TREE_PLAN, 57)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 49
+      MLFAB__FRAME_TYPES = 58
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -1061,6 +1070,64 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   uint64_t request;
 } mlfab__pull_done;
 
+/* --- allreduce: see tree.h --- */
+
+enum mlfab__reduce_state {
+  MLFAB__REDUCE_ASK = 0,    /* it waits for the others */
+  MLFAB__REDUCE_HAVE = 1,   /* all of the sum is here */
+  MLFAB__REDUCE_GIVE_UP = 2 /* it cannot go on, or does not want to: code and rank say why */
+};
+
+typedef struct mlfab__reduce { /* worker -> server 0: how its call stands */
+  uint64_t ask;                /* the worker's count of calls, from 1 */
+  uint64_t count;
+  uint32_t dtype, state;
+  int32_t code, rank;
+} mlfab__reduce;
+
+typedef struct mlfab__reduce_done { /* server 0 -> worker: over, for all of them alike */
+  uint64_t ask;
+  int32_t code; /* AGAIN: not over; `rank` is the first that is missing */
+  int32_t rank;
+} mlfab__reduce_done;
+
+/* Nodes in one list of a frame below. */
+#define MLFAB__TREE_NODES_MAX 4096u
+
+typedef struct mlfab__tree_place { /* TREE, server 0 -> worker: its place. Two lists of ranks follow */
+  uint64_t ask, number;            /* number: of the allreduce, from 1: fences whatever was before */
+  uint32_t parent;                 /* of the sum's way up, and ... */
+  uint32_t giver;                  /* ... of its way down; MLFAB__NO_NODE: this is the root */
+  uint32_t children, takers;       /* children in the order in which they are added */
+} mlfab__tree_place;
+
+typedef struct mlfab__tree_join { /* TREE_JOIN, child -> parent and giver: on a link that is new to it */
+  uint64_t number;
+  uint64_t have; /* bytes of the sum that it has already */
+} mlfab__tree_join;
+
+typedef struct mlfab__tree_grant { /* TREE_GRANT, parent -> child: send from `from`, up to `upto` */
+  uint64_t number, from, upto;
+} mlfab__tree_grant;
+
+typedef struct mlfab__tree_bytes { /* TREE_UP, TREE_DOWN: bytes of a share, of the sum */
+  uint64_t number, offset;
+} mlfab__tree_bytes;
+
+typedef struct mlfab__tree_ask { /* server 0 -> scheduler: a tree over these workers, whose ranks follow */
+  uint64_t number, bytes;
+  uint32_t root, nodes;
+} mlfab__tree_ask;
+
+typedef struct mlfab__tree_node {
+  uint32_t worker, parent, giver;
+} mlfab__tree_node;
+
+typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the order to be added */
+  uint64_t number;
+  uint32_t nodes;
+} mlfab__tree_plan;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -1075,7 +1142,8 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
-  X(hop_model) X(pull_done)
+  X(hop_model) X(pull_done) \
+  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -1113,6 +1181,22 @@ MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread
                                               const mlfab__spread_member *members);
 MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
                                          mlfab__spread_member *members);
+
+/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set, which
+ * tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. */
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
+                                                  const uint32_t *ranks);
+MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__tree_place *m, uint32_t *ranks);
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
+                                                const uint32_t *ranks);
+MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
+                                           uint32_t *ranks);
+/* nodes: likewise. */
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
+                                                 const mlfab__tree_node *nodes);
+MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__tree_plan *m, mlfab__tree_node *nodes);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
@@ -1305,6 +1389,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HOP_MODEL(N, T) \
   N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
+#define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
+#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
+#define WIRE_TREE_PLACE(N, T) N(ask) N(number) N(parent) N(giver)
+#define WIRE_TREE_JOIN(N, T) N(number) N(have)
+#define WIRE_TREE_GRANT(N, T) N(number) N(from) N(upto)
+#define WIRE_TREE_BYTES(N, T) N(number) N(offset)
+#define WIRE_TREE_ASK(N, T) N(number) N(bytes) N(root)
+#define WIRE_TREE_PLAN(N, T) N(number)
+#define WIRE_TREE_NODE(N, T) N(worker) N(parent) N(giver)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -1377,6 +1470,15 @@ WIRE_META(spread_fail, WIRE_SPREAD_FAIL)
 WIRE_META(pull_via, WIRE_PULL_VIA)
 WIRE_META(hop_model, WIRE_HOP_MODEL)
 WIRE_META(pull_done, WIRE_PULL_DONE)
+WIRE_META(reduce, WIRE_REDUCE)
+WIRE_META(reduce_done, WIRE_REDUCE_DONE)
+WIRE_META(tree_join, WIRE_TREE_JOIN)
+WIRE_META(tree_grant, WIRE_TREE_GRANT)
+WIRE_META(tree_bytes, WIRE_TREE_BYTES)
+WIRE_FIELDS(tree_place, WIRE_TREE_PLACE)
+WIRE_FIELDS(tree_ask, WIRE_TREE_ASK)
+WIRE_FIELDS(tree_plan, WIRE_TREE_PLAN)
+WIRE_FIELDS(tree_node, WIRE_TREE_NODE)
 WIRE_FIELDS(plan, WIRE_PLAN)
 WIRE_FIELDS(plan_entry, WIRE_PLAN_ENTRY)
 WIRE_FIELDS(group, WIRE_GROUP)
@@ -3259,17 +3361,21 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *    the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
  *  - the first sample that is no mere lower bound is taken as it is; until then the interface's nominal
  *    speed stands, if it tells one, which later is an upper bound;
- *  - from then on a larger sample raises the estimate fast, also one that is a lower bound, and a smaller
- *    one lowers it slowly, and never one that is a lower bound: both by exponential smoothing;
- *  - what was seen may have been the other end's limit, and receivers release no more than the link is said
- *    to carry. So now and then a full link is said to carry a quarter more, for a heartbeat; if more does
- *    not come then, what stood before stands again.
+ *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one that is
+ *    about the same is smoothed in;
+ *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next transfer's is
+ *    another: so nothing happens until for three heartbeats nothing as large as the estimate has come. Then
+ *    the largest of what came meanwhile is believed, if there were two samples and no mere lower bounds;
+ *  - receivers release no more than the link is said to carry, and would never see that it carries more. So
+ *    now and then a full link is said to carry a quarter more, for a heartbeat; if more does not come then,
+ *    what stood before stands again.
  *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * What was set by hand hides the measured estimate, which goes on underneath.
  *
  * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the rule
- * for samples limited by the application, and the probes are BBR's idea (Cardwell et al. 2016). */
+ * for samples limited by the application, the maximum over a stretch of time, and the probes are BBR's
+ * ideas (Cardwell et al. 2016). */
 
 /* One direction. */
 typedef struct mlfab__monitor_side {
@@ -3277,9 +3383,11 @@ typedef struct mlfab__monitor_side {
   double held;       /* while it probes: what stood before; else negative */
   double set;        /* by hand; negative: measured */
   double told;       /* what take said last; negative: nothing, or not known */
+  double lower;      /* the largest of the smaller samples since confirmed_ns */
   uint64_t since_ns; /* of the last probe, or rise */
-  uint32_t sampled;  /* 0: `rate`, if any, is the nominal speed */
-  uint32_t reserved;
+  uint64_t confirmed_ns;
+  uint32_t lower_samples;
+  uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
 } mlfab__monitor_side;
 
 typedef struct mlfab__monitor {
@@ -3310,7 +3418,12 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
  * ============================================================================================== */
 /* monitor.c - what a host's network links carry, told from what passed through them. See monitor.h. */
 
-enum { MONITOR_PROBE_BEATS = 16 /* between two probes, at least */ };
+enum {
+  MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
+  MONITOR_PATIENCE_BEATS =
+      3,                    /* that something as large has not come, before less is believed ... */
+  MONITOR_LOWER_SAMPLES = 2 /* ... and as many say so */
+};
 
 #define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
 #define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
@@ -3326,15 +3439,40 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
 /* Finite and positive, or 0. */
 static double monitor_clean(double rate) { return rate > 0.0 && rate - rate == 0.0 ? rate : 0.0; }
 
+/* The link carries what it is said to. */
+static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
+  side->confirmed_ns = now_ns;
+  side->lower = 0.0;
+  side->lower_samples = 0;
+}
+
 /* A probe ends when more came than stood before it, which then is what is learned from, or after a
- * heartbeat. Lower bounds that are lower say nothing about it. */
-static void monitor_probe_over(mlfab__monitor_side *side, double rate, int bound,
-                               uint64_t heartbeat_ns, uint64_t now_ns) {
+ * heartbeat. */
+static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t heartbeat_ns,
+                               uint64_t now_ns) {
   if (side->held < 0.0) return;
   int found = rate > side->held * (1.0 + MONITOR_CLOSE);
-  if (!found && (bound || now_ns - side->since_ns < heartbeat_ns)) return;
+  if (!found && now_ns - side->since_ns < heartbeat_ns) return;
   side->rate = side->held;
   side->held = -1.0;
+}
+
+/* A rate below the estimate, and no lower bound. */
+static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  double half = (double)heartbeat_ns / 2.0;
+  if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + half);
+    monitor_confirm(side, now_ns);
+    return;
+  }
+  if (rate > side->lower) side->lower = rate;
+  side->lower_samples++;
+  if (side->lower_samples < MONITOR_LOWER_SAMPLES ||
+      now_ns - side->confirmed_ns < MONITOR_PATIENCE_BEATS * heartbeat_ns)
+    return;
+  side->rate = side->lower;
+  monitor_confirm(side, now_ns);
 }
 
 /* Takes a rate in; `bound`: it is a lower bound only. */
@@ -3345,17 +3483,19 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
     side->rate = rate;
     side->sampled = 1;
     side->since_ns = now_ns;
+    monitor_confirm(side, now_ns);
     return;
   }
-  monitor_probe_over(side, rate, bound, heartbeat_ns, now_ns);
+  monitor_probe_over(side, rate, heartbeat_ns, now_ns);
   if (side->held >= 0.0) return;
-  double beat = (double)heartbeat_ns;
   if (rate > side->rate) {
     if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 8.0);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + (double)heartbeat_ns / 8.0);
+    monitor_confirm(side, now_ns);
   } else if (!bound) {
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 2.0);
-    if (side->rate < 1.0) side->rate = 0.0; /* or a cut link would be news for ever */
+    monitor_below(side, rate, elapsed_ns, heartbeat_ns, now_ns);
+  } else if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    monitor_confirm(side, now_ns);
   }
 }
 
@@ -4789,6 +4929,7 @@ typedef struct mlfab__distribution {
   const uint32_t *distributors; /* k x servers nodes */
   uint32_t k;
   const uint32_t *requests; /* nodes that want the model */
+  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
 } mlfab__distribution;
@@ -5264,7 +5405,7 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   for (uint32_t i = 0; i < d->n; i++) {
     out[i].q = g->grouped[i].q;
     if (out[i].q != 0) continue;
-    net->index = i;
+    net->index = d->names ? d->names[i] : i;
     int sent = distribute_send(net, d, d->server, &d->requests[i], 0, d->now, &out[i].end);
     if (sent != MLFAB__ENDS) return sent;
   }
@@ -5279,7 +5420,7 @@ static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
-      net->index = i;
+      net->index = d->names ? d->names[i] : i;
       int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, hubs[q - 1],
                                  &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
@@ -5386,6 +5527,7 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
                            .distributors = a->distributors,
                            .k = a->distributors_k,
                            .requests = g->members + a->n,
+                           .names = g->members,
                            .n = n,
                            .now = now};
   void *hubs = mlfab__link_grow(net->env, g->hubs, &g->hubs_room, d.k, sizeof *g->hubs);
@@ -6952,6 +7094,122 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
   return 0;
 }
 
+/* --- the way of an update --- */
+
+static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
+  }
+  return NULL;
+}
+
+/* All bulks of an update that are lent to one server's link have one token, so that they can be taken back
+ * together. */
+static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint64_t slot = (uint64_t)(update - worker->updates);
+  return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
+}
+
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return. Less than
+ * MLFAB__AGGREGATOR_TOKEN. */
+static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint32_t server) {
+  return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
+         (uint64_t)(update->parts[server].way & 0x1fffu) << 48;
+}
+
+/* Nothing of it was sent, or what was sent is void. */
+static void push_rewind(mlfab__part *part) {
+  part->granted = part->sent = part->in_source = 0;
+  part->source = 0;
+}
+
+/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for it instead would
+ * let an aggregator that stalls hold the caller's buffers after the update has gone another way. */
+static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  if (part->lent_hop > 0)
+    worker->hop.detach(worker->hop.self, part->aggregator, push_hop_token(worker, update, server));
+  part->lent_hop = 0;
+  part->way++;
+  part->aggregator = MLFAB__NO_NODE;
+  part->adopted = 0;
+}
+
+/* From now on the part goes this way, from its first byte. */
+static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
+                       uint64_t group, uint32_t aggregator) {
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator) push_leave_hop(worker, update, server);
+  push_rewind(part);
+  part->aggregator = aggregator;
+  part->group = group;
+  if (aggregator != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__via via;
+  if (mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA that does not parse, or names no worker");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, via.seq);
+  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->state != MLFAB__PART_ANNOUNCED) return;
+  if (!part->planned) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA for an update that is not planned");
+    return;
+  }
+  /* The server's words come in order; only an aggregator's grant can have been faster than them. */
+  if (part->adopted && via.group < part->group) return;
+  int known = via.group == part->group && via.aggregator == part->aggregator;
+  part->adopted = 0;
+  if (!known) push_route(worker, update, server, via.group, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame) {
+  mlfab__hop_grant grant;
+  if (mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) || grant.group == 0 ||
+      grant.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT that does not parse, or names no server");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, grant.seq);
+  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
+  mlfab__part *part = &update->parts[grant.server];
+  if (part->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
+  if (!part->planned) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT for an update that is not planned");
+    return;
+  }
+  if (grant.group > part->group) {
+    push_route(worker, update, grant.server, grant.group, aggregator);
+    part->adopted = 1;
+  }
+  if (part->aggregator != aggregator) return;
+  part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
+  worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator == aggregator) return 1;
+    }
+  }
+  return 0;
+}
+
 /* --- the end of an update --- */
 
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
@@ -7004,9 +7262,10 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
 /* Text of an update that a server dropped, `applied` others not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
                               uint32_t server, uint64_t delay, uint64_t now_ns) {
-  char others[96] = "";
+  char others[112] = "";
   if (request->result.applied > 0) {
-    snprintf(others, sizeof others, "; %u of %u servers applied theirs: it is not to be pushed again",
+    snprintf(others, sizeof others,
+             "; %u of %u servers applied their parts: only what was dropped may be pushed again",
              request->result.applied, request->result.applied + request->result.refused);
   }
   mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
@@ -7021,9 +7280,13 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   if (code) mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
   const mlfab__part *part = &update->parts[server];
-  if (code && part->code == MLFAB_ERR_DROPPED)
+  request->result.version = update->version;
+  request->result.delay = push_delay(worker, update, code);
+  if (code && part->code == MLFAB_ERR_DROPPED) {
     push_tell_dropped(worker, request, code, server, part->delay, now_ns);
-  else switch (code) {
+    return;
+  }
+  switch (code) {
     case 0:
       mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
       break;
@@ -7043,8 +7306,6 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
                             "update %llu: server %u says: %s (after %s)", seq, server,
                             mlfab_error_text(code), waited);
   }
-  request->result.version = update->version;
-  request->result.delay = push_delay(worker, update, code);
 }
 
 /* Ends the update once every part is decided and nothing of it is lent. */
@@ -7135,6 +7396,9 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
+    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was reset. */
+    if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
+    if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
     worker->port.ready(worker->port.self, server);
   }
@@ -7148,7 +7412,31 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    update->parts[server].lent = 0;
+    mlfab__part *part = &update->parts[server];
+    part->lent = 0;
+    if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator != MLFAB__NO_NODE) {
+      /* The group goes on without it: the server has lost it, too. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
+    }
+    push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      mlfab__part *part = &update->parts[s];
+      if (part->aggregator != aggregator) continue;
+      part->lent_hop = 0;
+      part->way++;
+      if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
+    }
     push_settle(worker, update, now_ns);
   }
 }
@@ -7176,8 +7464,9 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      part->granted = part->sent = part->in_source = 0;
-      part->source = 0;
+      /* Its number stays: the aggregator may grant it once more before it hears of this. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -7238,9 +7527,13 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 
 static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker);
+  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+                !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
+    part->aggregator = MLFAB__NO_NODE;
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
     if (segments == UINT32_MAX) {
@@ -7250,6 +7543,7 @@ static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_err
     }
     if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
       part->state = MLFAB__PART_QUEUED;
+    part->planned = planned && part->bytes > worker->config->eager_bytes;
   }
   return 0;
 }
@@ -7541,8 +7835,8 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
       update->members < worker->config->merge_max) {
     return 0;
   }
-  /* One that the credit can hold goes whole; it is soon given back. */
-  return part->bytes > stream->eager_bytes ||
+  /* One that the credit can hold goes whole; it is soon given back. A planned one takes none. */
+  return part->planned || part->bytes > stream->eager_bytes ||
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
@@ -7601,6 +7895,25 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
   return equal ? 1 : n;
 }
 
+/* Bytes of credit that go with an announcement, and take nobody's turn. */
+static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
+  if (part->planned) return 0;
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
+  uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
+  /* What is left of the credit may be any number: no element is cut. */
+  return eager < part->bytes ? eager - eager % 8 : eager;
+}
+
+/* Servers that the scheduler will hear of this update from. One that has decided it says nothing more. */
+static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
+  }
+  return n;
+}
+
 static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
                          mlfab__frame_out *frame) {
   const mlfab__stream *stream = &worker->streams[server];
@@ -7614,12 +7927,9 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.seq = update->seq;
   push.members = update->members;
   push.generation = stream->generation;
-  push.flags = update->flags;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
-  uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
-  push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
-  /* What is left of the credit may be any number: no element is cut. */
-  if (push.eager < part->bytes) push.eager -= push.eager % 8;
+  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u);
+  push.eager = push_eager(stream, part);
+  push.parts = push_parts(worker, update);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
@@ -7636,18 +7946,30 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-static int push_chunk(mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
-                      mlfab__frame_out *frame) {
+/* The next bytes that were granted, as the bulk. */
+static void push_granted_piece(const mlfab__worker *worker, uint32_t server,
+                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
-  mlfab__chunk chunk = {update->seq, part->sent, worker->streams[server].generation};
   const uint8_t *data;
   uint64_t piece = push_piece(worker, update, server, part, &data);
   piece = mlfab__min(mlfab__min(piece, part->granted - part->sent), worker->config->chunk_bytes);
-  frame->type = MLFAB__CHUNK;
-  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
   frame->bulk = data;
   frame->bulk_bytes = (uint32_t)piece;
+}
+
+static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
+                      mlfab__frame_out *frame) {
+  mlfab__chunk chunk = {update->seq, update->parts[server].sent,
+                        worker->streams[server].generation};
+  frame->type = MLFAB__CHUNK;
+  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
+  push_granted_piece(worker, server, update, frame);
   return 1;
+}
+
+/* Is it to be borrowed, or will the transport copy it? */
+static int push_lends(const mlfab__frame_out *frame) {
+  return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -7662,15 +7984,12 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
-               !update->withdrawn) {
+               part->aggregator == MLFAB__NO_NODE && !update->withdrawn) {
       found = push_chunk(worker, server, update, frame);
     }
     if (!found) continue;
     frame->slot = worker->order[i];
-    frame->token = 0;
-    if (frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY) {
-      frame->token = ((uint64_t)(update->serial & 0xffffffu) << 8) + frame->slot + 1;
-    }
+    frame->token = push_lends(frame) ? push_token(worker, update) : 0;
     return 1;
   }
   return 0;
@@ -7698,9 +8017,57 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
   uint32_t slot = (uint32_t)((token & 0xff) - 1);
   if (slot >= MLFAB__WORKER_UPDATES) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  if (update->seq == 0 || (update->serial & 0xffffffu) != token >> 8)
-    return; /* detached meanwhile */
+  if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
+  push_settle(worker, update, now_ns);
+}
+
+/* --- frames to aggregators --- */
+
+MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
+                                           mlfab__frame_out *frame) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = push_slot(worker, i);
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
+          part->sent >= part->granted)
+        continue;
+      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, s};
+      frame->type = MLFAB__HOP_CHUNK;
+      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
+      push_granted_piece(worker, s, update, frame);
+      frame->slot = worker->order[i];
+      frame->note[0] = s;
+      frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_out *frame) {
+  uint32_t server = (uint32_t)frame->note[0];
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  assert(part->aggregator == aggregator);
+  (void)aggregator;
+  part->sent += frame->bulk_bytes;
+  push_advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) part->lent_hop++;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t token, uint64_t now_ns) {
+  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
+  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  /* What was taken back may be reported all the same: its way, or its update, is over then. */
+  if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator || part->lent_hop == 0) return;
+  part->lent_hop--;
   push_settle(worker, update, now_ns);
 }
 
@@ -7709,16 +8076,15 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
 /* Takes the buffers back from every transport, and the update from every server that has not
  * decided it. 1 when it had been announced anywhere. */
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
-  uint32_t slot = (uint32_t)(update - worker->updates);
   int announced = 0;
   update->withdrawn = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
-      worker->port.detach(worker->port.self, s,
-                          ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1);
+      worker->port.detach(worker->port.self, s, push_token(worker, update));
       part->lent = 0;
     }
+    push_leave_hop(worker, update, s);
     if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
     if (part->state != MLFAB__PART_ANNOUNCED) continue;
     mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
@@ -7751,14 +8117,17 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
          update->parts[server].state != MLFAB__PART_QUEUED) {
     server++;
   }
+  char by[48] = "";
+  if (update->parts[server].aggregator != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
   /* Merged with others: only this caller's waiting ends, the update goes on from the library's copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
                         (int32_t)server, 1, now_ns,
-                        "update %llu: %s after %s awaiting server %u to apply it%s",
-                        (unsigned long long)request->result.seq, what, waited, server,
+                        "update %llu: %s after %s awaiting server %u to apply it%s%s",
+                        (unsigned long long)request->result.seq, what, waited, server, by,
                         announced ? "; it is not known yet whether it was" : "; it was not sent");
   if (!shared) push_settle(worker, update, now_ns);
 }
@@ -7794,7 +8163,12 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
  *
  * A pull is one request to every server that has a part of it; their answers come as MODEL frames, slice
  * by slice, and are copied into the caller's buffers. A server may begin a slice again at a newer
- * version: the bytes are then written twice. The frame marked LAST ends a server's part. */
+ * version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ *
+ * In a fabric with a scheduler a server may have its part handed on by another worker's node (the hop),
+ * and may choose another way at any time. Its ways have ascending numbers; on each, all of the part comes, in
+ * order. PULL_VIA tells the newest, and so does the first frame of the hop, which may be faster. On the server's own
+ * link nothing comes for a way that is not direct, but what was sent before it was changed. */
 
 #include <stdio.h>
 
@@ -7817,7 +8191,7 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t meta[32];
-    if (!fetch->waiting[s]) continue;
+    if (!fetch->parts[s].waiting) continue;
     worker->port.post(worker->port.self, s, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
@@ -7834,8 +8208,11 @@ static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
   return NULL;
 }
 
-static void pull_ask(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch) {
+static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by the
+   * former hop is void. */
+  fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull = {fetch->request, 0, 0};
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   /* The first weights are those of any round: others may be waiting for this worker. */
@@ -7873,8 +8250,9 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "pull: %d pulls are under way",
                         MLFAB__WORKER_PULLS);
   }
-  if (!fetch->waiting) fetch->waiting = mlfab__alloc(worker->env, worker->servers);
-  if (!fetch->waiting)
+  if (!fetch->parts)
+    fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
+  if (!fetch->parts)
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
   code = mlfab__worker_sources(worker, bufs, n, &fetch->sources, &fetch->nsources,
                                &fetch->source_room, error);
@@ -7887,7 +8265,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
                           "pull: more than %d separate stretches of the model",
                           MLFAB__SEGMENTS_MAX);
     }
-    fetch->waiting[s] = segments > 0;
+    fetch->parts[s] = (mlfab__fetch_part){segments > 0, 0, MLFAB__NO_NODE, 0};
   }
   mlfab__request *request = mlfab__request_open(
       worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
@@ -7897,10 +8275,10 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->version = 0;
   fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
+  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before its greeting a server would be asked twice. */
-    if (fetch->waiting[s] && worker->streams[s].up) pull_ask(worker, s, fetch);
+    if (fetch->parts[s].waiting && worker->streams[s].up) pull_ask(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -7933,26 +8311,122 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
   return 0;
 }
 
+/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked for. */
+static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                     const mlfab__model *model, const mlfab__frame_in *frame) {
+  const mlfab__layout *layout = &worker->layout;
+  if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
+  if (frame->bulk_bytes == 0) return 0;
+  const mlfab__slice *slice = &layout->slices[model->slice];
+  if (slice->server != server || model->offset < slice->offset ||
+      model->offset - slice->offset > slice->bytes ||
+      frame->bulk_bytes > slice->bytes - (model->offset - slice->offset) ||
+      (frame->bulk == NULL) != (worker->define.ghost != 0) ||
+      pull_scatter(fetch, model->offset, frame->bulk, frame->bulk_bytes))
+    return MLFAB_ERR_FRAME;
+  worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
+  fetch->version = mlfab__max(fetch->version, model->version);
+  return 0;
+}
+
+/* A server's part is complete. */
+static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                           uint64_t now_ns) {
+  fetch->parts[server].waiting = 0;
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+}
+
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__model model;
-  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model) ||
-            model.slice >= worker->layout.nslices;
+  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && (!fetch || !fetch->waiting[server])) return; /* withdrawn, or answered before */
-  if (bad || (frame->bulk_bytes > 0 &&
-              pull_scatter(fetch, model.offset, frame->bulk, frame->bulk_bytes))) {
+  if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
+  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
+  if (bad || pull_take(worker, fetch, server, &model, frame)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a MODEL frame that was not asked for");
     return;
   }
-  if (frame->bulk_bytes > 0) {
-    worker->pulled[model.slice] = mlfab__max(worker->pulled[model.slice], model.version);
-    fetch->version = mlfab__max(fetch->version, model.version);
+  if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+}
+
+/* --- ways --- */
+
+static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
+                       uint32_t hop) {
+  part->attempt = attempt;
+  part->hop = hop;
+  part->begun = 0;
+  if (hop != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, hop);
+}
+
+MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__pull_via via;
+  if (mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a PULL_VIA that does not parse, or names no worker");
+    return;
   }
-  if (!(model.flags & MLFAB__MODEL_LAST)) return;
-  fetch->waiting[server] = 0;
-  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
+  /* As new as what is known: the hop has told it already. */
+  if (!part || !part->waiting || via.attempt <= part->attempt) return;
+  pull_route(worker, part, via.attempt, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__hop_model in;
+  if (mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+      in.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_MODEL that does not parse, or names no server");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
+  if (!part || !part->waiting || in.attempt < part->attempt) return;
+  if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
+  if (part->hop != aggregator) return;
+  mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};
+  part->begun = 1;
+  if (pull_take(worker, fetch, in.server, &model, frame)) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_MODEL frame that was not asked for");
+    return;
+  }
+  if (!(in.flags & MLFAB__MODEL_LAST)) return;
+  mlfab__pull_done done = {in.request};
+  uint8_t meta[32];
+  worker->port.post(worker->port.self, in.server, MLFAB__PULL_DONE, meta,
+                    mlfab__encode_pull_done(meta, &done));
+  pull_part_done(worker, fetch, in.server, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where nothing
+       * had come yet, the hop may still begin on a new link. */
+      if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      if (fetch->parts[s].waiting && fetch->parts[s].hop == aggregator) return 1;
+    }
+  }
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
@@ -7971,24 +8445,24 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   }
   char text[MLFAB__TEXT_MAX + 64];
   snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
-  fetch->waiting[server] = 0;
+  fetch->parts[server].waiting = 0;
   pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
             text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->waiting[server]) pull_ask(worker, server, fetch);
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->parts[server].waiting) pull_ask(worker, server, fetch);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     uint8_t meta[32];
-    if (fetch->request == 0 || !fetch->waiting[server] || fetch->after_seq <= seq) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || fetch->after_seq <= seq) continue;
     worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
     pull_ask(worker, server, fetch);
@@ -8002,7 +8476,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
            mlfab__duration(silent, silent_ns));
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->waiting[server]) {
+    if (fetch->request != 0 && fetch->parts[server].waiting) {
       pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
     }
   }
@@ -8012,7 +8486,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
   uint32_t server = 0;
-  while (server + 1 < worker->servers && fetch && !fetch->waiting[server]) server++;
+  while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
   char text[200], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
@@ -8030,7 +8504,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
     return;
   }
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u", what, waited, server);
+  char by[48] = "";
+  if (fetch->parts[server].hop != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", fetch->parts[server].hop);
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s", what, waited, server, by);
   pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
 }
 
@@ -8038,7 +8515,7 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__free(worker->env, fetch->sources, fetch->source_room * sizeof *fetch->sources);
-    mlfab__free(worker->env, fetch->waiting, worker->servers);
+    mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
 }
@@ -10539,7 +11016,8 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  *                                +--(no scheduler any more)--> GOES
  *
  * Places are taken in order: ANSWER_MOVING placed pulls go at once, two so that one slow reader leaves the link to
- * the other, and the next gets its turn when one of them is over. One that has handed out nothing for half a
+ * the other, and more while the links of those that go, where they are known, carry less than the server's; the
+ * next gets its turn when one of them is over. One that has handed out nothing for half a
  * heartbeat does not count, so that whoever does not read delays nobody for longer. What has begun is not taken
  * back. A placed pull lends only so much at a time, or the transport's queues would be the order.
  *
@@ -10705,6 +11183,7 @@ static void answer_turns(mlfab__server *server) {
   for (int more = server->places > 0; more;) {
     mlfab__server_pull *next = NULL;
     uint32_t worker = 0, moving = 0;
+    double taking = 0.0;
     for (uint32_t w = 0; w < server->workers; w++) {
       for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
         mlfab__server_pull *pull = &server->peers[w].pulls[k];
@@ -10714,10 +11193,13 @@ static void answer_turns(mlfab__server *server) {
           worker = w;
         }
         uint64_t idle_ns = server->now_ns - pull->progress_ns;
-        if (answer_goes(pull) && idle_ns < server->heartbeat_ns / 2) moving++;
+        if (!answer_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
+        double in = server->peers[w].link_in;
+        taking += in > 0.0 ? in : server->own.out;
+        moving++;
       }
     }
-    more = next && moving < ANSWER_MOVING;
+    more = next && (moving < ANSWER_MOVING || (server->own.out > 0.0 && taking < server->own.out));
     if (!more) return;
     answer_begin(server, worker, next);
     if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);
@@ -13513,6 +13995,7 @@ struct mlfab__scheduler {
   uint8_t *alive; /* server * workers + worker */
   mlfab__plan_host *hosts;
   uint32_t nhosts, hosts_room; /* the last one of the room is for nodes that found none */
+  double alike_in, alike_out;  /* of hosts that are not known */
   mlfab__map host_map;
   /* Items and, `servers` of them each, parts. */
   mlfab__item *items;
@@ -13541,10 +14024,12 @@ struct mlfab__scheduler {
   uint32_t *batch_servers, *server_nodes, nbatch_servers;
   uint32_t *aggregators, *aggregator_nodes; /* k x servers of the batch */
   uint32_t k;
+  uint32_t *nodes;    /* of requests */
   uint32_t *draw;     /* workers */
   uint64_t *marks;    /* by host: of the last batch that took an aggregator there */
   uint64_t *counted;  /* by server: the group that was looked at last */
   mlfab__leg *sums;   /* k x servers of the batch */
+  double *ready;      /* by server: when the members of a group have arrived */
   mlfab__leg *target; /* the next reservation is told to it */
   int watching_batch;
   mlfab__story stories[2]; /* the last plan of updates, and of pulls */
@@ -13662,7 +14147,7 @@ static int scheduler_alloc(mlfab__scheduler *s) {
     s->stations[w].host = s->hosts_room - 1;
   }
   for (uint32_t i = 0; i < s->servers; i++) s->served[i].host = s->hosts_room - 1;
-  s->hosts[s->hosts_room - 1] = (mlfab__host){0, -1.0, -1.0};
+  s->hosts[s->hosts_room - 1] = (mlfab__plan_host){0, -1.0, -1.0};
   return code;
 }
 
@@ -13727,7 +14212,7 @@ static void scheduler_alike(mlfab__scheduler *s) {
   double sum[2] = {0.0, 0.0};
   uint32_t n[2] = {0, 0};
   for (uint32_t i = 0; i < s->nhosts; i++) {
-    const mlfab__host *h = &s->hosts[i];
+    const mlfab__plan_host *h = &s->hosts[i];
     if (h->in > 0.0) sum[0] += h->in, n[0]++;
     if (h->out > 0.0) sum[1] += h->out, n[1]++;
   }
@@ -13764,7 +14249,7 @@ static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
   if (s->nhosts == last) scheduler_sweep_hosts(s);
   if (s->nhosts == last || mlfab__map_put(s->env, &s->host_map, key, s->nhosts)) return last;
-  s->hosts[s->nhosts] = (mlfab__host){key, -1.0, -1.0};
+  s->hosts[s->nhosts] = (mlfab__plan_host){key, -1.0, -1.0};
   return s->nhosts++;
 }
 
@@ -13822,9 +14307,9 @@ static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
 /* Takes a part away; the item goes with its last one. */
 static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
   mlfab__item *item = &s->items[i];
-  mlfab__scheduler_part(s, i, server)->state = MLFAB__PART_NONE;
+  mlfab__scheduler_part(s, i, server)->state = MLFAB__ITEM_NONE;
   for (uint32_t k = 0; k < s->servers; k++) {
-    if (mlfab__scheduler_part(s, i, k)->state != MLFAB__PART_NONE) return;
+    if (mlfab__scheduler_part(s, i, k)->state != MLFAB__ITEM_NONE) return;
   }
   mlfab__station_state *station = &s->stations[item->worker];
   uint32_t *link = &station->first;
@@ -13842,7 +14327,7 @@ static void scheduler_forget_worker(mlfab__scheduler *s, uint32_t worker, uint32
   uint32_t next;
   for (uint32_t i = s->stations[worker].first; i != MLFAB__NO_ITEM; i = next) {
     next = s->items[i].sibling;
-    if (mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_NONE)
+    if (mlfab__scheduler_part(s, i, server)->state != MLFAB__ITEM_NONE)
       scheduler_forget(s, i, server);
   }
 }
@@ -13959,14 +14444,14 @@ static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const 
     const mlfab__item *item = &s->items[i];
     next = item->sibling;
     if (item->id != a->id || item->kind != a->kind || item->incarnation != a->incarnation) continue;
-    int here = mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_NONE;
+    int here = mlfab__scheduler_part(s, i, server)->state != MLFAB__ITEM_NONE;
     if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* another server's */
     if (!item->placed) {
       found = i;
       continue;
     }
     for (uint32_t k = 0; k < s->servers; k++) {
-      if (k != server && mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_PLACED)
+      if (k != server && mlfab__scheduler_part(s, i, k)->state == MLFAB__ITEM_PLACED)
         ++*elsewhere_p;
     }
     if (here) scheduler_forget(s, i, server);
@@ -14003,12 +14488,12 @@ static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab
     s->items[i].parts = a.parts > elsewhere ? a.parts - elsewhere : 1;
   }
   s->items[i].heard_ns = s->now_ns;
-  *mlfab__scheduler_part(s, i, server) = (mlfab__part){.state = MLFAB__PART_WAITING,
-                                                       .aggregator = MLFAB__NO_NODE,
-                                                       .bytes = a.bytes,
-                                                       .shape = a.shape,
-                                                       .placed = a.placed,
-                                                       .lag = a.lag};
+  *mlfab__scheduler_part(s, i, server) = (mlfab__item_part){.state = MLFAB__ITEM_WAITING,
+                                                            .aggregator = MLFAB__NO_NODE,
+                                                            .bytes = a.bytes,
+                                                            .shape = a.shape,
+                                                            .placed = a.placed,
+                                                            .lag = a.lag};
 }
 
 static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
@@ -14029,11 +14514,11 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
   for (uint32_t i = s->stations[m.worker].first; i != MLFAB__NO_ITEM; i = s->items[i].sibling) {
     const mlfab__item *item = &s->items[i];
     if (item->id != m.id || item->kind != m.kind) continue;
-    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__PART_NONE) continue;
+    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__ITEM_NONE) continue;
     if (found == MLFAB__NO_ITEM || item->placed) found = i;
   }
   if (found == MLFAB__NO_ITEM) return; /* granted first come, first served */
-  const mlfab__part *part = mlfab__scheduler_part(s, found, server);
+  const mlfab__item_part *part = mlfab__scheduler_part(s, found, server);
   served->confirmed = mlfab__max(served->confirmed, part->serial);
   scheduler_forget(s, found, server);
 }
@@ -14086,8 +14571,8 @@ MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server) {
   const mlfab__item *it = &s->items[item];
-  mlfab__part *part = mlfab__scheduler_part(s, item, server);
-  if (part->state != MLFAB__PART_PLACED || it->dropped) return NULL;
+  mlfab__item_part *part = mlfab__scheduler_part(s, item, server);
+  if (part->state != MLFAB__ITEM_PLACED || it->dropped) return NULL;
   if (it->group == 0) return &part->own;
   if (s->counted[server] == it->group) return NULL;
   s->counted[server] = it->group;
@@ -14106,9 +14591,9 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
     const mlfab__item *item = &s->items[i];
     for (uint32_t k = 0; k < s->servers; k++) {
       mlfab__served *served = &s->served[k];
-      const mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       mlfab__booking *b = item->kind == MLFAB__TRANSFER_PUSH ? &served->in : &served->out;
-      if (part->state != MLFAB__PART_PLACED || item->dropped) continue;
+      if (part->state != MLFAB__ITEM_PLACED || item->dropped) continue;
       int unsure = part->serial > served->confirmed;
       if (unsure && item->kind == MLFAB__TRANSFER_PUSH) served->unsure += item->members;
       const mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
@@ -14164,7 +14649,7 @@ static uint64_t scheduler_free_at(const mlfab__scheduler *s, uint64_t until_ns) 
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {
-    int told = mlfab__scheduler_part(s, i, k)->state != MLFAB__PART_NONE;
+    int told = mlfab__scheduler_part(s, i, k)->state != MLFAB__ITEM_NONE;
     if (told || (s->served[k].seen && !s->served[k].live)) n++;
   }
   if (n >= s->items[i].parts) return 0;
@@ -14191,7 +14676,7 @@ static uint64_t scheduler_item_due(const mlfab__scheduler *s, uint32_t i) {
     due = mlfab__max(due, mlfab__add_sat(s->last_ns, interval));
   for (uint32_t k = 0; k < s->servers; k++) {
     const mlfab__served *served = &s->served[k];
-    if (mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_NONE) continue;
+    if (mlfab__scheduler_part(s, i, k)->state == MLFAB__ITEM_NONE) continue;
     if (interval && pull && served->pulled)
       due = mlfab__max(due, mlfab__add_sat(served->last_pull_ns, interval));
     if (!interval)
@@ -14231,7 +14716,7 @@ static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t s
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     if (s->items[i].kind != kind || s->items[i].due_ns > s->now_ns) continue;
     if (kind == MLFAB__TRANSFER_PUSH) return 1;
-    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__PART_WAITING) return 1;
+    if (mlfab__scheduler_part(s, i, server)->state == MLFAB__ITEM_WAITING) return 1;
   }
   return 0;
 }
@@ -14384,9 +14869,9 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   memset(s->ready, 0, s->servers * sizeof *s->ready);
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     for (uint32_t k = 0; !code && k < s->servers; k++) {
-      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive = 0.0;
-      if (part->state != MLFAB__PART_PLACED) continue;
+      if (part->state != MLFAB__ITEM_PLACED) continue;
       code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker),
                        batch_node(s, part->aggregator), 0.0, &arrive);
       if (arrive > s->ready[k]) s->ready[k] = arrive;
@@ -14395,9 +14880,9 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
-      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
-      if (part->state != MLFAB__PART_PLACED) continue;
+      if (part->state != MLFAB__ITEM_PLACED) continue;
       if (sum) {
         part->sum = *sum;
         continue;
@@ -14416,7 +14901,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   const mlfab__item *item = &s->items[i];
   int code = 0;
   for (uint32_t k = 0; !code && k < s->servers; k++) {
-    mlfab__part *part = mlfab__scheduler_part(s, i, k);
+    mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
     if (!leg) continue;
@@ -14442,9 +14927,9 @@ static int batch_spreads(mlfab__scheduler *s) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
     for (uint32_t k = 0; k < s->servers; k++) {
-      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double end;
-      if (part->state != MLFAB__PART_PLACED) continue;
+      if (part->state != MLFAB__ITEM_PLACED) continue;
       if (item->group != group) ready = batch_leg_end(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
@@ -14474,9 +14959,9 @@ static int batch_network(mlfab__scheduler *s) {
       end = s->items[end].next;
     if (item->group) code = batch_group(s, i, end);
     for (uint32_t k = 0; !code && !item->group && k < s->servers; k++) {
-      mlfab__part *part = mlfab__scheduler_part(s, i, k);
+      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
-      if (part->state != MLFAB__PART_PLACED) continue;
+      if (part->state != MLFAB__ITEM_PLACED) continue;
       code = batch_leg(s, &part->own, batch_node(s, item->worker), s->served[k].host, 0.0, &arrive);
     }
   }
@@ -14574,10 +15059,10 @@ static void batch_aggregators(mlfab__scheduler *s) {
 /* Only what has one shape at every server can be added up, or handed on. */
 static int batch_uniform(const mlfab__scheduler *s) {
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-    const mlfab__part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
+    const mlfab__item_part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
     for (uint32_t i = 0; i < s->nbatch; i++) {
-      const mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
-      if (part->state != MLFAB__PART_WAITING || part->shape != first->shape ||
+      const mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      if (part->state != MLFAB__ITEM_WAITING || part->shape != first->shape ||
           part->bytes != first->bytes)
         return 0;
     }
@@ -14591,9 +15076,9 @@ static double batch_known(double rate) { return rate > 0.0 ? rate : -1.0; }
 
 /* Gives a part its place; `q` from 0, or NO_NODE: directly. */
 static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uint32_t q) {
-  mlfab__part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
-  if (part->state != MLFAB__PART_WAITING) return;
-  part->state = MLFAB__PART_PLACED;
+  mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+  if (part->state != MLFAB__ITEM_WAITING) return;
+  part->state = MLFAB__ITEM_PLACED;
   part->serial = s->serial;
   part->aggregator = MLFAB__NO_NODE;
   if (q == MLFAB__NO_NODE) return;
@@ -14604,13 +15089,13 @@ static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uin
 /* A plan's entries for one server, in the order in which the items were placed. */
 static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uint64_t groups) {
   mlfab__served *served = &s->served[server];
-  const mlfab__host *host = &s->hosts[served->host];
+  const mlfab__plan_host *host = &s->hosts[served->host];
   mlfab__plan plan = {
       .serial = s->serial, .rate_in = batch_known(host->in), .rate_out = batch_known(host->out)};
   for (uint32_t i = first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
-    const mlfab__part *part = mlfab__scheduler_part(s, i, server);
-    if (part->state != MLFAB__PART_PLACED || part->serial != s->serial) continue;
+    const mlfab__item_part *part = mlfab__scheduler_part(s, i, server);
+    if (part->state != MLFAB__ITEM_PLACED || part->serial != s->serial) continue;
     mlfab__plan_entry *entry = &s->entries[plan.entries++];
     *entry = (mlfab__plan_entry){.id = item->id,
                                  .delay = item->delay,
@@ -14651,6 +15136,16 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
+/* When the first byte of an item leaves its worker, or for it; 0 when that takes no time. */
+static double batch_start(const mlfab__scheduler *s, uint32_t item) {
+  double start = mlfab__link_never();
+  for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+    const mlfab__leg *own = &mlfab__scheduler_part(s, item, s->batch_servers[j])->own;
+    if (own->n > 0 && own->stretches[0].from < start) start = own->stretches[0].from;
+  }
+  return mlfab__link_finite(start) ? start : 0.0;
+}
+
 static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   const mlfab__item *it = &s->items[item];
   mlfab__story *story = &s->stories[it->kind];
@@ -14672,7 +15167,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
     mlfab__told *told = batch_note(s, s->batch[i]);
     told->ready = told->end = told->commit = told->arrive = mlfab__link_never();
     for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-      mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
       part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
       batch_place_part(s, s->batch[i], j, MLFAB__NO_NODE);
     }
@@ -14689,11 +15184,11 @@ static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != kind || item->due_ns > s->now_ns || s->nbatch == MLFAB__BATCH_MAX) continue;
     if (kind == MLFAB__TRANSFER_PULL &&
-        mlfab__scheduler_part(s, i, server)->state != MLFAB__PART_WAITING)
+        mlfab__scheduler_part(s, i, server)->state != MLFAB__ITEM_WAITING)
       continue;
     s->batch[s->nbatch++] = i;
     for (uint32_t k = 0; k < s->servers; k++)
-      s->counted[k] |= mlfab__scheduler_part(s, i, k)->state == MLFAB__PART_WAITING;
+      s->counted[k] |= mlfab__scheduler_part(s, i, k)->state == MLFAB__ITEM_WAITING;
   }
   for (uint32_t k = 0; k < s->servers; k++) {
     if (!s->counted[k]) continue;
@@ -14714,8 +15209,8 @@ static void batch_hold(mlfab__scheduler *s, uint32_t item) {
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-    const mlfab__part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
-    if (part->state != MLFAB__PART_WAITING) continue;
+    const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+    if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
     uint64_t since = now > part->placed ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
@@ -14729,8 +15224,8 @@ static void batch_candidates(mlfab__scheduler *s) {
     const mlfab__item *item = &s->items[s->batch[i]];
     double *bytes = &s->bytes[(size_t)i * m];
     for (uint32_t j = 0; j < m; j++) {
-      const mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
-      bytes[j] = part->state == MLFAB__PART_WAITING ? (double)part->bytes : 0.0;
+      const mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
+      bytes[j] = part->state == MLFAB__ITEM_WAITING ? (double)part->bytes : 0.0;
     }
     s->candidates[i] = (mlfab__candidate){.id = item->id,
                                           .node = batch_node(s, item->worker),
@@ -14771,6 +15266,7 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
     batch_place_part(s, i, j, grouped ? p->group - 1 : MLFAB__NO_NODE);
   }
   item->delay = p->delay > 0 ? (uint64_t)p->delay : 0;
+  told->start = batch_start(s, i);
   if (grouped) {
     told->group = p->group_number;
     told->aggregator = s->aggregators[(p->group - 1) * m];
@@ -14828,7 +15324,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
 static int batch_serve(mlfab__scheduler *s) {
   s->k = 0;
   for (uint32_t i = 0; i < s->nbatch; i++) {
-    mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
+    mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
     double end;
     part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
     int code = batch_leg(s, &part->own, s->server_nodes[0],
@@ -14864,7 +15360,7 @@ static int batch_distribute(mlfab__scheduler *s) {
 static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members) {
   mlfab__item *item = &s->items[s->batch[i]];
   const mlfab__delivery *d = &s->deliveries[i];
-  mlfab__part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
+  mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[0]);
   mlfab__told *told = batch_note(s, s->batch[i]);
   int grouped = d->q > 0 && members > 1;
   told->reason = MLFAB__LISTED;
@@ -14883,6 +15379,7 @@ static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members)
     told->aggregator = part->aggregator;
   }
   told->ready = told->arrive;
+  told->start = batch_start(s, s->batch[i]);
   mlfab__scheduler_place(s, s->batch[i]);
 }
 
@@ -19253,8 +19750,8 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
-  TCP_LOAD_BYTES = 64 << 10,  /* in a window: fewer tell nothing of a rate */
-  TCP_LOAD_NS = 1000000,      /* and a shorter time neither */
+  TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
+  TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
@@ -19341,12 +19838,12 @@ typedef struct tcp_link {
   uint32_t sent_at, sent_count;
 
   /* Measuring, in the present window. */
-  uint8_t counted;  /* it leaves this host */
-  uint8_t had_room; /* some time its socket took all there was */
+  uint8_t counted;            /* it leaves this host */
+  uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
   uint64_t moved_in, moved_out;
   uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
   uint64_t awaited_ns, awaited_bytes;
-  uint64_t stalled_us; /* for want of a window of the peer's, ever */
+  uint64_t acked, busy_us, stalled_us; /* what the kernel said last */
 
   tcp_dial *dial; /* while connecting */
   int32_t code;
@@ -20219,6 +20716,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
     if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
     full = n < 0 || (size_t)n < bytes;
   }
+  if (full) link->had_none = 1;
   if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
@@ -20739,15 +21237,22 @@ static int tcp_arm(void *opaque, int on) {
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
+/* Enough to tell a rate from? A few packets at once, or what a token bucket lets through first, are not. */
+static int tcp_is_load(uint64_t bytes, uint64_t ns) {
+  return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
+}
+
 #if defined(__linux__) && defined(TCP_INFO)
 /* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
  * old beginning of it. Older kernels (before 4.10) give less. */
 enum {
   TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
   TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_ACKED = 120,        /* u64, bytes */
   TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds, for want of a window */
+  TCP_INFO_BUSY = 168,         /* u64, microseconds with anything to send */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds for want of a window */
   TCP_INFO_WANTED = 184
 };
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -20756,24 +21261,37 @@ enum {
 #define TCP_INFO_LIMITED_BIT 1u
 #endif
 
-/* The rate at which this link's bytes came out at the other end of late: 0 when that is not known or was
- * the application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now. */
+static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
+  uint64_t large = 0;
+  uint32_t small = 0;
+  if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
+  return memcpy(&small, at, sizeof small), small;
+}
+
+/* The rate at which this link's bytes came out at the other end: 0 when that is not known or was the
+ * application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now.
+ * The kernel's own figure is that of the last round trip, too low at the end of a transfer and too high at
+ * its beginning. Bytes over busy time lacks what slow start and little frames cost, and would be the rate
+ * of the application if the socket had not refused some. Of a load both err downwards: the larger counts. */
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   uint8_t info[TCP_INFO_WANTED];
-  uint32_t unacked, unsent;
-  uint64_t rate, stalled_us;
-  socklen_t bytes = sizeof info;
+  socklen_t room = sizeof info;
   *active_p = 0;
-  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &bytes) || bytes < sizeof info) return 0;
-  memcpy(&unacked, info + TCP_INFO_UNACKED, sizeof unacked);
-  memcpy(&unsent, info + TCP_INFO_NOTSENT, sizeof unsent);
-  memcpy(&rate, info + TCP_INFO_DELIVERY, sizeof rate);
-  memcpy(&stalled_us, info + TCP_INFO_RWND_LIMITED, sizeof stalled_us);
+  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  uint64_t acked = tcp_info_number(info + TCP_INFO_ACKED, 8), bytes = acked - link->acked;
+  uint64_t busy_us = tcp_info_number(info + TCP_INFO_BUSY, 8), us = busy_us - link->busy_us;
+  uint64_t stalled_us = tcp_info_number(info + TCP_INFO_RWND_LIMITED, 8);
   uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
+  link->acked = acked;
+  link->busy_us = busy_us;
   link->stalled_us = stalled_us;
-  *active_p = unacked && (unsent || link->piece_count);
   if (stalled_ns > elapsed_ns / 4) return -1;
-  return info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT ? 0 : (double)rate;
+  if (info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT || !tcp_is_load(bytes, us * 1000)) return 0;
+  double rate = link->had_none ? (double)bytes * 1e6 / (double)us : 0;
+  *active_p = tcp_info_number(info + TCP_INFO_UNACKED, 4) &&
+              (link->piece_count || tcp_info_number(info + TCP_INFO_NOTSENT, 4));
+  double last = *active_p ? (double)tcp_info_number(info + TCP_INFO_DELIVERY, 8) : 0;
+  return last > rate ? last : rate;
 }
 #undef TCP_INFO_LIMITED_BIT
 #else
@@ -20792,20 +21310,18 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
   int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
   if (awaits) tcp_awaited(self, link, now_ns);
   if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
-  if (link->awaited_bytes >= TCP_LOAD_BYTES && link->awaited_ns >= TCP_LOAD_NS &&
-      link->moved_in >= TCP_LITTLE_BYTES) {
+  if (link->moved_in >= TCP_LITTLE_BYTES && tcp_is_load(link->awaited_bytes, link->awaited_ns)) {
     double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
     if (rate > m->delivery_in) m->delivery_in = rate;
   }
-  if (link->moved_out >= TCP_LOAD_BYTES || (full && link->moved_out >= TCP_LITTLE_BYTES)) {
-    int active;
-    double rate = tcp_delivery(link, m->elapsed_ns, &active);
-    if (active && rate > 0) *together_p += rate;
-    if (rate > m->delivery_out) m->delivery_out = rate;
-    if (full && rate >= 0) m->limited_out = 0;
-  }
+  int active; /* asked always: what the kernel has is sent when nothing is given to it any more */
+  double rate = tcp_delivery(link, m->elapsed_ns, &active);
+  if (active && rate > 0) *together_p += rate;
+  if (rate > m->delivery_out) m->delivery_out = rate;
+  if (full && rate >= 0 && link->moved_out >= TCP_LITTLE_BYTES) m->limited_out = 0;
   link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
-  link->had_room = !(link->interest & TCP_WATCH_OUT);
+  link->had_none = (link->interest & TCP_WATCH_OUT) != 0;
+  link->had_room = !link->had_none;
   if (awaits) tcp_awaits(self, link, now_ns);
 }
 
@@ -20819,7 +21335,7 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
   while (file && !found && fgets(line, sizeof line, file)) {
     const char *at = line + strspn(line, " ");
     char *end = NULL;
-    if (strncmp(at, name, bytes) || at[bytes] != ':') continue;
+    if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
     at += bytes + 1;
     for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
       uint64_t number = strtoull(at, &end, 10);

@@ -2,7 +2,12 @@
  *
  * A pull is one request to every server that has a part of it; their answers come as MODEL frames, slice
  * by slice, and are copied into the caller's buffers. A server may begin a slice again at a newer
- * version: the bytes are then written twice. The frame marked LAST ends a server's part. */
+ * version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ *
+ * In a fabric with a scheduler a server may have its part handed on by another worker's node (the hop),
+ * and may choose another way at any time. Its ways have ascending numbers; on each, all of the part comes, in
+ * order. PULL_VIA tells the newest, and so does the first frame of the hop, which may be faster. On the server's own
+ * link nothing comes for a way that is not direct, but what was sent before it was changed. */
 #include "worker.h"
 
 #include <stdio.h>
@@ -26,7 +31,7 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t meta[32];
-    if (!fetch->waiting[s]) continue;
+    if (!fetch->parts[s].waiting) continue;
     worker->port.post(worker->port.self, s, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
@@ -43,8 +48,11 @@ static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
   return NULL;
 }
 
-static void pull_ask(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch) {
+static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by the
+   * former hop is void. */
+  fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull = {fetch->request, 0, 0};
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   /* The first weights are those of any round: others may be waiting for this worker. */
@@ -82,8 +90,9 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "pull: %d pulls are under way",
                         MLFAB__WORKER_PULLS);
   }
-  if (!fetch->waiting) fetch->waiting = mlfab__alloc(worker->env, worker->servers);
-  if (!fetch->waiting)
+  if (!fetch->parts)
+    fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
+  if (!fetch->parts)
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
   code = mlfab__worker_sources(worker, bufs, n, &fetch->sources, &fetch->nsources,
                                &fetch->source_room, error);
@@ -96,7 +105,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
                           "pull: more than %d separate stretches of the model",
                           MLFAB__SEGMENTS_MAX);
     }
-    fetch->waiting[s] = segments > 0;
+    fetch->parts[s] = (mlfab__fetch_part){segments > 0, 0, MLFAB__NO_NODE, 0};
   }
   mlfab__request *request = mlfab__request_open(
       worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
@@ -106,10 +115,10 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->version = 0;
   fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->waiting[s];
+  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before its greeting a server would be asked twice. */
-    if (fetch->waiting[s] && worker->streams[s].up) pull_ask(worker, s, fetch);
+    if (fetch->parts[s].waiting && worker->streams[s].up) pull_ask(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -142,26 +151,122 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
   return 0;
 }
 
+/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked for. */
+static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                     const mlfab__model *model, const mlfab__frame_in *frame) {
+  const mlfab__layout *layout = &worker->layout;
+  if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
+  if (frame->bulk_bytes == 0) return 0;
+  const mlfab__slice *slice = &layout->slices[model->slice];
+  if (slice->server != server || model->offset < slice->offset ||
+      model->offset - slice->offset > slice->bytes ||
+      frame->bulk_bytes > slice->bytes - (model->offset - slice->offset) ||
+      (frame->bulk == NULL) != (worker->define.ghost != 0) ||
+      pull_scatter(fetch, model->offset, frame->bulk, frame->bulk_bytes))
+    return MLFAB_ERR_FRAME;
+  worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
+  fetch->version = mlfab__max(fetch->version, model->version);
+  return 0;
+}
+
+/* A server's part is complete. */
+static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                           uint64_t now_ns) {
+  fetch->parts[server].waiting = 0;
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+}
+
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__model model;
-  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model) ||
-            model.slice >= worker->layout.nslices;
+  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && (!fetch || !fetch->waiting[server])) return; /* withdrawn, or answered before */
-  if (bad || (frame->bulk_bytes > 0 &&
-              pull_scatter(fetch, model.offset, frame->bulk, frame->bulk_bytes))) {
+  if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
+  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
+  if (bad || pull_take(worker, fetch, server, &model, frame)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a MODEL frame that was not asked for");
     return;
   }
-  if (frame->bulk_bytes > 0) {
-    worker->pulled[model.slice] = mlfab__max(worker->pulled[model.slice], model.version);
-    fetch->version = mlfab__max(fetch->version, model.version);
+  if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+}
+
+/* --- ways --- */
+
+static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
+                       uint32_t hop) {
+  part->attempt = attempt;
+  part->hop = hop;
+  part->begun = 0;
+  if (hop != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, hop);
+}
+
+MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__pull_via via;
+  if (mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a PULL_VIA that does not parse, or names no worker");
+    return;
   }
-  if (!(model.flags & MLFAB__MODEL_LAST)) return;
-  fetch->waiting[server] = 0;
-  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
+  /* As new as what is known: the hop has told it already. */
+  if (!part || !part->waiting || via.attempt <= part->attempt) return;
+  pull_route(worker, part, via.attempt, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__hop_model in;
+  if (mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+      in.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_MODEL that does not parse, or names no server");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
+  if (!part || !part->waiting || in.attempt < part->attempt) return;
+  if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
+  if (part->hop != aggregator) return;
+  mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};
+  part->begun = 1;
+  if (pull_take(worker, fetch, in.server, &model, frame)) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_MODEL frame that was not asked for");
+    return;
+  }
+  if (!(in.flags & MLFAB__MODEL_LAST)) return;
+  mlfab__pull_done done = {in.request};
+  uint8_t meta[32];
+  worker->port.post(worker->port.self, in.server, MLFAB__PULL_DONE, meta,
+                    mlfab__encode_pull_done(meta, &done));
+  pull_part_done(worker, fetch, in.server, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where nothing
+       * had come yet, the hop may still begin on a new link. */
+      if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      if (fetch->parts[s].waiting && fetch->parts[s].hop == aggregator) return 1;
+    }
+  }
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
@@ -180,24 +285,24 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   }
   char text[MLFAB__TEXT_MAX + 64];
   snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
-  fetch->waiting[server] = 0;
+  fetch->parts[server].waiting = 0;
   pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
             text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->waiting[server]) pull_ask(worker, server, fetch);
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->parts[server].waiting) pull_ask(worker, server, fetch);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     uint8_t meta[32];
-    if (fetch->request == 0 || !fetch->waiting[server] || fetch->after_seq <= seq) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || fetch->after_seq <= seq) continue;
     worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
     pull_ask(worker, server, fetch);
@@ -211,7 +316,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
            mlfab__duration(silent, silent_ns));
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->waiting[server]) {
+    if (fetch->request != 0 && fetch->parts[server].waiting) {
       pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
     }
   }
@@ -221,7 +326,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
   uint32_t server = 0;
-  while (server + 1 < worker->servers && fetch && !fetch->waiting[server]) server++;
+  while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
   char text[200], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
@@ -239,7 +344,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
     return;
   }
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u", what, waited, server);
+  char by[48] = "";
+  if (fetch->parts[server].hop != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", fetch->parts[server].hop);
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s", what, waited, server, by);
   pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
 }
 
@@ -247,7 +355,7 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__free(worker->env, fetch->sources, fetch->source_room * sizeof *fetch->sources);
-    mlfab__free(worker->env, fetch->waiting, worker->servers);
+    mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
 }

@@ -2,10 +2,16 @@
  *
  * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain asynchronous model those that
  * wait while others are under way are added together into one update of several members, as
- * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link. */
+ * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link.
+ *
+ * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a generation of
+ * the stream a part waits, then is a member of groups, one after another, and may at last be sent
+ * directly; never the other way round. */
 #include "worker.h"
 
 #include "reduce.h"
+
+#include <stdio.h>
 
 static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
   return &worker->updates[worker->order[i]];
@@ -24,6 +30,7 @@ static int push_rounds(const mlfab__worker *worker) {
 static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   part->empty = 1;
+  part->planned = 0;
   part->bytes = 0;
   worker->port.ready(worker->port.self, server);
 }
@@ -49,6 +56,122 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
   return 0;
 }
 
+/* --- the way of an update --- */
+
+static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
+  }
+  return NULL;
+}
+
+/* All bulks of an update that are lent to one server's link have one token, so that they can be taken back
+ * together. */
+static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint64_t slot = (uint64_t)(update - worker->updates);
+  return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
+}
+
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return. Less than
+ * MLFAB__AGGREGATOR_TOKEN. */
+static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint32_t server) {
+  return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
+         (uint64_t)(update->parts[server].way & 0x1fffu) << 48;
+}
+
+/* Nothing of it was sent, or what was sent is void. */
+static void push_rewind(mlfab__part *part) {
+  part->granted = part->sent = part->in_source = 0;
+  part->source = 0;
+}
+
+/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for it instead would
+ * let an aggregator that stalls hold the caller's buffers after the update has gone another way. */
+static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  if (part->lent_hop > 0)
+    worker->hop.detach(worker->hop.self, part->aggregator, push_hop_token(worker, update, server));
+  part->lent_hop = 0;
+  part->way++;
+  part->aggregator = MLFAB__NO_NODE;
+  part->adopted = 0;
+}
+
+/* From now on the part goes this way, from its first byte. */
+static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
+                       uint64_t group, uint32_t aggregator) {
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator) push_leave_hop(worker, update, server);
+  push_rewind(part);
+  part->aggregator = aggregator;
+  part->group = group;
+  if (aggregator != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__via via;
+  if (mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA that does not parse, or names no worker");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, via.seq);
+  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->state != MLFAB__PART_ANNOUNCED) return;
+  if (!part->planned) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA for an update that is not planned");
+    return;
+  }
+  /* The server's words come in order; only an aggregator's grant can have been faster than them. */
+  if (part->adopted && via.group < part->group) return;
+  int known = via.group == part->group && via.aggregator == part->aggregator;
+  part->adopted = 0;
+  if (!known) push_route(worker, update, server, via.group, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame) {
+  mlfab__hop_grant grant;
+  if (mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) || grant.group == 0 ||
+      grant.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT that does not parse, or names no server");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, grant.seq);
+  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
+  mlfab__part *part = &update->parts[grant.server];
+  if (part->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
+  if (!part->planned) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT for an update that is not planned");
+    return;
+  }
+  if (grant.group > part->group) {
+    push_route(worker, update, grant.server, grant.group, aggregator);
+    part->adopted = 1;
+  }
+  if (part->aggregator != aggregator) return;
+  part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
+  worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator == aggregator) return 1;
+    }
+  }
+  return 0;
+}
+
 /* --- the end of an update --- */
 
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
@@ -56,10 +179,18 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
     worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
   }
   if (update->flags & MLFAB__PUSH_INIT) return;
+  if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* The verdict over all servers: the first that is not 0, who is to blame for it, and the counts. */
+/* Does a server's code weigh more than another's? A dead server may have applied the update: that is worse than to
+ * know that it was not. And a drop is no word on the update itself. */
+static int push_outweighs(int code, int other) {
+  if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
+  return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
+}
+
+/* The verdict over all servers: the code that weighs most, who is to blame for it, and the counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -68,15 +199,41 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
     const mlfab__part *part = &update->parts[s];
     if (part->state != MLFAB__PART_DECIDED) continue;
     ++*(part->code ? refused_p : applied_p);
-    /* A dead server may have applied it: that weighs more than another's having dropped it. */
-    if (part->code &&
-        (!code || (code == MLFAB_ERR_WITHDRAWN && part->code == MLFAB_ERR_PEER_DEAD))) {
+    if (part->code && (!code || push_outweighs(part->code, code))) {
       code = part->code;
       *server_p = s;
     }
   }
-  /* Withdrawn means applied nowhere: who believes it pushes the same again. */
-  return code == MLFAB_ERR_WITHDRAWN && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
+  /* Withdrawn or dropped means applied nowhere: who believes it pushes the same again. */
+  int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
+}
+
+/* The largest delay over the servers; of a dropped update the one that it would have had. */
+static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
+  uint64_t delay = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    int dropped = part->code == MLFAB_ERR_DROPPED;
+    if (part->state == MLFAB__PART_DECIDED && dropped == (code == MLFAB_ERR_DROPPED))
+      delay = mlfab__max(delay, part->delay);
+  }
+  return delay;
+}
+
+/* Text of an update that a server dropped, `applied` others not. */
+static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
+                              uint32_t server, uint64_t delay, uint64_t now_ns) {
+  char others[112] = "";
+  if (request->result.applied > 0) {
+    snprintf(others, sizeof others,
+             "; %u of %u servers applied their parts: only what was dropped may be pushed again",
+             request->result.applied, request->result.applied + request->result.refused);
+  }
+  mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                        "update %llu: dropped by the plan at server %u: its delay would be %llu%s",
+                        (unsigned long long)request->result.seq, server, (unsigned long long)delay,
+                        others);
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -84,6 +241,13 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   char waited[24] = "";
   if (code) mlfab__duration(waited, now_ns - request->started_ns);
   unsigned long long seq = request->result.seq;
+  const mlfab__part *part = &update->parts[server];
+  request->result.version = update->version;
+  request->result.delay = push_delay(worker, update, code);
+  if (code && part->code == MLFAB_ERR_DROPPED) {
+    push_tell_dropped(worker, request, code, server, part->delay, now_ns);
+    return;
+  }
   switch (code) {
     case 0:
       mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
@@ -104,8 +268,6 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
                             "update %llu: server %u says: %s (after %s)", seq, server,
                             mlfab_error_text(code), waited);
   }
-  request->result.version = update->version;
-  request->result.delay = update->delay;
 }
 
 /* Ends the update once every part is decided and nothing of it is lent. */
@@ -114,7 +276,7 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return;
-    if (part->lent > 0 && !update->withdrawn) return;
+    if ((part->lent > 0 || part->lent_hop > 0) && !update->withdrawn) return;
   }
   uint32_t server, applied, refused;
   int code = push_verdict(worker, update, &server, &applied, &refused);
@@ -134,6 +296,8 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
     mlfab__request nobody;
     memset(&nobody, 0, sizeof nobody);
     nobody.result.seq = update->seq;
+    nobody.result.applied = applied;
+    nobody.result.refused = refused;
     nobody.started_ns = update->started_ns;
     push_tell(worker, &nobody, update, code, server, now_ns);
     worker->requests->abandoned_code = code;
@@ -176,7 +340,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     if (update->seq != ack.seq) continue;
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
-    update->delay = mlfab__max(update->delay, ack.delay);
+    part->delay = ack.delay;
     push_decide(worker, update, server, ack.code, now_ns);
     return;
   }
@@ -194,6 +358,9 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
+    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was reset. */
+    if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
+    if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
     worker->port.ready(worker->port.self, server);
   }
@@ -207,7 +374,31 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    update->parts[server].lent = 0;
+    mlfab__part *part = &update->parts[server];
+    part->lent = 0;
+    if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator != MLFAB__NO_NODE) {
+      /* The group goes on without it: the server has lost it, too. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
+    }
+    push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      mlfab__part *part = &update->parts[s];
+      if (part->aggregator != aggregator) continue;
+      part->lent_hop = 0;
+      part->way++;
+      if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
+    }
     push_settle(worker, update, now_ns);
   }
 }
@@ -235,8 +426,9 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      part->granted = part->sent = part->in_source = 0;
-      part->source = 0;
+      /* Its number stays: the aggregator may grant it once more before it hears of this. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -297,9 +489,13 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 
 static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker);
+  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+                !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
+    part->aggregator = MLFAB__NO_NODE;
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
     if (segments == UINT32_MAX) {
@@ -309,6 +505,7 @@ static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_err
     }
     if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
       part->state = MLFAB__PART_QUEUED;
+    part->planned = planned && part->bytes > worker->config->eager_bytes;
   }
   return 0;
 }
@@ -321,6 +518,9 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   if (!(scale - scale == 0.0)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !(options->clip_norm - options->clip_norm == 0.0)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
+  }
+  if (!(options->norm >= 0.0) || !(options->norm - options->norm == 0.0)) {
+    code = MLFAB_ERR_ARGUMENT, text = "norm is negative or not finite";
   }
   if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
     code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
@@ -409,6 +609,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
                     bufs->count, 0);
   update->members++;
+  update->norm = 0.0; /* of the sum, it is not known */
   worker->stats->pushes_merged++;
   worker->next_seq++;
   return update;
@@ -456,10 +657,10 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->members = 1;
   update->flags = flags;
   update->scale = options->scale;
-  update->norm = 0.0;
+  update->norm = options->norm;
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
-  update->version = update->delay = update->bytes = 0;
+  update->version = update->bytes = 0;
   update->nbufs = n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
@@ -495,7 +696,7 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu is still in doubt", (unsigned long long)seq);
   }
-  if (status != 0 && status != MLFAB_ERR_WITHDRAWN) {
+  if (status != 0 && status != MLFAB_ERR_WITHDRAWN && status != MLFAB_ERR_DROPPED) {
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "push: update %llu cannot be repeated: %s", (unsigned long long)seq,
                         mlfab_error_text(status));
@@ -596,8 +797,8 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
       update->members < worker->config->merge_max) {
     return 0;
   }
-  /* One that the credit can hold goes whole; it is soon given back. */
-  return part->bytes > stream->eager_bytes ||
+  /* One that the credit can hold goes whole; it is soon given back. A planned one takes none. */
+  return part->planned || part->bytes > stream->eager_bytes ||
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
@@ -656,6 +857,25 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
   return equal ? 1 : n;
 }
 
+/* Bytes of credit that go with an announcement, and take nobody's turn. */
+static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
+  if (part->planned) return 0;
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
+  uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
+  /* What is left of the credit may be any number: no element is cut. */
+  return eager < part->bytes ? eager - eager % 8 : eager;
+}
+
+/* Servers that the scheduler will hear of this update from. One that has decided it says nothing more. */
+static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
+  }
+  return n;
+}
+
 static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
                          mlfab__frame_out *frame) {
   const mlfab__stream *stream = &worker->streams[server];
@@ -669,12 +889,9 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.seq = update->seq;
   push.members = update->members;
   push.generation = stream->generation;
-  push.flags = update->flags;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
-  uint64_t eager = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
-  push.eager = (uint32_t)mlfab__min(eager, stream->eager_bytes - stream->eager_used);
-  /* What is left of the credit may be any number: no element is cut. */
-  if (push.eager < part->bytes) push.eager -= push.eager % 8;
+  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u);
+  push.eager = push_eager(stream, part);
+  push.parts = push_parts(worker, update);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
@@ -691,18 +908,30 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-static int push_chunk(mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
-                      mlfab__frame_out *frame) {
+/* The next bytes that were granted, as the bulk. */
+static void push_granted_piece(const mlfab__worker *worker, uint32_t server,
+                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
-  mlfab__chunk chunk = {update->seq, part->sent, worker->streams[server].generation};
   const uint8_t *data;
   uint64_t piece = push_piece(worker, update, server, part, &data);
   piece = mlfab__min(mlfab__min(piece, part->granted - part->sent), worker->config->chunk_bytes);
-  frame->type = MLFAB__CHUNK;
-  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
   frame->bulk = data;
   frame->bulk_bytes = (uint32_t)piece;
+}
+
+static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
+                      mlfab__frame_out *frame) {
+  mlfab__chunk chunk = {update->seq, update->parts[server].sent,
+                        worker->streams[server].generation};
+  frame->type = MLFAB__CHUNK;
+  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
+  push_granted_piece(worker, server, update, frame);
   return 1;
+}
+
+/* Is it to be borrowed, or will the transport copy it? */
+static int push_lends(const mlfab__frame_out *frame) {
+  return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -717,15 +946,12 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
-               !update->withdrawn) {
+               part->aggregator == MLFAB__NO_NODE && !update->withdrawn) {
       found = push_chunk(worker, server, update, frame);
     }
     if (!found) continue;
     frame->slot = worker->order[i];
-    frame->token = 0;
-    if (frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY) {
-      frame->token = ((uint64_t)(update->serial & 0xffffffu) << 8) + frame->slot + 1;
-    }
+    frame->token = push_lends(frame) ? push_token(worker, update) : 0;
     return 1;
   }
   return 0;
@@ -753,9 +979,57 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
   uint32_t slot = (uint32_t)((token & 0xff) - 1);
   if (slot >= MLFAB__WORKER_UPDATES) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  if (update->seq == 0 || (update->serial & 0xffffffu) != token >> 8)
-    return; /* detached meanwhile */
+  if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
+  push_settle(worker, update, now_ns);
+}
+
+/* --- frames to aggregators --- */
+
+MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
+                                           mlfab__frame_out *frame) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = push_slot(worker, i);
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
+          part->sent >= part->granted)
+        continue;
+      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, s};
+      frame->type = MLFAB__HOP_CHUNK;
+      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
+      push_granted_piece(worker, s, update, frame);
+      frame->slot = worker->order[i];
+      frame->note[0] = s;
+      frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_out *frame) {
+  uint32_t server = (uint32_t)frame->note[0];
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  assert(part->aggregator == aggregator);
+  (void)aggregator;
+  part->sent += frame->bulk_bytes;
+  push_advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) part->lent_hop++;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t token, uint64_t now_ns) {
+  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
+  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  /* What was taken back may be reported all the same: its way, or its update, is over then. */
+  if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator || part->lent_hop == 0) return;
+  part->lent_hop--;
   push_settle(worker, update, now_ns);
 }
 
@@ -764,16 +1038,15 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
 /* Takes the buffers back from every transport, and the update from every server that has not
  * decided it. 1 when it had been announced anywhere. */
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
-  uint32_t slot = (uint32_t)(update - worker->updates);
   int announced = 0;
   update->withdrawn = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
-      worker->port.detach(worker->port.self, s,
-                          ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1);
+      worker->port.detach(worker->port.self, s, push_token(worker, update));
       part->lent = 0;
     }
+    push_leave_hop(worker, update, s);
     if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
     if (part->state != MLFAB__PART_ANNOUNCED) continue;
     mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
@@ -806,14 +1079,17 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
          update->parts[server].state != MLFAB__PART_QUEUED) {
     server++;
   }
+  char by[48] = "";
+  if (update->parts[server].aggregator != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
   /* Merged with others: only this caller's waiting ends, the update goes on from the library's copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
                         (int32_t)server, 1, now_ns,
-                        "update %llu: %s after %s awaiting server %u to apply it%s",
-                        (unsigned long long)request->result.seq, what, waited, server,
+                        "update %llu: %s after %s awaiting server %u to apply it%s%s",
+                        (unsigned long long)request->result.seq, what, waited, server, by,
                         announced ? "; it is not known yet whether it was" : "; it was not sent");
   if (!shared) push_settle(worker, update, now_ns);
 }

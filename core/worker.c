@@ -529,6 +529,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
     case MLFAB__GRANT:
       mlfab__push_granted(worker, server, frame);
       break;
+    case MLFAB__VIA:
+      mlfab__push_rerouted(worker, server, frame);
+      break;
     case MLFAB__PUSH_ACK:
       mlfab__push_acked(worker, server, frame, now_ns);
       break;
@@ -537,6 +540,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
+      break;
+    case MLFAB__PULL_VIA:
+      mlfab__pull_rerouted(worker, server, frame);
       break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
@@ -573,4 +579,32 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
     return;
   }
   mlfab__push_taken(worker, server, frame);
+}
+
+/* --- links to aggregators --- */
+
+MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t now_ns) {
+  mlfab__pull_hop_lost(worker, aggregator);
+  mlfab__push_hop_lost(worker, aggregator, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  switch (frame->type) {
+    case MLFAB__HOP_GRANT:
+      mlfab__push_hop_granted(worker, aggregator, frame);
+      break;
+    case MLFAB__HOP_MODEL:
+      mlfab__pull_hop_model(worker, aggregator, frame, now_ns);
+      break;
+    default:
+      worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                       "a frame that no aggregator sends");
+  }
+}
+
+MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+         (mlfab__push_hop_wanted(worker, aggregator) || mlfab__pull_hop_wanted(worker, aggregator));
 }

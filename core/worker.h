@@ -7,12 +7,22 @@
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
+ * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA) by which
+ * hop it goes: directly, granted by the server, or as a member of a group by way of another worker's
+ * node, granted by the aggregator there. Each way has a number; a new one voids the one before, and the
+ * part begins anew. The aggregator's grant may be here before the server's word: then the way is
+ * adopted from it. A pull likewise: its answer comes from the server or by way of a distributor, and
+ * only the newest of its ways counts.
+ *
  * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
  * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
  * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller before the
- * transport gave it back.
+ * transport gave it back. (5) A part has lent to two links at most, its server's and its aggregator's: when
+ * that changes, what the former one still has is taken back. (6) Nothing is sent to an aggregator that it, or to
+ * a server that the server, did not grant for the way that counts.
  *
- * Source: MLfabric §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
+ * (worker side). */
 #ifndef MLFAB__WORKER_H
 #define MLFAB__WORKER_H
 
@@ -43,13 +53,17 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  uint8_t empty; /* withdrawn: goes on without its bytes, so that its round counts */
-  int32_t code;  /* once decided */
+  uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
+  uint8_t planned; /* its server says when it goes, and by which hop */
+  uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
+  int32_t code;    /* once decided */
   uint32_t eager, lent;
   uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to the link to an aggregator; `lent` to the server's */
-  uint64_t group;      /* newest number that the server gave it; 0: none */
+  uint32_t lent_hop;   /* bulks lent to the link to that aggregator; `lent` to the server's */
+  uint32_t way;        /* in their token: what was taken back may still be reported */
+  uint64_t group;      /* newest number of a way; 0: none */
   uint64_t bytes, granted, sent;
+  uint64_t delay;  /* once decided: it had, or would have had */
   uint32_t source; /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -68,21 +82,26 @@ typedef struct mlfab__outgoing {
   uint64_t pull_count; /* pulls finished when it was made */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
-  uint64_t version, delay;
+  uint64_t version;
   uint64_t started_ns;
 } mlfab__outgoing;
+
+typedef struct mlfab__fetch_part { /* of a pull, at a server */
+  uint8_t waiting;
+  uint8_t begun;    /* something came by way of the hop */
+  uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
+  uint32_t attempt; /* newest way: what comes by an older one is void */
+} mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
   uint32_t nsources, source_room;
-  uint64_t after_seq; /* numbers below are of pushes before it */
-  uint8_t *waiting;   /* by server */
+  uint64_t after_seq;       /* numbers below are of pushes before it */
+  mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   int32_t missing; /* the worker that a server waits for, as it says */
   uint64_t version;
-  uint32_t *attempts; /* by server: which way's frames count; 0: the server's own */
-  uint32_t *hops;     /* by server: the worker that hands it on, or MLFAB__NO_NODE */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -98,8 +117,7 @@ typedef struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port
-      hop; /* aggregators by their worker's rank: `ready` opens the link when there is none */
+  mlfab__port hop; /* aggregators by their worker's rank: `ready` opens the link if there is none */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -203,9 +221,14 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update. */
+/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the aggregator. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                     const mlfab__frame_in *frame, uint64_t now_ns);
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* What the server has decided, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         uint64_t top, const uint64_t applied[4], uint64_t now_ns);
@@ -226,9 +249,13 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the hop of a pull. */
+/* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                     const mlfab__frame_in *frame, uint64_t now_ns);
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
+                                           const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator);
+MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* An update that the server will never hear of: pulls behind it wait for a round less. */
