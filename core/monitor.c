@@ -1,7 +1,12 @@
 /* monitor.c - what a host's network links carry, told from what passed through them. See monitor.h. */
 #include "monitor.h"
 
-enum { MONITOR_PROBE_BEATS = 16 /* between two probes, at least */ };
+enum {
+  MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
+  MONITOR_PATIENCE_BEATS =
+      3,                    /* that something as large has not come, before less is believed ... */
+  MONITOR_LOWER_SAMPLES = 2 /* ... and as many say so */
+};
 
 #define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
 #define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
@@ -17,15 +22,40 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
 /* Finite and positive, or 0. */
 static double monitor_clean(double rate) { return rate > 0.0 && rate - rate == 0.0 ? rate : 0.0; }
 
+/* The link carries what it is said to. */
+static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
+  side->confirmed_ns = now_ns;
+  side->lower = 0.0;
+  side->lower_samples = 0;
+}
+
 /* A probe ends when more came than stood before it, which then is what is learned from, or after a
- * heartbeat. Lower bounds that are lower say nothing about it. */
-static void monitor_probe_over(mlfab__monitor_side *side, double rate, int bound,
-                               uint64_t heartbeat_ns, uint64_t now_ns) {
+ * heartbeat. */
+static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t heartbeat_ns,
+                               uint64_t now_ns) {
   if (side->held < 0.0) return;
   int found = rate > side->held * (1.0 + MONITOR_CLOSE);
-  if (!found && (bound || now_ns - side->since_ns < heartbeat_ns)) return;
+  if (!found && now_ns - side->since_ns < heartbeat_ns) return;
   side->rate = side->held;
   side->held = -1.0;
+}
+
+/* A rate below the estimate, and no lower bound. */
+static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  double half = (double)heartbeat_ns / 2.0;
+  if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + half);
+    monitor_confirm(side, now_ns);
+    return;
+  }
+  if (rate > side->lower) side->lower = rate;
+  side->lower_samples++;
+  if (side->lower_samples < MONITOR_LOWER_SAMPLES ||
+      now_ns - side->confirmed_ns < MONITOR_PATIENCE_BEATS * heartbeat_ns)
+    return;
+  side->rate = side->lower;
+  monitor_confirm(side, now_ns);
 }
 
 /* Takes a rate in; `bound`: it is a lower bound only. */
@@ -36,17 +66,19 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
     side->rate = rate;
     side->sampled = 1;
     side->since_ns = now_ns;
+    monitor_confirm(side, now_ns);
     return;
   }
-  monitor_probe_over(side, rate, bound, heartbeat_ns, now_ns);
+  monitor_probe_over(side, rate, heartbeat_ns, now_ns);
   if (side->held >= 0.0) return;
-  double beat = (double)heartbeat_ns;
   if (rate > side->rate) {
     if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 8.0);
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + (double)heartbeat_ns / 8.0);
+    monitor_confirm(side, now_ns);
   } else if (!bound) {
-    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + beat / 2.0);
-    if (side->rate < 1.0) side->rate = 0.0; /* or a cut link would be news for ever */
+    monitor_below(side, rate, elapsed_ns, heartbeat_ns, now_ns);
+  } else if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    monitor_confirm(side, now_ns);
   }
 }
 

@@ -9,17 +9,21 @@
  *    the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
  *  - the first sample that is no mere lower bound is taken as it is; until then the interface's nominal
  *    speed stands, if it tells one, which later is an upper bound;
- *  - from then on a larger sample raises the estimate fast, also one that is a lower bound, and a smaller
- *    one lowers it slowly, and never one that is a lower bound: both by exponential smoothing;
- *  - what was seen may have been the other end's limit, and receivers release no more than the link is said
- *    to carry. So now and then a full link is said to carry a quarter more, for a heartbeat; if more does
- *    not come then, what stood before stands again.
+ *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one that is
+ *    about the same is smoothed in;
+ *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next transfer's is
+ *    another: so nothing happens until for three heartbeats nothing as large as the estimate has come. Then
+ *    the largest of what came meanwhile is believed, if there were two samples and no mere lower bounds;
+ *  - receivers release no more than the link is said to carry, and would never see that it carries more. So
+ *    now and then a full link is said to carry a quarter more, for a heartbeat; if more does not come then,
+ *    what stood before stands again.
  *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * What was set by hand hides the measured estimate, which goes on underneath.
  *
  * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the rule
- * for samples limited by the application, and the probes are BBR's idea (Cardwell et al. 2016). */
+ * for samples limited by the application, the maximum over a stretch of time, and the probes are BBR's
+ * ideas (Cardwell et al. 2016). */
 #ifndef MLFAB__MONITOR_H
 #define MLFAB__MONITOR_H
 
@@ -31,9 +35,11 @@ typedef struct mlfab__monitor_side {
   double held;       /* while it probes: what stood before; else negative */
   double set;        /* by hand; negative: measured */
   double told;       /* what take said last; negative: nothing, or not known */
+  double lower;      /* the largest of the smaller samples since confirmed_ns */
   uint64_t since_ns; /* of the last probe, or rise */
-  uint32_t sampled;  /* 0: `rate`, if any, is the nominal speed */
-  uint32_t reserved;
+  uint64_t confirmed_ns;
+  uint32_t lower_samples;
+  uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
 } mlfab__monitor_side;
 
 typedef struct mlfab__monitor {

@@ -109,8 +109,8 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
-  TCP_LOAD_BYTES = 64 << 10,  /* in a window: fewer tell nothing of a rate */
-  TCP_LOAD_NS = 1000000,      /* and a shorter time neither */
+  TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
+  TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
@@ -197,12 +197,12 @@ typedef struct tcp_link {
   uint32_t sent_at, sent_count;
 
   /* Measuring, in the present window. */
-  uint8_t counted;  /* it leaves this host */
-  uint8_t had_room; /* some time its socket took all there was */
+  uint8_t counted;            /* it leaves this host */
+  uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
   uint64_t moved_in, moved_out;
   uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
   uint64_t awaited_ns, awaited_bytes;
-  uint64_t stalled_us; /* for want of a window of the peer's, ever */
+  uint64_t acked, busy_us, stalled_us; /* what the kernel said last */
 
   tcp_dial *dial; /* while connecting */
   int32_t code;
@@ -1075,6 +1075,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
     if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
     full = n < 0 || (size_t)n < bytes;
   }
+  if (full) link->had_none = 1;
   if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
@@ -1595,15 +1596,22 @@ static int tcp_arm(void *opaque, int on) {
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
+/* Enough to tell a rate from? A few packets at once, or what a token bucket lets through first, are not. */
+static int tcp_is_load(uint64_t bytes, uint64_t ns) {
+  return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
+}
+
 #if defined(__linux__) && defined(TCP_INFO)
 /* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
  * old beginning of it. Older kernels (before 4.10) give less. */
 enum {
   TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
   TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_ACKED = 120,        /* u64, bytes */
   TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds, for want of a window */
+  TCP_INFO_BUSY = 168,         /* u64, microseconds with anything to send */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds for want of a window */
   TCP_INFO_WANTED = 184
 };
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -1612,24 +1620,37 @@ enum {
 #define TCP_INFO_LIMITED_BIT 1u
 #endif
 
-/* The rate at which this link's bytes came out at the other end of late: 0 when that is not known or was
- * the application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now. */
+static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
+  uint64_t large = 0;
+  uint32_t small = 0;
+  if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
+  return memcpy(&small, at, sizeof small), small;
+}
+
+/* The rate at which this link's bytes came out at the other end: 0 when that is not known or was the
+ * application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now.
+ * The kernel's own figure is that of the last round trip, too low at the end of a transfer and too high at
+ * its beginning. Bytes over busy time lacks what slow start and little frames cost, and would be the rate
+ * of the application if the socket had not refused some. Of a load both err downwards: the larger counts. */
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   uint8_t info[TCP_INFO_WANTED];
-  uint32_t unacked, unsent;
-  uint64_t rate, stalled_us;
-  socklen_t bytes = sizeof info;
+  socklen_t room = sizeof info;
   *active_p = 0;
-  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &bytes) || bytes < sizeof info) return 0;
-  memcpy(&unacked, info + TCP_INFO_UNACKED, sizeof unacked);
-  memcpy(&unsent, info + TCP_INFO_NOTSENT, sizeof unsent);
-  memcpy(&rate, info + TCP_INFO_DELIVERY, sizeof rate);
-  memcpy(&stalled_us, info + TCP_INFO_RWND_LIMITED, sizeof stalled_us);
+  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  uint64_t acked = tcp_info_number(info + TCP_INFO_ACKED, 8), bytes = acked - link->acked;
+  uint64_t busy_us = tcp_info_number(info + TCP_INFO_BUSY, 8), us = busy_us - link->busy_us;
+  uint64_t stalled_us = tcp_info_number(info + TCP_INFO_RWND_LIMITED, 8);
   uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
+  link->acked = acked;
+  link->busy_us = busy_us;
   link->stalled_us = stalled_us;
-  *active_p = unacked && (unsent || link->piece_count);
   if (stalled_ns > elapsed_ns / 4) return -1;
-  return info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT ? 0 : (double)rate;
+  if (info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT || !tcp_is_load(bytes, us * 1000)) return 0;
+  double rate = link->had_none ? (double)bytes * 1e6 / (double)us : 0;
+  *active_p = tcp_info_number(info + TCP_INFO_UNACKED, 4) &&
+              (link->piece_count || tcp_info_number(info + TCP_INFO_NOTSENT, 4));
+  double last = *active_p ? (double)tcp_info_number(info + TCP_INFO_DELIVERY, 8) : 0;
+  return last > rate ? last : rate;
 }
 #undef TCP_INFO_LIMITED_BIT
 #else
@@ -1648,20 +1669,18 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
   int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
   if (awaits) tcp_awaited(self, link, now_ns);
   if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
-  if (link->awaited_bytes >= TCP_LOAD_BYTES && link->awaited_ns >= TCP_LOAD_NS &&
-      link->moved_in >= TCP_LITTLE_BYTES) {
+  if (link->moved_in >= TCP_LITTLE_BYTES && tcp_is_load(link->awaited_bytes, link->awaited_ns)) {
     double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
     if (rate > m->delivery_in) m->delivery_in = rate;
   }
-  if (link->moved_out >= TCP_LOAD_BYTES || (full && link->moved_out >= TCP_LITTLE_BYTES)) {
-    int active;
-    double rate = tcp_delivery(link, m->elapsed_ns, &active);
-    if (active && rate > 0) *together_p += rate;
-    if (rate > m->delivery_out) m->delivery_out = rate;
-    if (full && rate >= 0) m->limited_out = 0;
-  }
+  int active; /* asked always: what the kernel has is sent when nothing is given to it any more */
+  double rate = tcp_delivery(link, m->elapsed_ns, &active);
+  if (active && rate > 0) *together_p += rate;
+  if (rate > m->delivery_out) m->delivery_out = rate;
+  if (full && rate >= 0 && link->moved_out >= TCP_LITTLE_BYTES) m->limited_out = 0;
   link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
-  link->had_room = !(link->interest & TCP_WATCH_OUT);
+  link->had_none = (link->interest & TCP_WATCH_OUT) != 0;
+  link->had_room = !link->had_none;
   if (awaits) tcp_awaits(self, link, now_ns);
 }
 
@@ -1675,7 +1694,7 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
   while (file && !found && fgets(line, sizeof line, file)) {
     const char *at = line + strspn(line, " ");
     char *end = NULL;
-    if (strncmp(at, name, bytes) || at[bytes] != ':') continue;
+    if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
     at += bytes + 1;
     for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
       uint64_t number = strtoull(at, &end, 10);
