@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""A real network: hosts in network namespaces behind shaped links (root, iproute2). Direct asynchronous
+pushes against scheduled ones: what comes through, how late, and how busy the server's link is. Times are
+reported, not asserted; the sum, the delay bound and the end of every process are.
+
+    MLFAB_NETWORK_SECONDS=20 tests/process/network_test.py      longer stretches, for figures"""
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import process
+from process import Skip, expect, finish, helper
+
+WORKERS, SERVER, SCHEDULER = 8, 9, 10  # hosts 1..8 are workers
+RATE, SLOW = 200, 50                   # Mbit/s
+BYTES, BOUND, IN_FLIGHT = 4000000, 30, 2
+SECONDS = float(os.environ.get("MLFAB_NETWORK_SECONDS", "6"))
+TAG = "mf%d" % (os.getpid() % 100000)
+
+
+def quietly(*command):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, check=False)
+
+
+def must(*command):
+    result = quietly(*command)
+    if result.returncode:
+        raise Skip("%s: %s" % (" ".join(command), result.stderr.strip()[:120]))
+    return result.stdout
+
+
+class Network:
+    """Hosts 1..n, 10.78.0.k, on one bridge; every link shaped in both directions."""
+
+    def __init__(self, hosts):
+        if os.geteuid() != 0:
+            raise Skip("network namespaces need root")
+        if quietly("ip", "-V").returncode or quietly("tc", "-V").returncode:
+            raise Skip("ip and tc (iproute2) are not installed")
+        self.hosts = hosts
+        try:
+            self.up()
+        except Exception:
+            self.down()
+            raise
+
+    def name(self, host):
+        return "%sn%d" % (TAG, host)
+
+    def up(self):
+        bridge = TAG + "b"
+        must("ip", "link", "add", bridge, "type", "bridge")
+        must("ip", "link", "set", bridge, "up")
+        for k in range(1, self.hosts + 1):
+            space, outer = self.name(k), "%sv%d" % (TAG, k)
+            must("ip", "netns", "add", space)
+            must("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            must("ip", "link", "set", outer, "master", bridge, "up")
+            must("ip", "-n", space, "addr", "add", "10.78.0.%d/24" % k, "dev", "eth0")
+            must("ip", "-n", space, "link", "set", "lo", "up")
+            must("ip", "-n", space, "link", "set", "eth0", "up")
+            self.rate(k, RATE)
+
+    def rate(self, host, mbit):
+        for where in (["tc", "-n", self.name(host), "qdisc", "replace", "dev", "eth0"],
+                      ["tc", "qdisc", "replace", "dev", "%sv%d" % (TAG, host)]):
+            must(*where, "root", "tbf", "rate", "%dmbit" % mbit, "burst", "64kb", "latency", "100ms")
+
+    def received(self, host):
+        text = must("ip", "-n", self.name(host), "-s", "link", "show", "eth0")
+        return int(re.search(r"RX:[^\n]*\n\s+(\d+)", text).group(1))
+
+    def start(self, host, *command, **environment):
+        return process.start("ip", "netns", "exec", self.name(host), *command,
+                             env=process.clean_environment(**environment))
+
+    def down(self):
+        for k in range(1, self.hosts + 1):
+            quietly("ip", "netns", "del", self.name(k))
+            quietly("ip", "link", "del", "%sv%d" % (TAG, k))
+        quietly("ip", "link", "del", TAG + "b")
+
+
+class Slow(threading.Thread):
+    """Two workers' links at a quarter of the rate; every two seconds two others."""
+
+    def __init__(self, network):
+        super().__init__(daemon=True)
+        self.network, self.done, self.dice = network, threading.Event(), random.Random(7)
+
+    def run(self):
+        slow = []
+        while not self.done.is_set():
+            for host in slow:
+                self.network.rate(host, RATE)
+            slow = self.dice.sample(range(1, WORKERS + 1), 2)
+            for host in slow:
+                self.network.rate(host, SLOW)
+            self.done.wait(2.0)
+        for host in slow:
+            self.network.rate(host, RATE)
+
+
+def fabric(network, scheduled, **more):
+    """All processes of a fabric: [(name, process)]."""
+    common = dict(MLFAB_WORKERS=WORKERS, MLFAB_SERVERS=1, MLFAB_DEDICATED=1, MLFAB_ALLOW_INSECURE=1,
+                  MLFAB_COORDINATOR="tcp:10.78.0.%d:7070" % SERVER, MLFAB_TRANSPORT="tcp",
+                  MLFAB_SOCKET_IFNAME="eth0", MLFAB_TIMEOUT_MS=60000, **more)
+    if scheduled:
+        common.update(MLFAB_SCHEDULER="own", MLFAB_DELAY_BOUND=BOUND)
+    command = [helper("traffic"), str(SECONDS), str(BYTES), str(IN_FLIGHT)]
+    nodes = [("server", network.start(SERVER, *command, MLFAB_ROLE="server", MLFAB_RANK=0, **common))]
+    if scheduled:
+        nodes.append(("scheduler", network.start(SCHEDULER, *command, MLFAB_ROLE="scheduler",
+                                                 MLFAB_RANK=0, **common)))
+    for rank in range(WORKERS):
+        nodes.append(("worker %d" % rank,
+                      network.start(rank + 1, *command, MLFAB_ROLE="worker", MLFAB_RANK=rank,
+                                    **common)))
+    return nodes
+
+
+def measure(network, scheduled, meanwhile=None):
+    """Runs a fabric to its end. Returns applied, dropped, the largest delay, seconds, how busy the
+    server's in-link was in the middle, and what server and scheduler said."""
+    slow = Slow(network)
+    slow.start()
+    nodes = fabric(network, scheduled)
+    try:
+        time.sleep(2.0)
+        before, since = network.received(SERVER), time.monotonic()
+        if meanwhile:
+            nodes += meanwhile(network, nodes)
+        time.sleep(max(1.0, SECONDS - 2.0 - (time.monotonic() - since)))
+        busy = (network.received(SERVER) - before) / (time.monotonic() - since) / (RATE * 125000.0)
+        applied = dropped = largest = 0
+        said, total, delays = [], None, [0] * 64
+        for name, running in nodes:
+            if running.returncode is not None:
+                continue  # it was ended on purpose
+            result = finish(running, 120)
+            expect(result.code == 0, "%s failed" % name, result)
+            match = re.search(r"^worker.*applied (\d+) dropped (\d+) failed (\d+) seconds "
+                              r"([\d.]+) delay_max (\d+) delays (.*)$", result.out, re.M)
+            if match:
+                applied += int(match.group(1))
+                dropped += int(match.group(2))
+                largest = max(largest, int(match.group(5)))
+                delays = [a + int(b) for a, b in zip(delays, match.group(6).split())]
+            match = re.search(r"^sum: (\d+)$", result.out, re.M)
+            total = int(match.group(1)) if match else total
+            said += [line for line in result.out.splitlines() if line.startswith("s") and
+                     not line.startswith("sum")]
+    finally:
+        slow.done.set()
+        slow.join()
+        for _, running in nodes:
+            running.kill()
+    expect(total == applied, "the model counts %s updates, %d were acknowledged" % (total, applied),
+           "\n".join(said))
+    return dict(applied=applied, dropped=dropped, largest=largest, busy=busy, said=said,
+                delays=delays)
+
+
+def report(name, m):
+    times = 100.0 * SECONDS / max(1, m["applied"])
+    print("# %s: %.1f updates/s, %.1f s per 100, %d dropped, largest delay %d, server's in-link %.0f %%"
+          " busy" % (name, m["applied"] / SECONDS, times, m["dropped"], m["largest"],
+                     100.0 * m["busy"]))
+    print("#   delays: " + " ".join("%d:%d" % (d, n) for d, n in enumerate(m["delays"]) if n))
+    for line in m["said"]:
+        print("#   " + line)
+    sys.stdout.flush()
+
+
+def test_scheduled_against_direct():
+    network = Network(SCHEDULER)
+    try:
+        direct = measure(network, False)
+        scheduled = measure(network, True)
+    finally:
+        network.down()
+    report("direct", direct)
+    report("scheduled", scheduled)
+    print("# %.2f times more updates a second" % (scheduled["applied"] / max(1, direct["applied"])))
+    expect(scheduled["largest"] < BOUND, "a delay of %d, the bound is %d"
+           % (scheduled["largest"], BOUND))
+    expect(scheduled["applied"] > 0 and direct["applied"] > 0, "nothing came through")
+
+
+def test_scheduler_killed_and_started_again():
+    def kill(network, nodes):
+        victim = dict(nodes)["scheduler"]
+        victim.kill()
+        victim.communicate()
+        time.sleep(1.0)
+        again = fabric_scheduler(network)
+        return [("the second scheduler", again)]
+
+    network = Network(SCHEDULER)
+    try:
+        m = measure(network, True, kill)
+    finally:
+        network.down()
+    report("scheduler killed", m)
+    expect(m["largest"] < BOUND, "a delay of %d, the bound is %d" % (m["largest"], BOUND))
+    plans = [int(n) for line in m["said"] for n in re.findall(r"plans (\d+)", line)]
+    expect(plans and plans[-1] > 0, "the second scheduler did not plan", m["said"])
+
+
+def fabric_scheduler(network):
+    return network.start(SCHEDULER, helper("traffic"), "0", str(BYTES), MLFAB_WORKERS=WORKERS,
+                         MLFAB_SERVERS=1, MLFAB_DEDICATED=1, MLFAB_ALLOW_INSECURE=1,
+                         MLFAB_COORDINATOR="tcp:10.78.0.%d:7070" % SERVER, MLFAB_TRANSPORT="tcp",
+                         MLFAB_SOCKET_IFNAME="eth0", MLFAB_TIMEOUT_MS=60000, MLFAB_RANK=0,
+                         MLFAB_SCHEDULER="own", MLFAB_DELAY_BOUND=BOUND, MLFAB_ROLE="scheduler")
+
+
+if __name__ == "__main__":
+    process.main(globals())
