@@ -8,28 +8,33 @@
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
  *    waiting --(condition)--> FOR_PLAN --(PLAN)--> FOR_TURN --(its turn)--> GOES --(last byte)--> over
- *                                |                    ^ \--(row of a plan)--> MEMBER of a spread
- *                                |                    |                        |    \--(PULL_DONE)--> over
- *                                |                    +-(SPREAD_FAIL, silence)-+
- *                                +--(no scheduler any more)--> GOES
+ *                              |     |                ^
+ *                              |     |                +--(SPREAD_FAIL, silence, distributor lost)--+
+ *                              |     +--(PLAN, one of a row)--> member of a spread ----------------+
+ *                              |                                   +--(PULL_DONE)--> over
+ *                              +--(no scheduler any more)--> GOES
  *
- * Places are taken in order: ANSWER_MOVING placed pulls go at once, two so that one slow reader leaves the link to
- * the other, and the next gets its turn when one of them is over. One that has handed out nothing for half a
- * heartbeat does not count, so that whoever does not read delays nobody for longer. What has begun is not taken
- * back. A placed pull lends only so much at a time, or the transport's queues would be the order.
+ * Turns are given in the order of places. ANSWER_MOVING placed pulls go at once, two so that a slow
+ * reader leaves the link to another, and more while the readers' links, where they are known, carry
+ * less than the server's. One that has handed out nothing for half a heartbeat does not count: who
+ * does not read delays the next for no longer than that. What has begun is not taken back. A placed
+ * pull lends only so much at a time, or the transport's queues would make the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to the members.
- * They keep their slots until PULL_DONE. While the spread still goes out they wait for it; if nothing of it is
- * taken for 3 heartbeats it has failed. When it is out, a member waits as long as handing on may
- * take if the distributor's links are four times slower than the server's, and 4 heartbeats more. Then, or when the distributor gives
- * up or is lost, it is answered directly, at its place.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to
+ * the members. They keep their slots until PULL_DONE. While the spread goes out they wait for it; when
+ * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
+ * as handing on may take if the distributor's links are four times slower than the server's, and 4
+ * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
+ * directly, at its place.
  *
- * Every way of a pull has a number of its own, ascending over all pulls of the server and not per pull: a worker that lost its
- * link asks again under the same request, and frames of its former distributor must be older than all new ones. For
- * the same reason a large pull is told that it is answered directly, once there have been spreads.
+ * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
+ * under the same request, and what its former distributor still sends must be older than every way
+ * told from then on. For the same reason a large pull is told that it is answered directly, once there
+ * have been spreads.
  *
- * Invariants. (1) A pull that holds FOR_PLAN was announced, and whatever was announced is reported when it is over. (2) A member
- * has a distributor whose link stood when it was last looked at: answer_reset ends that. (3) A spread without members is not sent.
+ * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
+ * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4) Of
+ * two pulls that wait for their turn, the one with the smaller place gets it first.
  *
  * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
 #include "server.h"
@@ -150,7 +155,8 @@ static void answer_via(mlfab__server *server, uint32_t worker, mlfab__server_pul
                        uint32_t aggregator) {
   uint8_t meta[32];
   pull->aggregator = aggregator;
-  pull->attempt = (uint32_t)++server->spreads;
+  server->spreads++;
+  pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
   server->port.post(server->port.self, worker, MLFAB__PULL_VIA, meta,
                     mlfab__encode_pull_via(meta, &via));
@@ -183,6 +189,7 @@ static void answer_turns(mlfab__server *server) {
   for (int more = server->places > 0; more;) {
     mlfab__server_pull *next = NULL;
     uint32_t worker = 0, moving = 0;
+    double taking = 0.0;
     for (uint32_t w = 0; w < server->workers; w++) {
       for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
         mlfab__server_pull *pull = &server->peers[w].pulls[k];
@@ -192,10 +199,13 @@ static void answer_turns(mlfab__server *server) {
           worker = w;
         }
         uint64_t idle_ns = server->now_ns - pull->progress_ns;
-        if (answer_goes(pull) && idle_ns < server->heartbeat_ns / 2) moving++;
+        if (!answer_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
+        double in = server->peers[w].link_in;
+        taking += in > 0.0 ? in : server->own.out;
+        moving++;
       }
     }
-    more = next && moving < ANSWER_MOVING;
+    more = next && (moving < ANSWER_MOVING || (server->own.out > 0.0 && taking < server->own.out));
     if (!more) return;
     answer_begin(server, worker, next);
     if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);
@@ -732,7 +742,7 @@ MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker)
   for (uint32_t k = MLFAB__SERVER_PULLS; k < ANSWER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
   }
-  answer_abandon(server, worker, 0);
+  if (!MLFAB__PLANTED(32)) answer_abandon(server, worker, 0);
   answer_unlend(server, worker);
   answer_turns(server);
 }
