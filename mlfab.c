@@ -1094,14 +1094,16 @@ typedef struct mlfab__reduce_done { /* server 0 -> worker: over, for all of them
 /* Nodes in one list of a frame below. */
 #define MLFAB__TREE_NODES_MAX 4096u
 
-typedef struct mlfab__tree_place { /* TREE, server 0 -> worker: its place. Two lists of ranks follow */
-  uint64_t ask, number;            /* number: of the allreduce, from 1: fences whatever was before */
-  uint32_t parent;                 /* of the sum's way up, and ... */
-  uint32_t giver;                  /* ... of its way down; MLFAB__NO_NODE: this is the root */
-  uint32_t children, takers;       /* children in the order in which they are added */
+typedef struct
+    mlfab__tree_place {      /* TREE, server 0 -> worker: its place. Two lists of ranks follow */
+  uint64_t ask, number;      /* number: of the allreduce, from 1: fences whatever was before */
+  uint32_t parent;           /* of the sum's way up, and ... */
+  uint32_t giver;            /* ... of its way down; MLFAB__NO_NODE: this is the root */
+  uint32_t children, takers; /* children in the order in which they are added */
 } mlfab__tree_place;
 
-typedef struct mlfab__tree_join { /* TREE_JOIN, child -> parent and giver: on a link that is new to it */
+typedef struct
+    mlfab__tree_join { /* TREE_JOIN, child -> parent and giver: on a link that is new to it */
   uint64_t number;
   uint64_t have; /* bytes of the sum that it has already */
 } mlfab__tree_join;
@@ -1114,7 +1116,8 @@ typedef struct mlfab__tree_bytes { /* TREE_UP, TREE_DOWN: bytes of a share, of t
   uint64_t number, offset;
 } mlfab__tree_bytes;
 
-typedef struct mlfab__tree_ask { /* server 0 -> scheduler: a tree over these workers, whose ranks follow */
+typedef struct
+    mlfab__tree_ask { /* server 0 -> scheduler: a tree over these workers, whose ranks follow */
   uint64_t number, bytes;
   uint32_t root, nodes;
 } mlfab__tree_ask;
@@ -1192,7 +1195,7 @@ MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree
                                                 const uint32_t *ranks);
 MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
                                            uint32_t *ranks);
-/* nodes: likewise. */
+/* nodes has room for MLFAB__TREE_NODES_MAX when decoding. */
 MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
                                                  const mlfab__tree_node *nodes);
 MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
@@ -1582,7 +1585,12 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
-enum { WIRE_ENTRY_BYTES = 44, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+enum {
+  WIRE_ENTRY_BYTES = 44,
+  WIRE_MEMBER_BYTES = 24,
+  WIRE_SPREAD_MEMBER_BYTES = 20,
+  WIRE_TREE_NODE_BYTES = 12
+};
 
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries) {
@@ -1645,6 +1653,71 @@ MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, ml
   m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_SPREAD_MEMBER_BYTES);
   for (uint32_t i = 0; i < m->members; i++) wire_read_spread_member(&r, &members[i]);
   return wire_read_end(&r) || m->members == 0 ? MLFAB_ERR_FRAME : 0;
+}
+
+static uint8_t *wire_write_ranks(uint8_t *at, uint32_t count, const uint32_t *ranks) {
+  wire_put32(at, count);
+  at += 4;
+  for (uint32_t i = 0; i < count; i++, at += 4) wire_put32(at, ranks[i]);
+  return at;
+}
+
+/* Into the array from `from` on, when there is one. */
+static uint32_t wire_read_ranks(wire_reader *r, uint32_t *ranks, uint32_t from) {
+  uint32_t count = wire_read_count(r, MLFAB__TREE_NODES_MAX, 4);
+  for (uint32_t i = 0; i < count; i++, r->at += 4) {
+    if (ranks) ranks[from + i] = wire_get32(r->at);
+  }
+  return count;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
+                                                  const uint32_t *ranks) {
+  if (m->children > MLFAB__TREE_NODES_MAX || m->takers > MLFAB__TREE_NODES_MAX) return 0;
+  uint8_t *at = wire_write_ranks(wire_write_tree_place(meta, m), m->children, ranks);
+  return (uint32_t)(wire_write_ranks(at, m->takers, ranks + m->children) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__tree_place *m, uint32_t *ranks) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_place(&r, m);
+  m->children = wire_read_ranks(&r, ranks, 0);
+  m->takers = wire_read_ranks(&r, ranks, m->children);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
+                                                const uint32_t *ranks) {
+  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
+  return (uint32_t)(wire_write_ranks(wire_write_tree_ask(meta, m), m->nodes, ranks) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
+                                           uint32_t *ranks) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_ask(&r, m);
+  m->nodes = wire_read_ranks(&r, ranks, 0);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
+                                                 const mlfab__tree_node *nodes) {
+  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
+  uint8_t *at = wire_write_tree_plan(meta, m);
+  wire_put32(at, m->nodes);
+  at += 4;
+  for (uint32_t i = 0; i < m->nodes; i++) at = wire_write_tree_node(at, &nodes[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__tree_plan *m, mlfab__tree_node *nodes) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_plan(&r, m);
+  m->nodes = wire_read_count(&r, MLFAB__TREE_NODES_MAX, WIRE_TREE_NODE_BYTES);
+  for (uint32_t i = 0; i < m->nodes; i++) wire_read_tree_node(&r, &nodes[i]);
+  return wire_read_end(&r);
 }
 
 /* ---- lists inside bulks ---- */
@@ -1745,7 +1818,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 #define WIRE_BULK_TYPES                                                                        \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
-   WIRE_BIT(HOP_MODEL))
+   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -11010,29 +11083,33 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
  *    waiting --(condition)--> FOR_PLAN --(PLAN)--> FOR_TURN --(its turn)--> GOES --(last byte)--> over
- *                                |                    ^ \--(row of a plan)--> MEMBER of a spread
- *                                |                    |                        |    \--(PULL_DONE)--> over
- *                                |                    +-(SPREAD_FAIL, silence)-+
- *                                +--(no scheduler any more)--> GOES
+ *                              |     |                ^
+ *                              |     |                +--(SPREAD_FAIL, silence, distributor lost)--+
+ *                              |     +--(PLAN, one of a row)--> member of a spread ----------------+
+ *                              |                                   +--(PULL_DONE)--> over
+ *                              +--(no scheduler any more)--> GOES
  *
- * Places are taken in order: ANSWER_MOVING placed pulls go at once, two so that one slow reader leaves the link to
- * the other, and more while the links of those that go, where they are known, carry less than the server's; the
- * next gets its turn when one of them is over. One that has handed out nothing for half a
- * heartbeat does not count, so that whoever does not read delays nobody for longer. What has begun is not taken
- * back. A placed pull lends only so much at a time, or the transport's queues would be the order.
+ * Turns are given in the order of places. ANSWER_MOVING placed pulls go at once, two so that a slow
+ * reader leaves the link to another, and more while the readers' links, where they are known, carry
+ * less than the server's. One that has handed out nothing for half a heartbeat does not count: who
+ * does not read delays the next for no longer than that. What has begun is not taken back. A placed
+ * pull lends only so much at a time, or the transport's queues would make the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to the members.
- * They keep their slots until PULL_DONE. While the spread still goes out they wait for it; if nothing of it is
- * taken for 3 heartbeats it has failed. When it is out, a member waits as long as handing on may
- * take if the distributor's links are four times slower than the server's, and 4 heartbeats more. Then, or when the distributor gives
- * up or is lost, it is answered directly, at its place.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to
+ * the members. They keep their slots until PULL_DONE. While the spread goes out they wait for it; when
+ * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
+ * as handing on may take if the distributor's links are four times slower than the server's, and 4
+ * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
+ * directly, at its place.
  *
- * Every way of a pull has a number of its own, ascending over all pulls of the server and not per pull: a worker that lost its
- * link asks again under the same request, and frames of its former distributor must be older than all new ones. For
- * the same reason a large pull is told that it is answered directly, once there have been spreads.
+ * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
+ * under the same request, and what its former distributor still sends must be older than every way
+ * told from then on. For the same reason a large pull is told that it is answered directly, once there
+ * have been spreads.
  *
- * Invariants. (1) A pull that holds FOR_PLAN was announced, and whatever was announced is reported when it is over. (2) A member
- * has a distributor whose link stood when it was last looked at: answer_reset ends that. (3) A spread without members is not sent.
+ * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
+ * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4) Of
+ * two pulls that wait for their turn, the one with the smaller place gets it first.
  *
  * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
 
@@ -11150,7 +11227,8 @@ static void answer_via(mlfab__server *server, uint32_t worker, mlfab__server_pul
                        uint32_t aggregator) {
   uint8_t meta[32];
   pull->aggregator = aggregator;
-  pull->attempt = (uint32_t)++server->spreads;
+  server->spreads++;
+  pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
   server->port.post(server->port.self, worker, MLFAB__PULL_VIA, meta,
                     mlfab__encode_pull_via(meta, &via));
@@ -11736,7 +11814,7 @@ MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker)
   for (uint32_t k = MLFAB__SERVER_PULLS; k < ANSWER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
   }
-  answer_abandon(server, worker, 0);
+  if (!MLFAB__PLANTED(32)) answer_abandon(server, worker, 0);
   answer_unlend(server, worker);
   answer_turns(server);
 }
@@ -15280,6 +15358,31 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__scheduler_place(s, i);
 }
 
+/* Groups of one go directly after all, which is not what was reserved: everything is reserved again in the same
+ * order, and the times are told as they are then. */
+static void batch_retime(mlfab__scheduler *s, uint32_t before) {
+  uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
+  mlfab__story *story = &s->stories[MLFAB__TRANSFER_PUSH];
+  double commit = story->backlog;
+  if (batch_network(s)) return; /* the times stay a little wrong */
+  for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++, i = s->items[i].next) {
+    mlfab__told *told = &story->told[n];
+    if (told->dropped) break;
+    told->arrive = told->end = 0.0;
+    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+      const mlfab__item_part *part = mlfab__scheduler_part(s, i, s->batch_servers[j]);
+      double arrive = batch_leg_end(s, &part->own);
+      double end = s->items[i].group ? batch_leg_end(s, &part->sum) : arrive;
+      if (arrive > told->arrive) told->arrive = arrive;
+      if (end > told->end) told->end = end;
+    }
+    if (!s->items[i].group) told->ready = 0.0;
+    if (told->end > commit) commit = told->end;
+    told->commit = commit;
+    told->start = batch_start(s, i);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   uint32_t applied, members[MLFAB__BATCH_AGGREGATORS + 1];
   batch_collect(s, MLFAB__TRANSFER_PUSH, 0);
@@ -15315,6 +15418,9 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   batch_count_groups(s, applied, members);
   for (uint32_t i = 0; i < s->nbatch; i++) batch_settle(s, &s->planned[i], members, groups);
   s->groups += s->nbatch;
+  int alone = 0;
+  for (uint32_t q = 1; q <= s->k; q++) alone |= members[q] == 1;
+  if (alone) batch_retime(s, before);
   batch_tell_all(s, before, groups);
 }
 
