@@ -30,6 +30,7 @@ LIBS     := -lpthread -lm $(LDLIBS)
 
 PARTS      := $(patsubst %.c,$(BUILD)/parts/%.o,$(wildcard core/*.c transports/*.c))
 TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
+PLAN_TOOL  := $(BUILD)/mlfab-plan
 EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c))
 LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
 
@@ -65,7 +66,7 @@ all: libraries tools examples
 
 libraries: $(LIBRARIES)
 
-##: build/mlfab-run and build/mlfab-sim
+##: build/mlfab-run, build/mlfab-sim and build/mlfab-plan
 tools: $(TOOLS)
 
 ##: the programs of examples/, in build/examples/
@@ -103,9 +104,14 @@ amalgamate:
 
 # ---- programs
 
-$(TOOLS): $(BUILD)/%: tools/%.c $(BUILD)/mlfab.o
+$(filter-out $(PLAN_TOOL),$(TOOLS)): $(BUILD)/%: tools/%.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+# Planning is not in the public header: what shows it links the parts.
+$(PLAN_TOOL): $(BUILD)/%: tools/%.c $(BUILD)/parts/libparts.a
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
 $(EXAMPLES): $(BUILD)/%: %.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
@@ -202,7 +208,7 @@ sim:
 soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
-	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c)) \
+	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
 	  tests/process/kill9_test.py@36000
 
 # ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it
@@ -225,17 +231,22 @@ fuzz:
 
 # ---- figures
 
-BENCH_SOURCES := $(wildcard tests/bench/*.c)
+BENCH_SOURCES := $(filter-out tests/bench/plan.c,$(wildcard tests/bench/*.c))
 
 $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(if $(HAVE_ZMQ),,-DMLFAB_BENCH_ZMQ=0) $(BENCH_SOURCES) \
 	  $(BUILD)/mlfab.o $(LDFLAGS) $(if $(HAVE_ZMQ),-lzmq) $(LIBS)
 
-##: measures against memcpy, plain sockets and ZeroMQ; a table, and build/bench.tsv
+$(BUILD)/bench-plan: tests/bench/plan.c $(BUILD)/parts/libparts.a
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
+
+##: measures against memcpy, plain sockets, ZeroMQ and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) $(BUILD)/bench
+	+@$(SUBMAKE) $(BUILD)/bench $(BUILD)/bench-plan
 	$(BUILD)/bench $(BUILD)/bench.tsv
+	$(BUILD)/bench-plan $(BUILD)/bench.tsv
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 

@@ -59,7 +59,7 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   for (uint32_t i = 0; i < d->n; i++) {
     out[i].q = g->grouped[i].q;
     if (out[i].q != 0) continue;
-    net->index = i;
+    net->index = d->names ? d->names[i] : i;
     int sent = distribute_send(net, d, d->server, &d->requests[i], 0, d->now, &out[i].end);
     if (sent != MLFAB__ENDS) return sent;
   }
@@ -74,7 +74,7 @@ static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
-      net->index = i;
+      net->index = d->names ? d->names[i] : i;
       int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, hubs[q - 1],
                                  &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
@@ -181,6 +181,7 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
                            .distributors = a->distributors,
                            .k = a->distributors_k,
                            .requests = g->members + a->n,
+                           .names = g->members,
                            .n = n,
                            .now = now};
   void *hubs = mlfab__link_grow(net->env, g->hubs, &g->hubs_room, d.k, sizeof *g->hubs);

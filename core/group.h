@@ -101,6 +101,7 @@ typedef struct mlfab__distribution {
   const uint32_t *distributors; /* k x servers nodes */
   uint32_t k;
   const uint32_t *requests; /* nodes that want the model */
+  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
 } mlfab__distribution;

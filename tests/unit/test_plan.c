@@ -305,7 +305,8 @@ static void check_deliveries(vector *v, uint32_t n, const uint32_t *id, const ui
 static void check_dist(vector *v) {
   uint32_t server[8], distributors[VECTOR_MOST], node[VECTOR_MOST], id[VECTOR_MOST];
   double bytes[8], hubs[VECTOR_MOST], makespan;
-  mlfab__distribution d = {server, 0, bytes, distributors, 0, node, 0, 0};
+  mlfab__distribution d = {
+      .server = server, .bytes = bytes, .distributors = distributors, .requests = node};
   mlfab__delivery out[VECTOR_MOST];
   mlfab__group_choice choice;
   memset(&it, 0, sizeof it);
