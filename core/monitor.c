@@ -126,12 +126,6 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
-MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
-                                         double *out_p) {
-  *in_p = monitor_now(&monitor->in);
-  *out_p = monitor_now(&monitor->out);
-}
-
 static int monitor_is_news(const mlfab__monitor_side *side) {
   double now = monitor_now(side), change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
@@ -140,13 +134,13 @@ static int monitor_is_news(const mlfab__monitor_side *side) {
 
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p) {
+  *in_p = monitor_now(&monitor->in);
+  *out_p = monitor_now(&monitor->out);
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in) && !monitor_is_news(&monitor->out)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
-  monitor->in.told = monitor_now(&monitor->in);
-  monitor->out.told = monitor_now(&monitor->out);
-  *in_p = monitor->in.told;
-  *out_p = monitor->out.told;
+  monitor->in.told = *in_p;
+  monitor->out.told = *out_p;
   return 1;
 }
 

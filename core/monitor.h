@@ -56,11 +56,8 @@ MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_
 /* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both are
  * finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* The capacities now, negative when not known. */
-MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
-                                         double *out_p);
-/* 1, and the capacities, when one of them differs by more than a tenth from what was said last, at most
- * once a heartbeat; else 0. */
+/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported: one
+ * differs by more than a tenth from what was to be reported last, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
