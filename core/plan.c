@@ -31,7 +31,9 @@ static int plan_reserve(mlfab__planner *p, uint32_t n) {
   p->ordered = mlfab__alloc_array(p->env, p->room, sizeof *p->ordered);
   p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
   p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
-  return p->ordered && p->grouped && p->order ? 0 : MLFAB_ERR_MEMORY;
+  if (p->ordered && p->grouped && p->order) return 0;
+  plan_free_arrays(p); /* or the next call would believe in them */
+  return MLFAB_ERR_MEMORY;
 }
 
 /* The order, or the list as it is. Nothing stays reserved. */
