@@ -40,7 +40,7 @@ CORE = [
     (4, "server", "intake.c", "place.c", "answer.c"),
     (4, "member"),
     (4, "aggregator", "distributor.c"),
-    (4, "scheduler"),
+    (4, "scheduler", "batch.c", "explain.c"),
     (5, "node", "boot.c", "hop.c"),
     (6, "config"),
     (6, "drive"),

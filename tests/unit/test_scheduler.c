@@ -1,0 +1,1228 @@
+/* test_scheduler.c - the scheduler role alone, against servers that are played by the test: when it plans, what
+ * it tells, and that what it predicts is what happens when its plans are carried out to the letter. */
+#include "core/scheduler.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { SERVERS = 3, WORKERS = 640, PLANS = 64 };
+#define MS 1000000ull
+#define SECOND 1000000000ull
+#define GIGA 1e9
+
+/* ---- a scheduler and what it said ---- */
+
+typedef struct heard {
+  uint32_t server;
+  uint64_t at_ns;
+  mlfab__plan plan;
+  mlfab__plan_entry *entries;
+} heard;
+
+typedef struct fixture {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab_stats stats;
+  mlfab__scheduler *s;
+  heard plans[PLANS]; /* since they were looked at */
+  uint32_t nplans, drops;
+  uint64_t now_ns;
+  /* The allocator. */
+  uint64_t calls, fail_at;
+  void (*on_plan)(void *world, uint32_t server, const mlfab__plan *plan,
+                  const mlfab__plan_entry *entries);
+  void *world;
+} fixture;
+
+static void forget_plans(fixture *f) {
+  for (uint32_t i = 0; i < f->nplans; i++) free(f->plans[i].entries);
+  f->nplans = 0;
+}
+
+static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  fixture *f = self;
+  mlfab__plan_entry *entries = malloc(MLFAB__PLAN_ENTRIES_MAX * sizeof *entries);
+  mlfab__plan plan;
+  assert_int_equal(type, MLFAB__PLAN);
+  assert_true(peer < f->config.servers);
+  assert_int_equal(mlfab__decode_plan(meta, bytes, &plan, entries), 0);
+  assert_true(plan.entries > 0);
+  if (f->on_plan) {
+    f->on_plan(f->world, peer, &plan, entries);
+    free(entries);
+    return;
+  }
+  assert_true(f->nplans < PLANS);
+  f->plans[f->nplans++] = (heard){peer, f->now_ns, plan, entries};
+}
+static void port_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void port_drop(void *self, uint32_t peer, int code, const char *text) {
+  fixture *f = self;
+  (void)peer;
+  assert_int_equal(code, MLFAB_ERR_FRAME);
+  assert_non_null(text);
+  f->drops++;
+}
+static void port_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+static void *allocate(void *user, size_t bytes) {
+  fixture *f = user;
+  return ++f->calls == f->fail_at ? NULL : malloc(bytes);
+}
+static void release(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  free(memory);
+}
+
+static int begin(fixture *f, uint32_t workers, uint32_t servers) {
+  mlfab__port port = {f, port_post, port_ready, port_drop, port_detach, port_event};
+  mlfab_env env = {.size = sizeof env, .allocate = allocate, .release = release, .user = f};
+  assert_int_equal(mlfab__env_init(&f->env, &env), 0);
+  mlfab_config_init(&f->config);
+  f->config.workers = workers;
+  f->config.servers = servers;
+  f->config.heartbeat_ns = 500 * MS;
+  f->config.seed = 7;
+  return mlfab__scheduler_create(&f->env, &f->config, &port, &f->stats, &f->s);
+}
+
+static void end(fixture *f) {
+  mlfab__scheduler_destroy(&f->s);
+  assert_null(f->s);
+  forget_plans(f);
+  assert_int_equal(f->env.bytes, 0);
+}
+
+static void frame(fixture *f, uint32_t server, uint8_t type, const uint8_t *meta, uint32_t bytes) {
+  mlfab__frame_in in = {type, bytes, 0, meta, NULL};
+  mlfab__scheduler_frame(f->s, server, &in, f->now_ns);
+}
+
+static void tick(fixture *f) { mlfab__scheduler_tick(f->s, f->now_ns); }
+
+static mlfab__schedule schedule_of(uint64_t bound) {
+  return (mlfab__schedule){.delay_bound = bound, .plan_ahead_ns = 150 * MS};
+}
+
+static void say_schedule(fixture *f, uint32_t server, mlfab__schedule m) {
+  uint8_t meta[128];
+  m.host = 1000 + server;
+  frame(f, server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &m));
+}
+
+static void say_station(fixture *f, uint32_t server, uint32_t worker, uint32_t incarnation,
+                        uint32_t alive, uint64_t host) {
+  uint8_t meta[64];
+  mlfab__station m = {worker, incarnation, alive, 2, host};
+  frame(f, server, MLFAB__STATION, meta, mlfab__encode_station(meta, &m));
+}
+
+static void say_capacity(fixture *f, uint64_t host, double in, double out) {
+  uint8_t meta[64];
+  mlfab__capacity m = {host, in, out};
+  frame(f, 0, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &m));
+}
+
+static mlfab__announce announce_of(uint32_t kind, uint32_t worker, uint64_t id, uint64_t bytes) {
+  return (mlfab__announce){.id = id,
+                           .bytes = bytes,
+                           .shape = 1,
+                           .kind = kind,
+                           .worker = worker,
+                           .incarnation = 1,
+                           .members = 1,
+                           .parts = 1};
+}
+
+static void say_announce(fixture *f, uint32_t server, const mlfab__announce *m) {
+  uint8_t meta[128];
+  frame(f, server, MLFAB__ANNOUNCE, meta, mlfab__encode_announce(meta, m));
+}
+
+static void say_push(fixture *f, uint32_t server, uint32_t worker, uint64_t id, uint64_t bytes,
+                     uint64_t lag) {
+  mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, worker, id, bytes);
+  m.lag = lag;
+  say_announce(f, server, &m);
+}
+
+static void say_report(fixture *f, uint32_t server, uint32_t kind, uint32_t worker, uint64_t id,
+                       uint64_t placed, uint64_t backlog, uint64_t out_backlog) {
+  uint8_t meta[128];
+  mlfab__report m = {.id = id,
+                     .placed = placed,
+                     .backlog = backlog,
+                     .out_backlog = out_backlog,
+                     .kind = kind,
+                     .worker = worker};
+  frame(f, server, MLFAB__REPORT, meta, mlfab__encode_report(meta, &m));
+}
+
+/* A fabric whose links all carry a gigabyte a second, every node on a host of its own. */
+static void fabric(fixture *f, uint32_t workers, uint32_t servers, mlfab__schedule schedule) {
+  assert_int_equal(begin(f, workers, servers), 0);
+  f->now_ns = SECOND;
+  for (uint32_t k = 0; k < servers; k++) {
+    mlfab__scheduler_hello(f->s, k, f->now_ns);
+    say_schedule(f, k, schedule);
+    for (uint32_t w = 0; w < workers; w++) say_station(f, k, w, 1, 1, 1 + w);
+    say_report(f, k, 0, MLFAB__NO_NODE, 0, 0, 0, 0);
+  }
+  for (uint32_t k = 0; k < servers; k++) say_capacity(f, 1000 + k, GIGA, GIGA);
+  for (uint32_t w = 0; w < workers; w++) say_capacity(f, 1 + w, GIGA, GIGA);
+  assert_int_equal(f->drops, 0);
+  tick(f);
+  assert_int_equal(f->nplans, 0);
+}
+
+/* ---- when it plans ---- */
+
+/* What waits alone is planned at once, and directly; the same is not planned again. */
+static void test_one(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 1, schedule_of(MLFAB_UNBOUNDED));
+  assert_true(mlfab__scheduler_deadline(f.s) == MLFAB__NEVER);
+  say_push(&f, 0, 2, 5, 100000000, 0);
+  assert_true(mlfab__scheduler_deadline(f.s) <= f.now_ns);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.plans[0].plan.entries, 1);
+  const mlfab__plan_entry *e = &f.plans[0].entries[0];
+  assert_int_equal(e->id, 5);
+  assert_int_equal(e->worker, 2);
+  assert_int_equal(e->kind, MLFAB__TRANSFER_PUSH);
+  assert_int_equal(e->aggregator, MLFAB__NO_NODE);
+  assert_int_equal(e->group, 0);
+  assert_int_equal(e->fate, MLFAB__FATE_GO);
+  assert_int_equal(e->delay, 0);
+  assert_true(f.plans[0].plan.rate_in == GIGA);
+  assert_true(mlfab__scheduler_deadline(f.s) == MLFAB__NEVER);
+  f.now_ns += SECOND;
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.stats.plans_made, 1);
+  end(&f);
+}
+
+/* While the in-link is booked for plan_ahead or more nothing is planned, and then at once: at 100 ms an update the
+ * third waits until 200 ms of booking have become 150. What has gathered by then is one batch, and some of it is
+ * added up on the way. */
+static void test_booked_ahead(void **state) {
+  fixture f = {0};
+  uint32_t grouped = 0;
+  (void)state;
+  fabric(&f, 12, 1, schedule_of(MLFAB_UNBOUNDED));
+  for (uint32_t w = 0; w < 12; w++) {
+    say_push(&f, 0, w, 1, 100000000, 0);
+    tick(&f);
+  }
+  assert_int_equal(f.nplans, 2);
+  uint64_t due = mlfab__scheduler_deadline(f.s);
+  assert_true(due > SECOND + 50 * MS - 10 && due <= SECOND + 50 * MS + 10);
+  f.now_ns = due - 1000;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  f.now_ns = mlfab__scheduler_deadline(f.s);
+  assert_true(f.now_ns <= due + 5 * MS);
+  tick(&f);
+  assert_int_equal(f.nplans, 3);
+  assert_int_equal(f.plans[2].plan.entries, 10);
+  for (uint32_t i = 0; i < 10; i++) grouped += f.plans[2].entries[i].group != 0;
+  assert_true(grouped >= 4);
+  assert_int_equal(f.stats.plans_grouped, grouped);
+  end(&f);
+}
+
+/* A link that is slower than the plan says has not got further than the server reports. */
+static void test_booked_by_report(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 1, schedule_of(MLFAB_UNBOUNDED));
+  say_push(&f, 0, 0, 1, 300000000, 0);
+  tick(&f);
+  say_push(&f, 0, 1, 1, 1000000, 0);
+  f.now_ns += 149 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  say_report(&f, 0, 0, MLFAB__NO_NODE, 0, 1, 290000000, 0);
+  f.now_ns += 10 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  /* And one that is over early is not waited for. */
+  say_report(&f, 0, 0, 0, 1, 1, 0, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  end(&f);
+}
+
+static void test_interval(void **state) {
+  fixture f = {0};
+  mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
+  (void)state;
+  schedule.interval_ns = 100 * MS;
+  fabric(&f, 9, 1, schedule);
+  for (uint32_t w = 0; w < 3; w++) {
+    say_push(&f, 0, w, 1, 400000000, 0);
+    tick(&f);
+    f.now_ns += 10 * MS;
+  }
+  assert_int_equal(f.nplans, 1);
+  assert_true(mlfab__scheduler_deadline(f.s) == SECOND + 100 * MS);
+  f.now_ns = SECOND + 100 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[1].plan.entries, 2);
+  say_push(&f, 0, 5, 1, 400000000, 0);
+  f.now_ns += 99 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  f.now_ns += 1 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 3);
+  end(&f);
+}
+
+/* ---- fates ---- */
+
+static uint32_t fate_of(const fixture *f, uint32_t worker) {
+  for (uint32_t i = 0; i < f->nplans; i++) {
+    for (uint32_t k = 0; k < f->plans[i].plan.entries; k++) {
+      if (f->plans[i].entries[k].worker == worker) return f->plans[i].entries[k].fate;
+    }
+  }
+  return 99;
+}
+
+/* With a bound of 3 the delays 0, 1 and 2 pass. Three updates that would be 2 behind at the first place fit one; the
+ * others are dropped, and told what they would have had. */
+static void test_bound(void **state) {
+  fixture f = {0};
+  uint32_t gone = 0;
+  (void)state;
+  fabric(&f, 6, 1, schedule_of(3));
+  say_push(&f, 0, 0, 1, 1000000, 3);
+  say_push(&f, 0, 1, 1, 1000000, 2);
+  say_push(&f, 0, 2, 1, 1000000, 2);
+  say_push(&f, 0, 3, 1, 1000000, 1);
+  say_push(&f, 0, 4, 1, 1000000, UINT64_MAX);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.plans[0].plan.entries, 5);
+  for (uint32_t k = 0; k < 5; k++) {
+    const mlfab__plan_entry *e = &f.plans[0].entries[k];
+    if (e->fate == MLFAB__FATE_GO) {
+      assert_true(e->delay < 3);
+      assert_int_equal(gone, 0);
+    } else {
+      assert_true(e->delay >= 3);
+      gone++;
+    }
+  }
+  assert_int_equal(gone, 3);
+  assert_int_equal(fate_of(&f, 0), MLFAB__FATE_EXPIRED);
+  assert_int_equal(fate_of(&f, 3), MLFAB__FATE_GO);
+  assert_int_equal(f.stats.plans_dropped, 3);
+  end(&f);
+}
+
+/* What was placed since an update was announced counts, and what is on its way in plans. */
+static void test_ages_while_waiting(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 8, 1, schedule_of(3));
+  for (uint32_t w = 0; w < 2; w++) say_push(&f, 0, w, 1, 200000000, 0);
+  tick(&f);
+  assert_int_equal(f.plans[0].plan.entries, 2);
+  /* Announced before the server has that plan: behind two that are not placed yet. */
+  say_push(&f, 0, 2, 1, 1000000, 0);
+  say_push(&f, 0, 3, 1, 1000000, 1);
+  f.now_ns += 300 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(fate_of(&f, 2), MLFAB__FATE_GO);
+  assert_int_equal(fate_of(&f, 3), MLFAB__FATE_EXPIRED);
+  assert_int_equal(f.plans[1].entries[0].delay, 2);
+  end(&f);
+}
+
+/* With rounds the list stays as it is, whatever the bound and the sizes. */
+static void test_rounds(void **state) {
+  fixture f = {0};
+  mlfab__schedule schedule = schedule_of(1);
+  (void)state;
+  schedule.rounds = 1;
+  fabric(&f, 9, 1, schedule);
+  for (uint32_t w = 9; w-- > 0;) say_push(&f, 0, w, 1, 1000000 * (w + 1), 50);
+  tick(&f);
+  assert_int_equal(f.plans[0].plan.entries, 9);
+  for (uint32_t k = 0; k < 9; k++) {
+    assert_int_equal(f.plans[0].entries[k].worker, 8 - k);
+    assert_int_equal(f.plans[0].entries[k].fate, MLFAB__FATE_GO);
+  }
+  assert_int_equal(f.stats.plans_dropped, 0);
+  end(&f);
+}
+
+/* Of one worker the older goes first, though the newer would be there earlier. */
+static void test_numbers_of_a_worker(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 2, 1, schedule_of(MLFAB_UNBOUNDED));
+  say_push(&f, 0, 0, 8, 1000, 0);
+  say_push(&f, 0, 0, 7, 50000000, 0);
+  tick(&f);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[0].plan.entries, 1);
+  assert_int_equal(f.plans[0].entries[0].id, 7);
+  assert_int_equal(f.plans[1].entries[0].id, 8);
+  end(&f);
+}
+
+/* ---- aggregation ---- */
+
+static void many(fixture *f, uint32_t from, uint32_t to, uint64_t bytes) {
+  for (uint32_t w = from; w < to; w++) say_push(f, 0, w, 1, bytes, 0);
+}
+
+static uint32_t groups_of(const fixture *f, uint32_t plan) {
+  const heard *h = &f->plans[plan];
+  uint32_t groups = 0;
+  for (uint32_t i = 0; i < h->plan.entries; i++) {
+    const mlfab__plan_entry *e = &h->entries[i];
+    int first = e->group && (i == 0 || h->entries[i - 1].group != e->group);
+    groups += (uint32_t)first;
+    if (e->group) {
+      assert_int_not_equal(e->aggregator, MLFAB__NO_NODE);
+      assert_true(e->rate == GIGA);
+    } else {
+      assert_int_equal(e->aggregator, MLFAB__NO_NODE);
+    }
+    if (!first) continue;
+    /* In a row, at least two, all at one aggregator. */
+    assert_true(i + 1 < h->plan.entries && e[1].group == e->group);
+    for (uint32_t k = i; k < h->plan.entries; k++) {
+      if (h->entries[k].group == e->group) {
+        assert_int_equal(h->entries[k].aggregator, e->aggregator);
+        assert_true(k == i || h->entries[k - 1].group == e->group);
+      }
+    }
+  }
+  return groups;
+}
+
+/* An aggregator has as many sums at a time as it offers, whatever is planned meanwhile. */
+static void test_accumulators(void **state) {
+  fixture f = {0};
+  uint32_t in_use[24] = {0}, groups = 0;
+  mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
+  (void)state;
+  schedule.interval_ns = 1;
+  fabric(&f, 24, 1, schedule);
+  for (uint32_t w = 0; w < 24; w++) {
+    uint8_t meta[64];
+    mlfab__station m = {w, 1, 1, w < 3 ? 1 : 0, 1 + w};
+    frame(&f, 0, MLFAB__STATION, meta, mlfab__encode_station(meta, &m));
+  }
+  for (uint32_t round = 0; round < 4; round++) {
+    for (uint32_t w = 6 * round; w < 6 * round + 6; w++) say_push(&f, 0, w, 1, 10000000, 0);
+    tick(&f);
+    f.now_ns += MS;
+  }
+  assert_int_equal(f.nplans, 4);
+  for (uint32_t p = 0; p < 4; p++) {
+    groups += groups_of(&f, p);
+    for (uint32_t i = 0; i < f.plans[p].plan.entries; i++) {
+      const mlfab__plan_entry *e = &f.plans[p].entries[i];
+      if (e->group && (i == 0 || e[-1].group != e->group)) in_use[e->aggregator]++;
+    }
+  }
+  assert_true(groups > 0 && groups <= 3);
+  for (uint32_t w = 0; w < 24; w++) assert_true(in_use[w] <= (w < 3 ? 1 : 0));
+  /* When they are over there is room again. */
+  for (uint32_t w = 0; w < 24; w++) say_report(&f, 0, 0, w, 1, 24, 0, 0);
+  for (uint32_t w = 0; w < 12; w++) say_push(&f, 0, w, 2, 10000000, 0);
+  tick(&f);
+  assert_true(groups_of(&f, 4) > 0);
+  end(&f);
+}
+
+/* What differs in shape is not added up, and nothing is when the schedule says so. */
+static void test_not_grouped(void **state) {
+  (void)state;
+  for (int way = 0; way < 3; way++) {
+    fixture f = {0};
+    mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
+    schedule.no_aggregation = way == 1;
+    fabric(&f, 16, 1, schedule);
+    for (uint32_t w = 0; w < 16; w++) {
+      mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, w, 1, 10000000);
+      m.shape = way == 2 ? w & 1 : 3;
+      say_announce(&f, 0, &m);
+    }
+    tick(&f);
+    assert_int_equal(f.plans[0].plan.entries, 16);
+    if (way == 0) {
+      assert_true(groups_of(&f, 0) > 0);
+    } else {
+      assert_int_equal(groups_of(&f, 0), 0);
+    }
+    end(&f);
+  }
+}
+
+/* Workers on one host share its links: an aggregator there saves nothing for those beside the server, and
+ * never are two of one host chosen. */
+static void test_shared_hosts(void **state) {
+  fixture f = {0};
+  uint64_t hosts = 0;
+  (void)state;
+  fabric(&f, 32, 1, schedule_of(MLFAB_UNBOUNDED));
+  for (uint32_t w = 0; w < 32; w++) say_station(&f, 0, w, 1, 1, w < 8 ? 1000 : 1 + w / 2);
+  many(&f, 0, 32, 10000000);
+  tick(&f);
+  assert_true(groups_of(&f, 0) > 1);
+  for (uint32_t i = 0; i < 32; i++) {
+    const mlfab__plan_entry *e = &f.plans[0].entries[i];
+    if (!e->group || (i > 0 && e[-1].group == e->group)) continue;
+    assert_true(e->aggregator >= 8);
+    assert_true((hosts >> e->aggregator / 2 & 1) == 0);
+    hosts |= 1ull << e->aggregator / 2;
+  }
+  end(&f);
+}
+
+/* However many wait, no plan has a group that is too large for a frame. */
+static void test_large_batches(void **state) {
+  fixture f = {0};
+  mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
+  uint32_t planned = 0;
+  (void)state;
+  schedule.rounds = 1;
+  fabric(&f, WORKERS, 1, schedule);
+  many(&f, 0, WORKERS, 100000);
+  for (uint32_t turn = 0; turn < 100 && planned < WORKERS; turn++) {
+    tick(&f);
+    f.now_ns += 10 * MS;
+    planned = 0;
+    for (uint32_t i = 0; i < f.nplans; i++) {
+      assert_true(f.plans[i].plan.entries <= MLFAB__GROUP_MEMBERS_MAX);
+      groups_of(&f, i);
+      planned += f.plans[i].plan.entries;
+    }
+  }
+  assert_int_equal(planned, WORKERS);
+  end(&f);
+}
+
+/* ---- several servers ---- */
+
+static void say_parts(fixture *f, uint32_t server, uint32_t worker, uint64_t id) {
+  mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, worker, id, 10000000);
+  m.parts = f->config.servers;
+  m.shape = server;
+  say_announce(f, server, &m);
+}
+
+static void test_waits_for_parts(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 2, schedule_of(MLFAB_UNBOUNDED));
+  say_parts(&f, 1, 0, 1);
+  tick(&f);
+  assert_int_equal(f.nplans, 0);
+  assert_true(mlfab__scheduler_deadline(f.s) == f.now_ns + 1500 * MS);
+  say_parts(&f, 0, 0, 1);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[0].server, 0);
+  assert_int_equal(f.plans[1].server, 1);
+  /* A server whose link is lost is not waited for ... */
+  mlfab__scheduler_lost(f.s, 0, f.now_ns);
+  say_parts(&f, 1, 1, 1);
+  tick(&f);
+  assert_int_equal(f.nplans, 3);
+  assert_int_equal(f.plans[2].server, 1);
+  /* ... and one that says nothing not for ever. */
+  mlfab__scheduler_hello(f.s, 0, f.now_ns);
+  say_parts(&f, 1, 2, 1);
+  tick(&f);
+  assert_int_equal(f.nplans, 3);
+  f.now_ns = mlfab__scheduler_deadline(f.s);
+  assert_int_equal(f.now_ns, SECOND + 1500 * MS);
+  tick(&f);
+  assert_int_equal(f.nplans, 4);
+  end(&f);
+}
+
+/* One fate and one order at all servers, with the lag of the server where it is largest. */
+static void test_same_everywhere(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 12, 3, schedule_of(8));
+  for (uint32_t k = 0; k < 3; k++) {
+    for (uint32_t w = 0; w < 12; w++) {
+      mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, w, 1, 1000000 * (1 + (w * 5 + k) % 7));
+      m.parts = 3;
+      m.lag = k == w % 3 ? w : 0;
+      say_announce(&f, k, &m);
+    }
+  }
+  tick(&f);
+  assert_int_equal(f.nplans, 3);
+  for (uint32_t i = 0; i < 12; i++) {
+    const mlfab__plan_entry *e = &f.plans[0].entries[i];
+    for (uint32_t k = 1; k < 3; k++) {
+      const mlfab__plan_entry *o = &f.plans[k].entries[i];
+      assert_int_equal(o->worker, e->worker);
+      assert_int_equal(o->fate, e->fate);
+      assert_int_equal(o->group, e->group);
+      assert_int_equal(o->delay, e->delay);
+    }
+    if (e->worker >= 8) assert_int_not_equal(e->fate, MLFAB__FATE_GO);
+  }
+  end(&f);
+}
+
+/* ---- what goes wrong ---- */
+
+/* A link that is cut: the update waits, is looked at again now and then, and goes when the link is back. */
+static void test_unreachable(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 1, schedule_of(MLFAB_UNBOUNDED));
+  say_capacity(&f, 1, GIGA, 0.0);
+  say_push(&f, 0, 0, 1, 1000, 0);
+  say_push(&f, 0, 1, 1, 1000, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.plans[0].plan.entries, 1);
+  assert_int_equal(f.plans[0].entries[0].worker, 1);
+  assert_true(mlfab__scheduler_deadline(f.s) == f.now_ns + 500 * MS);
+  f.now_ns += 500 * MS;
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.stats.plans_made, 1);
+  say_capacity(&f, 1, GIGA, GIGA);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[1].entries[0].worker, 0);
+  /* A server that is cut off gets no plans, and nothing is divided by its rate. */
+  say_capacity(&f, 1000, 0.0, 0.0);
+  say_push(&f, 0, 2, 1, 1000, 0);
+  f.now_ns += SECOND;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  end(&f);
+}
+
+/* The link to the server breaks and comes back: all is told anew, what is placed counts by its backlog only. */
+static void test_restart(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 8, 1, schedule_of(MLFAB_UNBOUNDED));
+  for (uint32_t w = 0; w < 3; w++) say_push(&f, 0, w, 1, 100000000, 0);
+  tick(&f);
+  say_push(&f, 0, 5, 1, 1000, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  mlfab__scheduler_lost(f.s, 0, f.now_ns);
+  f.now_ns += SECOND;
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  assert_true(mlfab__scheduler_deadline(f.s) == MLFAB__NEVER);
+  mlfab__scheduler_hello(f.s, 0, f.now_ns);
+  say_schedule(&f, 0, schedule_of(MLFAB_UNBOUNDED));
+  for (uint32_t w = 0; w < 8; w++) say_station(&f, 0, w, 1, 1, 1 + w);
+  say_report(&f, 0, 0, MLFAB__NO_NODE, 0, 3, 250000000, 0);
+  say_push(&f, 0, 6, 1, 1000, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  uint64_t due = mlfab__scheduler_deadline(f.s);
+  assert_true(due >= f.now_ns + 100 * MS && due <= f.now_ns + 100 * MS + 10);
+  f.now_ns = due;
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[1].plan.entries, 1);
+  assert_int_equal(f.plans[1].entries[0].worker, 6);
+  assert_true(f.s->stories[0].backlog > 0.149 && f.s->stories[0].backlog < 0.151);
+  end(&f);
+}
+
+/* Strangers, old processes, the dead, and what is said twice. */
+static void test_who_may_announce(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 1, schedule_of(MLFAB_UNBOUNDED));
+  mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, 0, 1, 1000);
+  m.incarnation = 9;
+  say_announce(&f, 0, &m);
+  say_station(&f, 0, 1, 5, 1, 2);
+  say_push(&f, 0, 1, 1, 1000, 0); /* incarnation 1: past */
+  say_push(&f, 0, 2, 1, 1000, 0);
+  say_push(&f, 0, 3, 1, 1000, 0);
+  say_push(&f, 0, 3, 1, 1000, 0); /* twice */
+  say_station(&f, 0, 2, 1, 0, 3);
+  say_push(&f, 0, 2, 2, 1000, 0); /* dead */
+  tick(&f);
+  assert_int_equal(f.drops, 0);
+  assert_int_equal(f.nplans, 1);
+  assert_int_equal(f.plans[0].plan.entries, 1);
+  assert_int_equal(f.plans[0].entries[0].worker, 3);
+  /* Its worker came back, so the server has forgotten what was placed, and says it again. */
+  say_push(&f, 0, 3, 1, 1000, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.plans[1].entries[0].worker, 3);
+  /* A report of what nobody knows changes nothing. */
+  say_report(&f, 0, 0, 2, 77, 0, 0, 0);
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  m = announce_of(MLFAB__TRANSFER_PUSH, 9, 1, 1000);
+  say_announce(&f, 0, &m);
+  assert_int_equal(f.drops, 1);
+  end(&f);
+}
+
+static void test_bad_frames(void **state) {
+  fixture f = {0};
+  uint8_t meta[256];
+  mlfab__prng prng;
+  (void)state;
+  fabric(&f, 4, 2, schedule_of(MLFAB_UNBOUNDED));
+  static const uint64_t patterns[] = {0x7ff8000000000000u, 0x7ff0000000000000u,
+                                      0xfff0000000000000u};
+  for (uint32_t i = 0; i < 3; i++) {
+    double wrong;
+    memcpy(&wrong, &patterns[i], sizeof wrong);
+    say_capacity(&f, 1, wrong, GIGA);
+    say_capacity(&f, 1, GIGA, wrong);
+  }
+  assert_int_equal(f.drops, 6);
+  say_schedule(&f, 0, schedule_of(0));
+  assert_int_equal(f.drops, 7);
+  mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, 0, 1, 1000);
+  m.parts = 3;
+  say_announce(&f, 0, &m);
+  m.parts = 0;
+  say_announce(&f, 0, &m);
+  m.parts = 1;
+  m.kind = 2;
+  say_announce(&f, 0, &m);
+  m.kind = 0;
+  m.members = 0;
+  say_announce(&f, 0, &m);
+  assert_int_equal(f.drops, 11);
+  frame(&f, 0, MLFAB__PLAN, meta, 0);
+  assert_int_equal(f.drops, 12);
+  mlfab__prng_seed(&prng, 3);
+  for (uint32_t i = 0; i < 20000; i++) {
+    static const uint8_t types[] = {MLFAB__SCHEDULE, MLFAB__STATION, MLFAB__CAPACITY,
+                                    MLFAB__ANNOUNCE, MLFAB__REPORT};
+    for (uint32_t k = 0; k < sizeof meta; k++)
+      meta[k] = mlfab__prng_below(&prng, 3) ? 0 : (uint8_t)mlfab__prng_below(&prng, 4);
+    frame(&f, (uint32_t)mlfab__prng_below(&prng, 3), types[mlfab__prng_below(&prng, 5)], meta,
+          24 + 8 * (uint32_t)mlfab__prng_below(&prng, 8));
+    f.now_ns += 1 + mlfab__prng_below(&prng, MS);
+    tick(&f);
+    forget_plans(&f);
+  }
+  end(&f);
+}
+
+/* ---- pulls ---- */
+
+static void test_pulls(void **state) {
+  (void)state;
+  for (uint32_t off = 0; off < 2; off++) {
+    fixture f = {0};
+    uint32_t spread = 0;
+    mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
+    schedule.no_distribution = off;
+    fabric(&f, 16, 2, schedule);
+    for (uint32_t w = 0; w < 16; w++) {
+      mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, w, 4, 50000000);
+      say_announce(&f, 1, &m);
+    }
+    tick(&f);
+    assert_int_equal(f.nplans, 1);
+    assert_int_equal(f.plans[0].server, 1);
+    assert_int_equal(f.plans[0].plan.entries, 16);
+    groups_of(&f, 0);
+    for (uint32_t i = 0; i < 16; i++) {
+      const mlfab__plan_entry *e = &f.plans[0].entries[i];
+      assert_int_equal(e->kind, MLFAB__TRANSFER_PULL);
+      assert_int_equal(e->fate, MLFAB__FATE_GO);
+      spread += e->group != 0;
+      /* Spreads come before what is served directly. */
+      assert_true(i == 0 || !e->group || e[-1].group);
+    }
+    assert_true(off ? spread == 0 : spread > 4);
+    /* The out-link is booked now; the in-link is not, nor is the other server. */
+    mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, 0, 5, 50000000);
+    say_announce(&f, 1, &m);
+    tick(&f);
+    assert_int_equal(f.nplans, 1);
+    say_announce(&f, 0, &m);
+    say_push(&f, 1, 3, 1, 1000000, 0);
+    tick(&f);
+    assert_int_equal(f.nplans, 3);
+    for (uint32_t w = 0; w < 16; w++) say_report(&f, 1, 1, w, 4, 0, 0, 0);
+    tick(&f);
+    assert_int_equal(f.nplans, 4);
+    assert_int_equal(f.plans[3].server, 1);
+    assert_int_equal(f.plans[3].entries[0].id, 5);
+    end(&f);
+  }
+}
+
+/* ---- a miniature of servers, aggregators and links, that does what plans say ---- */
+
+enum { MINI_WORKERS = 12, MINI_HOSTS = MINI_WORKERS + SERVERS, MINI_FLOWS = 4096 };
+
+/* A transfer over one hop. Those that were planned earlier take what they can get first. */
+typedef struct flow {
+  uint32_t from, to; /* hosts */
+  double left;
+  uint32_t waits; /* flows that feed it */
+  uint32_t feeds; /* the flow that waits for it, plus one */
+  double done;    /* when, or -1 */
+  uint64_t key;   /* of its place: plan, entry, server */
+} flow;
+
+typedef struct placed {
+  uint32_t worker, flow; /* the one into the server */
+  uint64_t id;
+  int dropped, leads; /* leads: its group's bytes are counted here */
+} placed;
+
+typedef struct mini_server {
+  placed queue[256];
+  uint32_t n;
+  uint64_t version, counted; /* commits; members ever placed */
+} mini_server;
+
+typedef struct mini_worker {
+  uint64_t id, base[SERVERS];
+  double begins;          /* when it has computed the next, seconds */
+  uint32_t waiting, left; /* parts that are not placed; not over */
+  int dropped;
+  double predicted, finished;
+} mini_worker;
+
+typedef struct mini {
+  fixture f;
+  mlfab__prng prng;
+  uint32_t workers, servers;
+  uint64_t bytes[SERVERS], bound;
+  double in[MINI_HOSTS], out[MINI_HOSTS], now;
+  uint32_t host[MINI_WORKERS];
+  flow flows[MINI_FLOWS];
+  uint32_t nflows, order[MINI_FLOWS]; /* order: by key */
+  mini_server server[SERVERS];
+  mini_worker worker[MINI_WORKERS];
+  uint32_t applied, dropped, grouped;
+  uint64_t last_order[SERVERS]; /* hash of the order of places */
+  double worst;
+} mini;
+
+/* Flows stand in the order of their keys: later ones mostly come last. */
+static uint32_t mini_flow(mini *m, uint32_t from, uint32_t to, double bytes, uint64_t key) {
+  uint32_t at = m->nflows;
+  assert_true(m->nflows < MINI_FLOWS);
+  m->flows[m->nflows] = (flow){.from = from, .to = to, .left = bytes, .done = -1.0, .key = key};
+  for (; at > 0 && m->flows[m->order[at - 1]].key > key; at--) m->order[at] = m->order[at - 1];
+  m->order[at] = m->nflows;
+  return m->nflows++;
+}
+
+static uint64_t mini_key(const mlfab__plan *plan, uint32_t place, uint32_t server) {
+  return plan->serial << 24 | place << 4 | server;
+}
+
+static uint64_t mini_backlog(const mini *m, uint32_t k) {
+  double left = 0.0;
+  for (uint32_t i = 0; i < m->server[k].n; i++) {
+    const placed *p = &m->server[k].queue[i];
+    if (!p->dropped && p->leads) left += m->flows[p->flow].left;
+  }
+  return (uint64_t)(left + 0.5);
+}
+
+/* A server takes a plan in: checks the bound by itself, and finds that the plan had it right. */
+static void mini_plan(void *world, uint32_t k, const mlfab__plan *plan,
+                      const mlfab__plan_entry *entries) {
+  mini *m = world;
+  mini_server *server = &m->server[k];
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < plan->entries; i++) {
+    const mlfab__plan_entry *e = &entries[i];
+    mini_worker *w = &m->worker[e->worker];
+    uint64_t delay = server->counted - w->base[k];
+    assert_int_equal(e->id, w->id);
+    assert_true(w->waiting >> k & 1);
+    w->waiting &= ~(1u << k);
+    m->last_order[k] = mlfab__mix(m->last_order[k] * 31 + e->worker * 2 + (e->fate != 0));
+    placed *p = &server->queue[server->n++];
+    *p = (placed){.worker = e->worker, .id = e->id, .dropped = e->fate != MLFAB__FATE_GO};
+    assert_true(server->n < 256);
+    if (e->fate != MLFAB__FATE_GO) {
+      w->dropped = 1;
+      continue;
+    }
+    assert_true(e->delay < m->bound);
+    if (m->servers == 1) assert_int_equal(e->delay, delay);
+    assert_true(delay <= e->delay);
+    server->counted++;
+    uint32_t hop = m->host[e->aggregator == MLFAB__NO_NODE ? 0 : e->aggregator];
+    uint32_t to = MINI_WORKERS + k;
+    p->leads = !e->group || i == 0 || entries[i - 1].group != e->group;
+    if (!e->group) {
+      p->flow = mini_flow(m, m->host[e->worker], to, (double)m->bytes[k], mini_key(plan, 2 * i, k));
+      continue;
+    }
+    m->grouped++;
+    /* The sum stands behind its members. */
+    if (p->leads) {
+      uint32_t n = 0;
+      while (i + n < plan->entries && entries[i + n].group == e->group) n++;
+      sum = m->nflows + n;
+      for (uint32_t q = 0; q < n; q++) {
+        uint32_t own = mini_flow(m, m->host[entries[i + q].worker], hop, (double)m->bytes[k],
+                                 mini_key(plan, 2 * (i + q), k));
+        m->flows[own].feeds = sum + 1;
+      }
+      uint64_t key = mini_key(plan, 2 * (i + n) - 1, k);
+      assert_int_equal(mini_flow(m, hop, to, (double)m->bytes[k], key), sum);
+      m->flows[sum].waits = n;
+    }
+    p->flow = sum;
+  }
+}
+
+static void mini_finish_flow(mini *m, flow *f) {
+  f->left = 0.0;
+  f->done = m->now;
+  if (f->feeds) m->flows[f->feeds - 1].waits--;
+}
+
+/* Strict priority: what each takes when those before it have taken theirs. */
+static double mini_rates(mini *m, double *rates) {
+  double in[MINI_HOSTS], out[MINI_HOSTS], next = 1e30;
+  memcpy(in, m->in, sizeof in);
+  memcpy(out, m->out, sizeof out);
+  for (uint32_t n = 0; n < m->nflows; n++) {
+    uint32_t i = m->order[n];
+    const flow *f = &m->flows[i];
+    rates[i] = 0.0;
+    if (f->done >= 0.0 || f->waits > 0) continue;
+    if (f->from == f->to) return 0.0;
+    double rate = out[f->from] < in[f->to] ? out[f->from] : in[f->to];
+    out[f->from] -= rate;
+    in[f->to] -= rate;
+    rates[i] = rate;
+    if (rate > 0.0 && f->left / rate < next) next = f->left / rate;
+  }
+  return next;
+}
+
+static void mini_over(mini *m, uint32_t k, const placed *p) {
+  mini_worker *w = &m->worker[p->worker];
+  if (!p->dropped) m->server[k].version++;
+  assert_true(w->left >> k & 1);
+  w->left &= ~(1u << k);
+  say_report(&m->f, k, MLFAB__TRANSFER_PUSH, p->worker, p->id, m->server[k].counted,
+             mini_backlog(m, k), 0);
+  if (w->left) return;
+  w->finished = m->now;
+  if (!w->dropped) {
+    double off = w->finished - w->predicted;
+    m->applied++;
+    if (off < 0.0) off = -off;
+    if (off > m->worst) m->worst = off;
+  } else {
+    m->dropped++;
+  }
+  w->id++;
+  w->dropped = 0;
+  w->begins = m->now + 0.001 * (double)(1 + mlfab__prng_below(&m->prng, 120));
+}
+
+/* Commits, in the order of places, what has come. */
+static void mini_commit(mini *m) {
+  for (uint32_t k = 0; k < m->servers; k++) {
+    mini_server *server = &m->server[k];
+    while (server->n > 0) {
+      placed p = server->queue[0];
+      if (!p.dropped && m->flows[p.flow].done < 0.0) break;
+      memmove(server->queue, server->queue + 1, --server->n * sizeof *server->queue);
+      mini_over(m, k, &p);
+    }
+  }
+}
+
+static void mini_announce(mini *m, uint32_t worker) {
+  mini_worker *w = &m->worker[worker];
+  for (uint32_t k = 0; k < m->servers; k++) {
+    mlfab__announce a = announce_of(MLFAB__TRANSFER_PUSH, worker, w->id, m->bytes[k]);
+    /* It has computed from the model as it was a while ago. */
+    uint64_t behind = mlfab__prng_below(&m->prng, 6);
+    w->base[k] = m->server[k].version - mlfab__min(behind, m->server[k].version);
+    a.lag = m->server[k].counted - w->base[k];
+    a.placed = m->server[k].counted;
+    a.parts = m->servers;
+    say_announce(&m->f, k, &a);
+  }
+  w->waiting = w->left = (1u << m->servers) - 1;
+  w->begins = 1e30;
+}
+
+/* What the plan that was just made foretells. */
+static void mini_foretold(mini *m) {
+  const mlfab__story *story = &m->f.s->stories[MLFAB__TRANSFER_PUSH];
+  for (uint32_t i = 0; i < story->n; i++) {
+    const mlfab__told *told = &story->told[i];
+    if (!told->dropped)
+      m->worker[told->worker].predicted = 1e-9 * (double)story->now_ns + told->commit;
+  }
+  for (uint32_t k = 1; k < m->servers; k++) assert_true(m->last_order[k] == m->last_order[0]);
+}
+
+static void mini_tick(mini *m) {
+  uint64_t made = m->f.stats.plans_made;
+  tick(&m->f);
+  if (m->f.stats.plans_made != made) mini_foretold(m);
+  assert_true(m->f.stats.plans_made <= made + 1);
+}
+
+static void mini_step(mini *m, double rates[MINI_FLOWS]) {
+  double next = m->now + mini_rates(m, rates);
+  uint64_t deadline = mlfab__scheduler_deadline(m->f.s);
+  double timer = deadline == MLFAB__NEVER ? 1e30 : 1e-9 * (double)deadline;
+  if (timer < next) next = timer;
+  for (uint32_t w = 0; w < m->workers; w++)
+    if (m->worker[w].begins < next) next = m->worker[w].begins;
+  if (next < m->now) next = m->now;
+  assert_true(next < 1e29); /* or nothing moves any more */
+  for (uint32_t i = 0; i < m->nflows; i++) {
+    flow *f = &m->flows[i];
+    if (f->done >= 0.0 || f->waits > 0) continue;
+    f->left -= rates[i] * (next - m->now);
+  }
+  m->now = next;
+  for (uint32_t i = 0; i < m->nflows; i++) {
+    flow *f = &m->flows[i];
+    if (f->done < 0.0 && !f->waits && (f->from == f->to || f->left < 1e-3)) mini_finish_flow(m, f);
+  }
+  uint64_t ns = (uint64_t)(m->now * 1e9 + 0.5);
+  m->f.now_ns = ns > m->f.now_ns ? ns : m->f.now_ns;
+  if (deadline != MLFAB__NEVER && timer <= m->now && m->f.now_ns < deadline) m->f.now_ns = deadline;
+  mini_commit(m);
+  for (uint32_t w = 0; w < m->workers; w++)
+    if (m->worker[w].begins <= m->now) mini_announce(m, w);
+  mini_tick(m);
+  /* Flows that are done and fed nobody are forgotten when none is left. */
+  uint32_t open = 0;
+  for (uint32_t i = 0; i < m->nflows; i++) open += m->flows[i].done < 0.0;
+  for (uint32_t k = 0; k < m->servers; k++) open += m->server[k].n;
+  if (open == 0) m->nflows = 0;
+}
+
+/* Drops flows that are done, so that their room is used again; queues keep the others' numbers. */
+static void mini_compact(mini *m) {
+  static uint32_t moved[MINI_FLOWS];
+  static uint8_t needed[MINI_FLOWS];
+  uint32_t kept = 0;
+  memset(needed, 0, sizeof needed);
+  for (uint32_t i = 0; i < m->nflows; i++) needed[i] = m->flows[i].done < 0.0;
+  for (uint32_t k = 0; k < m->servers; k++)
+    for (uint32_t i = 0; i < m->server[k].n; i++)
+      if (!m->server[k].queue[i].dropped) needed[m->server[k].queue[i].flow] = 1;
+  for (uint32_t i = 0; i < m->nflows; i++) {
+    moved[i] = kept;
+    if (needed[i]) m->flows[kept++] = m->flows[i];
+  }
+  for (uint32_t i = 0; i < kept; i++)
+    if (m->flows[i].feeds) m->flows[i].feeds = moved[m->flows[i].feeds - 1] + 1;
+  for (uint32_t k = 0; k < m->servers; k++)
+    for (uint32_t i = 0; i < m->server[k].n; i++)
+      m->server[k].queue[i].flow = moved[m->server[k].queue[i].flow];
+  uint32_t ordered = 0;
+  for (uint32_t n = 0; n < m->nflows; n++)
+    if (needed[m->order[n]]) m->order[ordered++] = moved[m->order[n]];
+  m->nflows = kept;
+}
+
+static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound) {
+  memset(m, 0, sizeof *m);
+  m->workers = MINI_WORKERS;
+  m->servers = servers;
+  m->bound = bound;
+  mlfab__prng_seed(&m->prng, seed);
+  fabric(&m->f, m->workers, servers, schedule_of(bound));
+  m->f.on_plan = mini_plan;
+  m->f.world = m;
+  m->now = 1.0;
+  for (uint32_t h = 0; h < MINI_HOSTS; h++) m->in[h] = m->out[h] = GIGA;
+  for (uint32_t k = 0; k < servers; k++) m->bytes[k] = 20000000 + 10000000 * k;
+  for (uint32_t w = 0; w < m->workers; w++) {
+    /* Some share a host, some have slow links. */
+    m->host[w] = seed % 3 == 1 ? w / 2 : w;
+    if (seed % 3 == 2 && w % 4 == 0) m->out[w] = m->in[w] = GIGA / 4;
+    m->worker[w].id = 1;
+    m->worker[w].begins = 1.0 + 0.001 * (double)mlfab__prng_below(&m->prng, 100);
+  }
+  for (uint32_t w = 0; w < m->workers; w++) {
+    for (uint32_t k = 0; k < servers; k++) say_station(&m->f, k, w, 1, 1, 1 + m->host[w]);
+    say_capacity(&m->f, 1 + w, m->in[w], m->out[w]);
+  }
+}
+
+/* Random worlds that do exactly what plans say: the order is the same everywhere, each update is placed once, the
+ * bound holds though plans are made while others are carried out, and what was foretold when an update was placed
+ * is when it is applied. */
+static void test_as_foretold(void **state) {
+  static mini m;
+  static double rates[MINI_FLOWS];
+  uint32_t grouped = 0, dropped = 0;
+  (void)state;
+  for (uint64_t seed = 0; seed < 60; seed++) {
+    mini_begin(&m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED);
+    for (uint32_t step = 0; step < 3000; step++) {
+      mini_step(&m, rates);
+      if (m.nflows > MINI_FLOWS / 2) mini_compact(&m);
+    }
+    assert_true(m.applied > 100);
+    if (m.bound == MLFAB_UNBOUNDED) assert_int_equal(m.dropped, 0);
+    if (m.worst > 2e-6) {
+      print_message("seed %llu: applied %u, dropped %u, grouped %u, off by %g s\n",
+                    (unsigned long long)seed, m.applied, m.dropped, m.grouped, m.worst);
+    }
+    assert_true(m.worst <= 2e-6);
+    grouped += m.grouped;
+    dropped += m.dropped;
+    end(&m.f);
+  }
+  assert_true(grouped > 1000);
+  assert_true(dropped > 100);
+}
+
+/* ---- memory ---- */
+
+/* A session that touches all: returns when creating failed. */
+static void session(fixture *f) {
+  mlfab__schedule schedule = schedule_of(20);
+  if (begin(f, 12, 2)) {
+    assert_null(f->s);
+    return;
+  }
+  f->now_ns = SECOND;
+  for (uint32_t k = 0; k < 2; k++) {
+    mlfab__scheduler_hello(f->s, k, f->now_ns);
+    say_schedule(f, k, schedule);
+    for (uint32_t w = 0; w < 12; w++) say_station(f, k, w, 1, 1, 1 + w);
+  }
+  for (uint32_t w = 0; w < 12; w++) say_capacity(f, 1 + w, GIGA, GIGA);
+  for (uint32_t turn = 1; turn < 4; turn++) {
+    for (uint32_t w = 0; w < 12; w++) {
+      for (uint32_t k = 0; k < 2; k++) say_parts(f, k, w, turn);
+      mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, w, turn, 10000000);
+      say_announce(f, 1, &m);
+    }
+    /* Long enough for parts that nobody remembers, since there was no memory. */
+    for (uint32_t i = 0; i < 16; i++) {
+      tick(f);
+      f->now_ns += 200 * MS;
+    }
+    for (uint32_t w = 0; w < 12; w++) {
+      for (uint32_t k = 0; k < 2; k++) say_report(f, k, 0, w, turn, 12 * turn, 0, 0);
+      say_report(f, 1, 1, w, turn, 12 * turn, 0, 0);
+    }
+  }
+  f->now_ns += 2 * SECOND;
+  tick(f);
+}
+
+/* Whatever allocation fails: everything announced is told at every server exactly once. */
+static void test_memory(void **state) {
+  uint64_t calls = 1;
+  (void)state;
+  for (uint64_t fail_at = 0; fail_at <= calls; fail_at++) {
+    fixture f = {0};
+    uint32_t told[2] = {0, 0};
+    f.fail_at = fail_at;
+    session(&f);
+    if (fail_at == 0) calls = f.calls;
+    for (uint32_t i = 0; i < f.nplans; i++) told[f.plans[i].server] += f.plans[i].plan.entries;
+    if (f.s) {
+      assert_int_equal(told[0], 36);
+      assert_int_equal(told[1], 72);
+    }
+    assert_int_equal(f.drops, 0);
+    end(&f);
+  }
+  assert_true(calls > 30);
+}
+
+/* ---- for people ---- */
+
+static void test_explain(void **state) {
+  fixture f = {0};
+  char text[16384], small[40];
+  size_t bytes, again;
+  (void)state;
+  fabric(&f, 9, 1, schedule_of(12));
+  mlfab__scheduler_explain(f.s, text, sizeof text, &bytes);
+  assert_non_null(strstr(text, "nothing was planned yet"));
+  for (uint32_t w = 0; w < 8; w++) say_push(&f, 0, w, 3, 50000000, w == 5 ? 40 : 1);
+  tick(&f);
+  mlfab__scheduler_explain(f.s, text, sizeof text, &bytes);
+  assert_int_equal(bytes, strlen(text) + 1);
+  assert_non_null(strstr(text, "push 3 of worker 5, 50000000 bytes, dropped: too late"));
+  assert_non_null(strstr(text, ", group "));
+  assert_non_null(strstr(text, ", direct, start 0.000000000, end 0.050000000"));
+  assert_non_null(strstr(text, "server 0: in 1000000000 bytes/s"));
+  mlfab__scheduler_explain(f.s, small, sizeof small, &again);
+  assert_int_equal(again, bytes);
+  assert_int_equal(strlen(small), sizeof small - 1);
+  mlfab__scheduler_explain(f.s, NULL, 0, &again);
+  assert_int_equal(again, bytes);
+  end(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_one),
+      cmocka_unit_test(test_booked_ahead),
+      cmocka_unit_test(test_booked_by_report),
+      cmocka_unit_test(test_interval),
+      cmocka_unit_test(test_bound),
+      cmocka_unit_test(test_ages_while_waiting),
+      cmocka_unit_test(test_rounds),
+      cmocka_unit_test(test_numbers_of_a_worker),
+      cmocka_unit_test(test_accumulators),
+      cmocka_unit_test(test_not_grouped),
+      cmocka_unit_test(test_shared_hosts),
+      cmocka_unit_test(test_large_batches),
+      cmocka_unit_test(test_waits_for_parts),
+      cmocka_unit_test(test_same_everywhere),
+      cmocka_unit_test(test_unreachable),
+      cmocka_unit_test(test_restart),
+      cmocka_unit_test(test_who_may_announce),
+      cmocka_unit_test(test_bad_frames),
+      cmocka_unit_test(test_pulls),
+      cmocka_unit_test(test_as_foretold),
+      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_explain),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
