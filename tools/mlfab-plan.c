@@ -734,38 +734,40 @@ static void draw_legend(const input *in) {
   }
 }
 
+/* A stretch of a lane: where it is the largest part of a column so far, it is what is seen there. */
+static void fill_cells(char *cells, double *share, const mlfab__stretch *s, double end, char mark) {
+  for (uint32_t c = 0; c < COLUMNS; c++) {
+    double from = end * c / COLUMNS, to = end * (c + 1) / COLUMNS;
+    double both = (s->to < to ? s->to : to) - (s->from > from ? s->from : from);
+    if (!(both > 0) || both * s->rate <= share[c]) continue;
+    share[c] = both * s->rate;
+    cells[c] = mark;
+  }
+}
+
 /* One lane a line: who uses it most in each of the columns. */
 static void draw_text(const input *in) {
   lanes l = make_lanes(in);
-  if (l.n == 0 || !(l.end > 0)) return;
-  uint32_t shown = l.n < LANES_MOST ? l.n : LANES_MOST;
+  uint32_t shown = l.n < LANES_MOST ? l.n : LANES_MOST, p;
   char *cells = memory_for(in, (size_t)shown * COLUMNS, 1), name[32];
   double *share = memory_for(in, (size_t)shown * COLUMNS, sizeof *share);
   memset(cells, '.', (size_t)shown * COLUMNS);
   for (uint32_t i = 0; i < in->nrecords; i++) {
     const record *r = &in->records[i];
-    uint32_t p;
     for (uint32_t nth = 0; uses(in, &r->transfer, nth, &p); nth++) {
+      size_t at = (size_t)l.lane[p] * COLUMNS;
       for (uint32_t k = 0; k < r->transfer.n && l.lane[p] < shown; k++) {
-        const mlfab__stretch *s = &r->pieces[k];
-        for (uint32_t c = 0; c < COLUMNS; c++) {
-          double from = l.end * c / COLUMNS, to = l.end * (c + 1) / COLUMNS;
-          double both = (s->to < to ? s->to : to) - (s->from > from ? s->from : from);
-          size_t at = (size_t)l.lane[p] * COLUMNS + c;
-          if (!(both > 0) || both * s->rate <= share[at]) continue;
-          share[at] = both * s->rate;
-          cells[at] = symbol(&r->transfer);
-        }
+        fill_cells(cells + at, share + at, &r->pieces[k], l.end, symbol(&r->transfer));
       }
     }
   }
-  printf("\n%14s 0%*s\n", "", COLUMNS - 1, "");
+  if (shown > 0) printf("\n");
   for (uint32_t i = 0; i < shown; i++) {
     lane_name(in, l.profile[i], name);
     printf("%14s %.*s\n", name, COLUMNS, cells + (size_t)i * COLUMNS);
   }
   if (shown < l.n) printf("%14s and %u more\n", "", l.n - shown);
-  printf("%14s 0 to %g\n\n", "", l.end);
+  if (shown > 0) printf("%14s 0 to %g\n\n", "", l.end);
   draw_legend(in);
   free(cells);
   free(share);

@@ -145,7 +145,7 @@ static void check_groups(vector *v, const mlfab__grouped *grouped, const uint32_
 static void on_reserve(void *user, const mlfab__transfer *t) {
   (void)user;
   assert_true(it.transfers < VECTOR_MOST && t->n <= 16);
-  memcpy(it.stretch[it.transfers], t->pieces, t->n * sizeof *t->pieces);
+  if (t->n > 0) memcpy(it.stretch[it.transfers], t->pieces, t->n * sizeof *t->pieces);
   it.transfer[it.transfers] = *t;
   it.transfer[it.transfers].pieces = it.stretch[it.transfers];
   it.transfers++;
@@ -537,11 +537,79 @@ static void test_extremes(void **state) {
   assert_true(applied == 2 && p[0].group == 1 && p[1].group == 1 && time == 3);
 }
 
+/* ---- out of memory ---- */
+
+static uint64_t allocations_left;
+
+static void *allocate(void *user, size_t bytes) {
+  (void)user;
+  if (allocations_left == 0) return NULL;
+  allocations_left--;
+  return malloc(bytes);
+}
+
+static void release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(memory);
+}
+
+/* Of every call of the allocator the one that fails: it is told, and nothing stays reserved. */
+static void test_memory(void **state) {
+  mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
+  const mlfab__env before = env;
+  int code = MLFAB_ERR_MEMORY;
+  (void)state;
+  for (uint64_t most = 0; code; most++) {
+    mlfab__planner small;
+    mlfab__planned planned[VECTOR_MOST];
+    mlfab__delivery get[VECTOR_MOST];
+    mlfab__grouped push[VECTOR_MOST];
+    mlfab__group_choice up, down;
+    uint32_t applied, nodes[VECTOR_MOST];
+    double makespan, available[VECTOR_MOST] = {0};
+    assert_int_equal(mlfab__env_init(&env, &hooks), 0);
+    mlfab__planner_init(&small, &env);
+    allocations_left = 1000;
+    small_batch();
+    for (uint32_t i = 0; i < VECTOR_MOST; i++) {
+      it.bytes[i][0] = 10;
+      nodes[i] = i % 4;
+      it.updates[i] = (mlfab__candidate){.id = i, .node = i % 2, .bytes = it.bytes[i]};
+    }
+    it.b.n = VECTOR_MOST;
+    mlfab__allreduce a = {.root = 1,
+                          .bytes = 10,
+                          .aggregators = it.aggregators,
+                          .distributors = it.aggregators,
+                          .k = 1,
+                          .distributors_k = 1,
+                          .nodes = nodes,
+                          .available = available,
+                          .n = VECTOR_MOST};
+    allocations_left = most;
+    code = mlfab__plan_batch(&small, &it.net, &it.b, planned, &applied, NULL);
+    if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+    if (!code) {
+      mlfab__network_undo(&it.net, 0);
+      code = mlfab__group_allreduce(&small.grouper, &it.net, &a, push, get, &up, &down, &makespan);
+      if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+    }
+    assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
+    mlfab__planner_free(&small);
+    mlfab__network_free(&it.net);
+    assert_int_equal(env.bytes, 0);
+    assert_true(most < 500);
+  }
+  env = before;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_vectors),
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_extremes),
+      cmocka_unit_test(test_memory),
   };
   mlfab__env_init(&env, NULL);
   mlfab__planner_init(&planner, &env);
