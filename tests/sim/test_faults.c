@@ -1,5 +1,5 @@
 /* test_faults.c - fabrics of five nodes in the simulator, from seeds, with every fault on but a
- * server's crash.
+ * server's crash. Half of them have a scheduler, beside a server or on a host of its own, which crashes too.
  *
  * The model counts by itself what was lost and what came twice. Every update k of every life (process)
  * of every worker has an element of its own in two tensors of marks, one at each end of the model, and
@@ -59,6 +59,8 @@ typedef struct plan {
   uint32_t servers, workers, dedicated;
   uint32_t chunk, eager, block, slices, merge_max;
   uint32_t sync, deterministic;
+  uint32_t scheduler; /* MLFAB_SCHEDULER_* */
+  mlfab_schedule schedule;
   uint64_t big;   /* elements of the tensor between the marks */
   int floats;     /* it is of floating point, and some updates hold NaN */
   uint32_t width; /* bytes of its elements */
@@ -114,6 +116,23 @@ static void plan_network(plan *p, dice *d) {
   o->slow = 0.5;
 }
 
+/* From dice of its own, so that what was found by a seed before is found by it again. 1 when updates should be
+ * large enough to be planned. */
+static int plan_scheduler(plan *p, uint64_t seed) {
+  dice d = {mix(seed ^ 0x5c4ed)};
+  mlfab_schedule *s = &p->schedule;
+  mlfab_schedule_init(s);
+  if (chance(&d, 0.5)) return 0;
+  p->scheduler = chance(&d, 0.5) ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_OWN;
+  if (p->scheduler == MLFAB_SCHEDULER_OWN) p->workers--;
+  s->best = chance(&d, 0.3);
+  s->whole = chance(&d, 0.3);
+  s->plan_ahead_ns = (1 + below(&d, 200)) * MS;
+  if (chance(&d, 0.2)) s->interval_ns = (5 + below(&d, 100)) * MS;
+  if (chance(&d, 0.3)) s->delay_bound = 2 + below(&d, 20);
+  return chance(&d, 0.8);
+}
+
 static void plan_make(plan *p, uint64_t seed) {
   dice d = {mix(seed)};
   memset(p, 0, sizeof *p);
@@ -121,13 +140,14 @@ static void plan_make(plan *p, uint64_t seed) {
   p->dedicated = shape < 2;
   p->servers = shape == 0 || shape == 2 ? 1 : 2;
   p->workers = p->dedicated ? HOSTS - p->servers : HOSTS;
-  int large = chance(&d, 0.4);
+  int large = chance(&d, 0.4) || plan_scheduler(p, seed);
   p->floats = chance(&d, 0.3);
   p->width = p->floats && p->servers == 1 && chance(&d, 0.5) ? 4 : 8;
   p->big = large ? 4000 + 2 * below(&d, 6000) : 2 * (1 + below(&d, 40));
   if (p->servers > 1 && !large) p->big += 2000; /* every server gets a part */
   p->whole = !p->floats && chance(&d, 0.5);
   p->sync = chance(&d, 0.5) ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  if (p->sync == MLFAB_SYNC_BSP) p->schedule.delay_bound = MLFAB_UNBOUNDED;
   p->deterministic = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.3);
   p->more = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.2);
   p->chunk = 1024u << below(&d, large ? 6 : 3);
@@ -202,7 +222,7 @@ typedef struct run {
   uint64_t seed;
   dice dice;
   mlfab_sim *sim;
-  mlfab *server[2];
+  mlfab *server[2], *scheduler;
   worker workers[HOSTS];
   update updates[HOSTS][LIVES][UPDATES];
   int deaths; /* anybody was ever taken for dead */
@@ -744,6 +764,8 @@ static void configure(run *r, mlfab_config *c) {
   c->timeout_ns = 8 * SECOND;
   c->on_event = on_event;
   c->user = r;
+  c->scheduler = p->scheduler;
+  c->schedule = p->schedule;
 }
 
 static void crashed(void *user, uint32_t host) {
@@ -756,6 +778,19 @@ static void crashed(void *user, uint32_t host) {
     w->gone = r->plan.loses && i + 1 == r->plan.workers && w->phase > OPENING;
     bury(r, w, "its host crashed");
   }
+}
+
+/* Its host is the last; again whenever it has crashed. */
+static void open_scheduler(void *user, uint32_t host) {
+  run *r = user;
+  mlfab_config c;
+  mlfab_error error;
+  configure(r, &c);
+  c.roles = MLFAB_ROLE_SCHEDULER;
+  c.timeout_ns = 60 * SECOND;
+  if (r->scheduler) return; /* it was opened without waiting for this */
+  if (mlfab_sim_open(r->sim, host, &c, &r->scheduler, &error))
+    broken(r, "the scheduler cannot open: %s", error.text);
 }
 
 static void open_worker(run *r, worker *w) {
@@ -784,11 +819,13 @@ static void start(run *r, uint64_t seed, int verbose) {
   plan_make(p, seed);
   for (size_t i = 0; i < sizeof r->message; i++) r->message[i] = (uint8_t)roll(&r->dice);
   if (verbose)
-    printf("%u %sservers, %u workers, %s%s%s%s%s, %llu elements, chunk %u, eager %u, slices %u\n",
-           p->servers, p->dedicated ? "dedicated " : "", p->workers,
-           p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
-           p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
-           (unsigned long long)p->big, p->chunk, p->eager, p->slices);
+    printf(
+        "%u %sservers, %u workers, scheduler %u, %s%s%s%s%s, %llu elements, chunk %u, eager %u, "
+        "slices %u\n",
+        p->servers, p->dedicated ? "dedicated " : "", p->workers, p->scheduler,
+        p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
+        p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
+        (unsigned long long)p->big, p->chunk, p->eager, p->slices);
   if (mlfab_sim_create(&p->sim, &r->sim)) broken(r, "mlfab_sim_create");
   for (uint32_t s = 0; p->dedicated && s < p->servers && !r->failure[0]; s++) {
     mlfab_config c;
@@ -799,6 +836,10 @@ static void start(run *r, uint64_t seed, int verbose) {
     c.rank = (int32_t)s;
     if (mlfab_sim_open(r->sim, s, &c, &r->server[s], &error))
       broken(r, "server %u cannot open: %s", s, error.text);
+  }
+  if (p->scheduler == MLFAB_SCHEDULER_OWN && !r->failure[0]) {
+    mlfab_sim_on_crash(r->sim, HOSTS - 1, open_scheduler, r);
+    open_scheduler(r, HOSTS - 1);
   }
   for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) {
     worker *w = &r->workers[i];
@@ -821,6 +862,7 @@ static void finish(run *r) {
   }
   for (uint32_t s = 0; s < 2; s++)
     if (r->server[s]) mlfab_abandon(&r->server[s]);
+  if (r->scheduler) mlfab_abandon(&r->scheduler);
   mlfab_sim_destroy(&r->sim);
 }
 
