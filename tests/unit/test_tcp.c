@@ -5,13 +5,16 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <sched.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -30,6 +33,7 @@ typedef struct end {
   uint32_t link;
   int32_t code;
   char text[400];
+  uint64_t now_ns; /* what its clock says */
 } end;
 
 static void *end_allocate(void *user, size_t bytes) {
@@ -46,10 +50,7 @@ static void end_release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static uint64_t end_clock(void *user) {
-  (void)user;
-  return 0;
-}
+static uint64_t end_clock(void *user) { return ((end *)user)->now_ns; }
 
 static void end_log(void *user, int level, const char *line) {
   end *e = user;
@@ -129,6 +130,7 @@ static int stranger(const end *e) {
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   assert_true(fd >= 0);
   assert_int_equal(connect(fd, (const struct sockaddr *)(const void *)&to, sizeof to), 0);
+  assert_int_equal(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)), 0);
   return fd;
 }
 
@@ -539,15 +541,284 @@ static void test_out_of_memory(void **state) {
   }
 }
 
+/* --- measuring -------------------------------------------------------------------------------- */
+
+enum { SLICE = 10000000 }; /* nanoseconds */
+
+static int measure(end *e, uint64_t later_ns, mlfab_measure *m) {
+  e->now_ns += later_ns;
+  return tcp()->measure(e->self, e->now_ns, m);
+}
+
+/* Writes from a socket that is no end, and lets the end read all of it. */
+static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
+  for (size_t at = 0; at < bytes;) {
+    ssize_t n = send(fd, data + at, bytes - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) at += (size_t)n;
+    end_poll(e);
+  }
+  for (int i = 0; i < 50; i++) {
+    end_poll(e);
+    usleep(200);
+  }
+}
+
+/* A peer that sends half a frame has more to send: the rate of what comes then is the network's. The
+ * test's clock is the transport's, so that rates are exact. */
+static void test_measure_in(void **state) {
+  enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
+  static uint8_t bytes[HEAD + BULK];
+  uint8_t small[128];
+  uint32_t smallest = frame(small, MLFAB_PROTOCOL);
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
+  mlfab_measure m;
+  end e;
+  (void)state;
+  mlfab__wire_seal(bytes, &header, bytes + HEAD);
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  int fd = stranger(&e);
+  e.now_ns = 5 * SLICE;
+  write_all(&e, fd, small, smallest);
+  assert_int_equal(e.frames, 1);
+  assert_int_equal(measure(&e, 0, &m), 0); /* from here on */
+  assert_int_equal(measure(&e, 0, &m), 0); /* no time has passed */
+  /* Little frames with pauses: nobody knows whether the peer has more. */
+  for (int i = 0; i < 10; i++) {
+    e.now_ns += SLICE;
+    write_all(&e, fd, small, smallest);
+  }
+  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(m.elapsed_ns, 10 * SLICE);
+  assert_int_equal(m.bytes_in, 10 * smallest);
+  assert_int_equal(m.bytes_out, 0);
+  assert_true(m.delivery_in == 0 && m.delivery_out == 0 && m.nominal == 0);
+  assert_int_equal(m.limited_in, 1);
+  assert_int_equal(m.limited_out, 1);
+  /* A large one in slices: idle for 100 ms, then its beginning, then 400 KB in 200 ms. */
+  e.now_ns += 10 * SLICE;
+  write_all(&e, fd, bytes, HEAD + 20000);
+  for (int i = 0; i < 20; i++) {
+    e.now_ns += SLICE;
+    write_all(&e, fd, bytes + HEAD + 20000 + i * 20000, 20000);
+  }
+  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(m.bytes_in, HEAD + 420000);
+  assert_true(m.delivery_in > 1.99e6 && m.delivery_in < 2.01e6);
+  assert_int_equal(m.limited_in, 1);
+  /* Nothing but the frame, in the whole of the next window. */
+  for (int i = 0; i < 20; i++) {
+    e.now_ns += SLICE;
+    write_all(&e, fd, bytes + HEAD + 420000 + i * 10000, 10000);
+  }
+  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(m.bytes_in, 200000);
+  assert_int_equal(m.limited_in, 0);
+  assert_true(m.delivery_in > 0.99e6 && m.delivery_in < 1.01e6);
+  /* The peer stands still: that says nothing about the network. */
+  assert_int_equal(measure(&e, 30 * SLICE, &m), 1);
+  assert_int_equal(m.bytes_in, 0);
+  assert_int_equal(m.limited_in, 1);
+  assert_true(m.delivery_in == 0);
+  write_all(&e, fd, bytes + HEAD + 620000, 380000);
+  assert_int_equal(e.frames, 12);
+  close(fd);
+  end_close(&e);
+}
+
+/* Two peers: whatever comes while one of them is known to have more counts. */
+static void test_measure_two(void **state) {
+  enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
+  static uint8_t bytes[HEAD + BULK];
+  uint8_t small[128];
+  uint32_t smallest = frame(small, MLFAB_PROTOCOL);
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
+  mlfab_measure m;
+  int fds[2];
+  end e;
+  (void)state;
+  mlfab__wire_seal(bytes, &header, bytes + HEAD);
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  e.now_ns = SLICE;
+  for (int i = 0; i < 2; i++) {
+    fds[i] = stranger(&e);
+    write_all(&e, fds[i], small, smallest);
+  }
+  assert_int_equal(measure(&e, 0, &m), 0);
+  for (int i = 0; i < 2; i++) write_all(&e, fds[i], bytes, HEAD + 20000);
+  for (int i = 0; i < 20; i++) {
+    e.now_ns += SLICE;
+    write_all(&e, fds[0], bytes + HEAD + 20000 + i * 40000, 40000);
+    write_all(&e, fds[1], bytes + HEAD + 20000 + i * 10000, 10000);
+  }
+  assert_int_equal(measure(&e, 0, &m), 1);
+  assert_int_equal(m.bytes_in, 2 * (HEAD + 20000) + 1000000);
+  assert_true(m.delivery_in > 4.9e6 && m.delivery_in < 5.2e6);
+  assert_int_equal(m.limited_in, 0);
+  for (int i = 0; i < 2; i++) close(fds[i]);
+  end_close(&e);
+}
+
+/* What the socket does not take was not for want of anything to send; but where nothing moves the peer
+ * may as well have stopped. */
+static void test_measure_out(void **state) {
+  enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
+  static uint8_t bulk[BULK], head[128];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
+  uint8_t small[128];
+  uint32_t smallest = frame(small, MLFAB_PROTOCOL);
+  mlfab_measure m, n;
+  end a, b;
+  (void)state;
+  mlfab__wire_seal(head, &header, bulk);
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  a.now_ns = b.now_ns = SLICE;
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups);
+  assert_int_equal(tcp()->send(a.self, a.link, small, smallest, NULL, 0, 0), 0);
+  UNTIL(&a, &b, b.frames == 1);
+  assert_int_equal(measure(&a, 0, &m), 0);
+  assert_int_equal(measure(&b, 0, &n), 0);
+  int sent = 0; /* as much as goes while b does not read */
+  while (tcp()->send(a.self, a.link, head, HEAD, bulk, BULK, 5) == 0) sent++;
+  for (int i = 0; i < 100; i++) {
+    end_poll(&a);
+    usleep(500);
+  }
+  assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
+  assert_true(m.bytes_out > 0 && m.bytes_out < (uint64_t)sent * (HEAD + BULK));
+  for (int i = 0; i < 3; i++) { /* b stands still */
+    uint64_t before = m.bytes_out;
+    end_poll(&a);
+    assert_int_equal(measure(&a, 20 * SLICE, &n), 1);
+    assert_int_equal(n.bytes_out, 0);
+    assert_int_equal(n.limited_out, 1);
+    assert_true(n.delivery_out == 0);
+    m.bytes_out = before;
+  }
+  uint64_t out = m.bytes_out;
+  UNTIL(&a, &b, b.frames == 1 + sent);
+  assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
+  assert_int_equal(measure(&b, 100 * SLICE, &n), 1);
+  assert_int_equal(out + m.bytes_out, (uint64_t)sent * (HEAD + BULK)); /* each byte once */
+  assert_int_equal(n.bytes_in, (uint64_t)sent * (HEAD + BULK));
+  end_close(&a);
+  end_close(&b);
+}
+
+/* Two nodes of one host that listen for others too: what they tell each other takes no network. */
+static void test_measure_within_the_host(void **state) {
+  enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
+  static uint8_t bulk[BULK], head[128];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
+  mlfab_measure m;
+  end a, b;
+  (void)state;
+  mlfab__wire_seal(head, &header, bulk);
+  assert_int_equal(end_open(&a, "tcp:0.0.0.0:0", "", 1), 0);
+  assert_int_equal(end_open(&b, "tcp:0.0.0.0:0", "", 1), 0);
+  if (!strncmp(a.address, "tcp:127.", 8)) {
+    print_message("no network interface here\n");
+    end_close(&a);
+    end_close(&b);
+    skip();
+  }
+  a.now_ns = b.now_ns = SLICE;
+  assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+  UNTIL(&a, &b, a.ups);
+  assert_int_equal(measure(&a, 0, &m), 0);
+  assert_int_equal(measure(&b, 0, &m), 0);
+  for (int round = 0; round < 20; round++) {
+    int sent = 0;
+    while (tcp()->send(a.self, a.link, head, HEAD, bulk, BULK, 5) == 0) sent++;
+    a.now_ns += SLICE;
+    b.now_ns += SLICE;
+    UNTIL(&a, &b, b.frames >= sent);
+    b.frames = 0;
+  }
+  assert_int_equal(measure(&a, 0, &m), 1);
+  assert_int_equal(m.limited_out, 1);
+  assert_true(m.delivery_out == 0);
+  assert_int_equal(measure(&b, 0, &m), 1);
+  assert_int_equal(m.limited_in, 1);
+  assert_true(m.delivery_in == 0);
+  end_close(&a);
+  end_close(&b);
+}
+
+/* In a network namespace of its own, with a cable that leads nowhere: the measure is
+ * the interface's, whoever sent. Returns what the process exits with; 77: not possible here. */
+static int measure_interface(void) {
+  enum { DATAGRAMS = 200, BYTES = 1000 };
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};
+  uint8_t bytes[BYTES] = {0};
+  mlfab_measure m;
+  end e;
+  if (unshare(CLONE_NEWNET)) return 77;
+  if (system("{ ip link add mlfab0 type veth peer name mlfab1 && ip link set mlfab1 up && ip addr "
+             "add 10.78.0.1/24 dev mlfab0 &&"
+             " ip link set mlfab0 up &&"
+             " ip neigh add 10.78.0.9 lladdr 02:00:00:00:00:09 dev mlfab0; } >/dev/null 2>&1"))
+    return 77;
+  if (end_open_limited(&e, "tcp:0.0.0.0:0", "", 1, -1)) return 1;
+  if (strncmp(e.address, "tcp:10.78.0.1:", 14) != 0) return 2;
+  e.now_ns = SLICE;
+  if (measure(&e, 0, &m) != 0) return 3;
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  to.sin_addr.s_addr = htonl(0x0a4e0009);
+  for (int i = 0; i < DATAGRAMS; i++)
+    if (sendto(fd, bytes, BYTES, 0, (const struct sockaddr *)(const void *)&to, sizeof to) != BYTES)
+      return 4;
+  close(fd);
+  if (measure(&e, SLICE, &m) != 1) return 5;
+  /* And a little of the kernel's own. */
+  if (m.bytes_out < DATAGRAMS * BYTES || m.bytes_out > DATAGRAMS * (BYTES + 100)) return 6;
+  if (m.bytes_in > DATAGRAMS * 100 || !m.limited_in || !m.limited_out) return 7;
+  /* /sys is the machine's, where there may be another of this name: what is virtual has no speed. */
+  if (m.nominal > 0) return 8;
+  /* An interface that goes: the node's own bytes from then on. */
+  if (system("ip link del mlfab0")) return 77;
+  if (measure(&e, SLICE, &m) != 0) return 9;
+  if (measure(&e, SLICE, &m) != 1 || m.bytes_out || m.bytes_in) return 10;
+  end_close(&e);
+  return 0;
+}
+
+static void test_measure_interface(void **state) {
+  int status = 0;
+  (void)state;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) _exit(measure_interface());
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) {
+    print_message("no network namespaces here (root, and ip)\n");
+    skip();
+  }
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_addresses),  cmocka_unit_test(test_listen),
-      cmocka_unit_test(test_names),      cmocka_unit_test(test_insecure),
-      cmocka_unit_test(test_interfaces), cmocka_unit_test(test_in_use),
-      cmocka_unit_test(test_unix_path),  cmocka_unit_test(test_slow_strangers),
-      cmocka_unit_test(test_protocol),   cmocka_unit_test(test_linger),
-      cmocka_unit_test(test_idle_links), cmocka_unit_test(test_out_of_memory),
+      cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_listen),
+      cmocka_unit_test(test_names),
+      cmocka_unit_test(test_insecure),
+      cmocka_unit_test(test_interfaces),
+      cmocka_unit_test(test_in_use),
+      cmocka_unit_test(test_unix_path),
+      cmocka_unit_test(test_slow_strangers),
+      cmocka_unit_test(test_protocol),
+      cmocka_unit_test(test_linger),
+      cmocka_unit_test(test_idle_links),
+      cmocka_unit_test(test_out_of_memory),
       cmocka_unit_test(test_detach_all),
+      cmocka_unit_test(test_measure_in),
+      cmocka_unit_test(test_measure_two),
+      cmocka_unit_test(test_measure_out),
+      cmocka_unit_test(test_measure_within_the_host),
+      cmocka_unit_test(test_measure_interface),
   };
   return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
 }
