@@ -1012,6 +1012,59 @@ static inline void conform_check_allocations(conform_world *world) {
   assert_int_equal(now, before);
 }
 
+/* One measure of an end, added to what was measured before. */
+static inline void conform_measure(conform_end *end, mlfab_measure *sum) {
+  mlfab_measure m = {.elapsed_ns = 1};
+  uint64_t allocations = end->allocations;
+  int status = end->world->table->measure(end->self, conform_now(NULL), &m);
+  assert_int_equal(end->allocations, allocations);
+  assert_true(status == 0 || status == 1);
+  if (!status) return;
+  assert_true(m.elapsed_ns > 0);
+  assert_true(m.limited_in <= 1 && m.limited_out <= 1);
+  assert_true(m.delivery_in >= 0 && m.delivery_in - m.delivery_in == 0);
+  assert_true(m.delivery_out >= 0 && m.delivery_out - m.delivery_out == 0);
+  assert_true(m.nominal >= 0 && m.nominal - m.nominal == 0);
+  sum->elapsed_ns += m.elapsed_ns;
+  sum->bytes_in += m.bytes_in;
+  sum->bytes_out += m.bytes_out;
+}
+
+/* Measures tell of every byte that passed since the first of them. */
+static inline void conform_check_measure(conform_world *world) {
+  conform_end *end = &world->ends[0], *peer = &world->ends[1];
+  conform_link *a, *b;
+  mlfab_measure mine = {0}, theirs = {0};
+  uint64_t stream = CONFORM_STREAM(17, CONFORM_CHUNKS), bytes = 0;
+  if (!world->table->measure) {
+    print_message("%s: measures nothing\n", world->transport->name);
+    skip();
+  }
+  conform_end_open(world, 0);
+  conform_end_open(world, 1);
+  conform_pair(end, peer, 1, stream, &a, &b);
+  for (int i = 0; i < 3; i++) conform_pump(world);
+  conform_measure(end, &mine);
+  conform_measure(peer, &theirs);
+  assert_int_equal(mine.elapsed_ns, 0); /* the first has nothing to compare with */
+  assert_int_equal(theirs.elapsed_ns, 0);
+  conform_stream *there = conform_go_on(end, a, stream, 1);
+  for (uint64_t i = 1; i < 40; i++) {
+    conform_frame frame;
+    conform_frame_make(stream, i, &frame);
+    bytes += frame.head_bytes + frame.bulk_bytes;
+    free(frame.head);
+    free(frame.bulk);
+    conform_lock_step(world, there, b, i + 1);
+    if (i % 3 == 0) conform_measure(end, &mine);
+  }
+  for (int i = 0; i < 3; i++) conform_pump(world);
+  conform_measure(end, &mine);
+  conform_measure(peer, &theirs);
+  assert_true(mine.bytes_out >= bytes && mine.elapsed_ns > 0);
+  assert_true(theirs.bytes_in >= bytes && theirs.elapsed_ns > 0);
+}
+
 /* Links come and go; numbers do not come again soon, memory does not grow. */
 static inline void conform_check_reconnect(conform_world *world) {
   conform_end *end = &world->ends[0], *peer = &world->ends[1];
@@ -1157,6 +1210,7 @@ static const struct {
     {"links made, left and killed at random", conform_check_storm, 0},
     {"fifty links at once", conform_check_many, 0},
     {"steady state allocates nothing", conform_check_allocations, 0},
+    {"measures tell of every byte", conform_check_measure, 0},
     {"links come and go", conform_check_reconnect, 0},
     {"strangers are refused", conform_check_strangers, CONFORM_SOCKETS},
     {"frames with a wrong bit are refused", conform_check_bits, CONFORM_SOCKETS},

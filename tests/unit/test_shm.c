@@ -718,6 +718,15 @@ static void test_no_memory(void **state) {
   }
 }
 
+/* What stays within the host takes nothing of its network, so there is nothing to measure. */
+static void test_local(void **state) {
+  (void)state;
+  assert_int_equal(table->abi, 2);
+  assert_int_equal(table->size, sizeof *table);
+  assert_true(table->caps & MLFAB_CAP_LOCAL);
+  assert_null(table->measure);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stress),       cmocka_unit_test(test_full),
@@ -727,7 +736,7 @@ int main(void) {
       cmocka_unit_test(test_hostile_word), cmocka_unit_test(test_hostile_head),
       cmocka_unit_test(test_hostile_tail), cmocka_unit_test(test_hostile_noise),
       cmocka_unit_test(test_strangers),    cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_local),
   };
   table = test_shm_table();
   source_fill();
