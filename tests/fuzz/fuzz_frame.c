@@ -20,6 +20,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static mlfab__segment segments[MLFAB__SEGMENTS_MAX];
 static uint64_t versions[MLFAB__SLICES_MAX];
+static mlfab__plan_entry entries[MLFAB__PLAN_ENTRIES_MAX];
+static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
+static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -72,6 +75,25 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(BCAST_DATA, bcast)
     TRY(DONE, done)
     TRY(DONE_ACK, done)
+    TRY(MEET, meet)
+    TRY(WHERE, where)
+    TRY(THERE, member)
+    TRY(CAPACITY, capacity)
+    TRY(STATION, station)
+    TRY(SCHEDULE, schedule)
+    TRY(ANNOUNCE, announce)
+    TRY(REPORT, report)
+    TRY(VIA, via)
+    TRY(GROUP_END, group_end)
+    TRY(RELEASE, release)
+    TRY(GROUP_FAIL, group_fail)
+    TRY(FORWARD, forward)
+    TRY(HOP_GRANT, hop_grant)
+    TRY(HOP_CHUNK, hop_chunk)
+    TRY(SPREAD_FAIL, spread_fail)
+    TRY(PULL_VIA, pull_via)
+    TRY(HOP_MODEL, hop_model)
+    TRY(PULL_DONE, pull_done)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -88,6 +110,27 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
         require(segments[i].offset > segments[i - 1].offset + segments[i - 1].bytes, "order");
       }
       taken = mlfab__encode_pull(again, &m, segments);
+      break;
+    }
+    case MLFAB__PLAN: {
+      mlfab__plan m;
+      if (mlfab__decode_plan(meta, bytes, &m, entries)) return 0;
+      taken = mlfab__encode_plan(again, &m, entries);
+      break;
+    }
+    case MLFAB__GROUP: {
+      mlfab__group m;
+      uint64_t sum = 0;
+      if (mlfab__decode_group(meta, bytes, &m, members, segments)) return 0;
+      for (uint32_t i = 0; i < m.segments; i++) sum += segments[i].bytes;
+      require(sum == m.bytes && m.members > 0, "the sum of a group");
+      taken = mlfab__encode_group(again, &m, members, segments);
+      break;
+    }
+    case MLFAB__SPREAD: {
+      mlfab__spread m;
+      if (mlfab__decode_spread(meta, bytes, &m, readers)) return 0;
+      taken = mlfab__encode_spread(again, &m, readers);
       break;
     }
     default:
@@ -205,13 +248,36 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0, 36, 8, 8, 16, 68, 8, 4, 12, 80, 16, 0, 20, 20, 44, 44, 16, 0, 40, 16, 8, 8, 8, 36, 36, 8, 8};
+    0, 40, 8, 8, 28, 68, 8,  4,  12, 80, 16, 0,  20, 20, 44, 44, 16, 0,  40, 16, 8,  8,  8,  36, 36,
+    8, 8,  8, 4, 12, 24, 24, 52, 68, 0,  52, 24, 0,  8,  16, 24, 16, 28, 28, 0,  24, 16, 48, 8};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,   [MLFAB__REFUSE] = 1,     [MLFAB__BYE] = 1,
-    [MLFAB__MEMBER] = 1, [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1};
+    [MLFAB__JOIN] = 1,       [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,  [MLFAB__MEMBER] = 1,
+    [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1};
+
+/* Random bytes with what must fit together made so. */
+static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) {
+  uint32_t n = 1 + (uint32_t)mlfab__prng_below(prng, 6);
+  mlfab__push list = {0};
+  mlfab__group group = {mlfab__prng_next(prng), 0, -1.0, 1, n, 0};
+  mlfab__plan plan = {mlfab__prng_next(prng), 1.0, 2.0, n - 1};
+  mlfab__spread spread = {mlfab__prng_next(prng), 1000, 5, 0, n};
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t word = (uint32_t)mlfab__prng_next(prng);
+    entries[i] = (mlfab__plan_entry){word, i, 0.5, word & 1, word >> 3, word >> 5, i / 2, word % 3};
+    members[i] = (mlfab__group_member){word, 0.25, word >> 7, i};
+    readers[i] = (mlfab__spread_member){word, word >> 9, i, word & 3};
+  }
+  group.segments = random_list(prng, &list);
+  group.bytes = list.bytes;
+  if (type == MLFAB__PLAN) return mlfab__encode_plan(meta, &plan, entries);
+  if (type == MLFAB__GROUP) return mlfab__encode_group(meta, &group, members, segments);
+  return mlfab__encode_spread(meta, &spread, readers);
+}
 
 static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
+  if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD)
+    return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
     m.members = 1 + (uint32_t)mlfab__prng_below(prng, 4);
@@ -234,9 +300,9 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
 
 /* A frame as a well-behaved sender makes it. */
 static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
-  static const uint8_t bulk_types[] = {MLFAB__WELCOME,   MLFAB__DEFINE, MLFAB__PUSH,
-                                       MLFAB__CHUNK,     MLFAB__MODEL,  MLFAB__BCAST,
-                                       MLFAB__BCAST_DATA};
+  static const uint8_t bulk_types[] = {
+      MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
+      MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL};
   mlfab__header h = {0};
   uint8_t *bulk;
   h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));

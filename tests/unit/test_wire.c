@@ -40,10 +40,10 @@ MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
 static const codec codecs[] = {
-    CODEC_TEXT(join, addresses, 7 * 4 + 8 + 2),
+    CODEC_TEXT(join, addresses, 8 * 4 + 8 + 2),
     CODEC(welcome, 8),
     CODEC_TEXT(refuse, text, 8 + 2),
-    CODEC(hello, 16),
+    CODEC(hello, 5 * 4 + 8),
     CODEC(hello_ack, 5 * 4 + 6 * 8),
     CODEC(heartbeat, 8),
     CODEC_TEXT(bye, text, 4 + 2),
@@ -61,6 +61,24 @@ static const codec codecs[] = {
     CODEC(barrier, 8),
     CODEC(bcast, 3 * 8 + 3 * 4),
     CODEC(done, 8),
+    CODEC(meet, 8),
+    CODEC(where, 4),
+    CODEC(capacity, 3 * 8),
+    CODEC(station, 4 * 4 + 8),
+    CODEC(schedule, 3 * 8 + 5 * 4 + 8),
+    CODEC(announce, 6 * 8 + 5 * 4),
+    CODEC(report, 5 * 8 + 3 * 4),
+    CODEC(via, 2 * 8 + 2 * 4),
+    CODEC(group_end, 8),
+    CODEC(release, 2 * 8),
+    CODEC(group_fail, 2 * 8 + 2 * 4),
+    CODEC(forward, 2 * 8),
+    CODEC(hop_grant, 3 * 8 + 4),
+    CODEC(hop_chunk, 3 * 8 + 4),
+    CODEC(spread_fail, 2 * 8 + 2 * 4),
+    CODEC(pull_via, 8 + 2 * 4),
+    CODEC(hop_model, 4 * 8 + 4 * 4),
+    CODEC(pull_done, 8),
 };
 
 static void random_bytes(mlfab__prng *prng, void *to, size_t bytes) {
@@ -237,10 +255,11 @@ static mlfab__push random_push(mlfab__prng *prng, uint32_t segment_count, uint32
   m.seq = mlfab__prng_next(prng) >> 1;
   m.members = 1 + (uint32_t)mlfab__prng_below(prng, 4096);
   m.generation = (uint32_t)mlfab__prng_next(prng);
-  m.flags = (uint32_t)mlfab__prng_below(prng, 4);
+  m.flags = (uint32_t)mlfab__prng_below(prng, 8);
   m.progress = mlfab__prng_next(prng);
   m.scale = mlfab__prng_unit(prng) - 0.5;
   m.norm = mlfab__prng_unit(prng);
+  m.parts = (uint32_t)mlfab__prng_next(prng);
   m.segments = segment_count;
   m.versions = version_count;
   m.bytes = random_segments(prng, segment_count);
@@ -270,10 +289,10 @@ static void test_push_round_trip(void **state) {
     mlfab__push m = random_push(&prng, segment_count, version_count), back;
     uint32_t bytes = mlfab__encode_push(meta_a, &m, segments, versions);
     memset(&back, 0, sizeof back);
-    assert_int_equal(bytes, 64 + 16 * segment_count + 8 * version_count);
+    assert_int_equal(bytes, 68 + 16 * segment_count + 8 * version_count);
     if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, offsetof(mlfab__push, segments));
     assert_int_equal(decode_push_exact(meta_a, bytes, &back), 0);
-    assert_memory_equal(&m, &back, sizeof m); /* has no padding */
+    assert_memory_equal(&m, &back, offsetof(mlfab__push, versions) + sizeof m.versions);
     assert_memory_equal(segments, got_segments, segment_count * sizeof segments[0]);
     assert_memory_equal(versions, got_versions, version_count * sizeof versions[0]);
     assert_int_equal(mlfab__encode_push(meta_b, &back, got_segments, got_versions), bytes);
@@ -291,8 +310,8 @@ static void test_push_limits(void **state) {
   mlfab__push m;
   (void)state;
   mlfab__prng_seed(&prng, 4);
-  m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 8);
-  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX);
+  m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 9);
+  assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX - 4);
   m.versions++; /* does not fit into a meta any more */
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
   m.versions = 1;
@@ -373,7 +392,7 @@ static void test_counts_that_lie(void **state) {
     for (int place = 0; place < 2; place++) {
       bytes = mlfab__encode_push(meta_a, &push, segments, versions);
       for (int b = 0; b < 4; b++) {
-        meta_a[(place == 0 ? 56 : 60 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
+        meta_a[(place == 0 ? 60 : 64 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
       }
       assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
     }
@@ -425,6 +444,171 @@ static void test_pull(void **state) {
   assert_int_equal(mlfab__encode_pull(meta_a, &m, segments), 0);
 }
 
+/* --- plans, groups and spreads --- */
+
+enum { ENTRIES = MLFAB__PLAN_ENTRIES_MAX + 1 };
+static mlfab__plan_entry entries[ENTRIES], got_entries[ENTRIES];
+static mlfab__group_member members[ENTRIES], got_members[MLFAB__GROUP_MEMBERS_MAX];
+static mlfab__spread_member readers[ENTRIES], got_readers[MLFAB__GROUP_MEMBERS_MAX];
+
+/* Decodes one of the three from memory that ends where the meta ends; what was read is in the got_ arrays. */
+typedef struct list {
+  mlfab__plan plan;
+  mlfab__group group;
+  mlfab__spread spread;
+} list;
+
+static int decode_list(int which, const uint8_t *meta, uint32_t bytes, list *m) {
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  int status = -1000;
+  assert_non_null(copy);
+  memcpy(copy, meta, bytes);
+  if (which == 0) status = mlfab__decode_plan(copy, bytes, &m->plan, got_entries);
+  if (which == 1) status = mlfab__decode_group(copy, bytes, &m->group, got_members, got_segments);
+  if (which == 2) status = mlfab__decode_spread(copy, bytes, &m->spread, got_readers);
+  free(copy);
+  return status;
+}
+
+static uint32_t encode_list(int which, uint8_t *meta, const list *m) {
+  if (which == 0) return mlfab__encode_plan(meta, &m->plan, entries);
+  if (which == 1) return mlfab__encode_group(meta, &m->group, members, segments);
+  return mlfab__encode_spread(meta, &m->spread, readers);
+}
+
+static const uint32_t list_max[] = {MLFAB__PLAN_ENTRIES_MAX, MLFAB__GROUP_MEMBERS_MAX,
+                                    MLFAB__GROUP_MEMBERS_MAX};
+static const uint32_t list_each[] = {44, 24, 20};  /* bytes of an entry */
+static const uint32_t list_fixed[] = {24, 28, 24}; /* bytes before the count */
+
+/* Contents of `n` entries; every struct begins with its bytes on the wire, in their order. */
+static void random_list(mlfab__prng *prng, int which, uint32_t n, uint32_t segment_count, list *m) {
+  memset(m, 0, sizeof *m);
+  for (uint32_t i = 0; i < n; i++) {
+    random_bytes(prng, &entries[i], sizeof entries[i]);
+    random_bytes(prng, &members[i], sizeof members[i]);
+    random_bytes(prng, &readers[i], sizeof readers[i]);
+    members[i].weight = mlfab__prng_unit(prng) - 0.5;
+  }
+  random_bytes(prng, &m->plan, sizeof m->plan);
+  random_bytes(prng, &m->group, sizeof m->group);
+  random_bytes(prng, &m->spread, sizeof m->spread);
+  m->plan.entries = m->group.members = m->spread.members = n;
+  m->group.segments = segment_count;
+  if (which == 1) m->group.bytes = random_segments(prng, segment_count);
+}
+
+static void expect_list(int which, uint32_t n, const list *m, const list *back) {
+  if (which == 0) assert_memory_equal(&m->plan, &back->plan, 28);
+  if (which == 1) {
+    assert_memory_equal(&m->group, &back->group, 36);
+    assert_memory_equal(segments, got_segments, m->group.segments * sizeof segments[0]);
+  }
+  if (which == 2) assert_memory_equal(&m->spread, &back->spread, 28);
+  for (uint32_t i = 0; i < n; i++) {
+    if (which == 0) assert_memory_equal(&entries[i], &got_entries[i], 44);
+    if (which == 1) assert_memory_equal(&members[i], &got_members[i], 24);
+    if (which == 2) assert_memory_equal(&readers[i], &got_readers[i], 20);
+  }
+}
+
+/* What is on the wire is what stands in memory, entry after entry. */
+static void expect_wire(int which, uint32_t n, const list *m) {
+  const void *fixed[] = {&m->plan, &m->group, &m->spread};
+  assert_memory_equal(meta_a, fixed[which], list_fixed[which]);
+  for (uint32_t i = 0; i < n; i++) {
+    const void *each[] = {&entries[i], &members[i], &readers[i]};
+    assert_memory_equal(meta_a + list_fixed[which] + 4 + i * list_each[which], each[which],
+                        list_each[which]);
+  }
+}
+
+static void test_lists(void **state) {
+  mlfab__prng prng;
+  list m, back;
+  (void)state;
+  mlfab__prng_seed(&prng, 20);
+  for (int round = 0; round < 300; round++) {
+    int which = round % 3;
+    uint32_t n = (uint32_t)mlfab__prng_below(&prng, round % 10 ? 9 : list_max[which] + 1);
+    uint32_t segment_count = (uint32_t)mlfab__prng_below(&prng, round % 7 ? 5 : 2049);
+    if (which > 0 && n == 0) n = 1;
+    random_list(&prng, which, n, segment_count, &m);
+    uint32_t bytes = encode_list(which, meta_a, &m);
+    uint32_t tail = which == 1 ? 4 + 16 * segment_count : 0;
+    assert_int_equal(bytes, list_fixed[which] + 4 + n * list_each[which] + tail);
+    if (LITTLE_ENDIAN_HOST) expect_wire(which, n, &m);
+    memset(&back, 0x5a, sizeof back);
+    assert_int_equal(decode_list(which, meta_a, bytes, &back), 0);
+    expect_list(which, n, &m, &back);
+    if (bytes > 400) continue;
+    memset(meta_a + bytes, 0, 16);
+    for (uint32_t cut = 0; cut < bytes + 9; cut++) {
+      if (cut != bytes) assert_int_equal(decode_list(which, meta_a, cut, &back), MLFAB_ERR_FRAME);
+    }
+  }
+}
+
+/* The largest fit a meta; more is not encoded, and a count that says more is not believed. */
+static void test_list_limits(void **state) {
+  static const uint32_t counts[] = {4u,          512u,        513u,        1400u,      1401u,
+                                    0x0aaaaaabu, 0x10000000u, 0x80000000u, 0xffffffffu};
+  mlfab__prng prng;
+  list m, back;
+  (void)state;
+  mlfab__prng_seed(&prng, 21);
+  for (int which = 0; which < 3; which++) {
+    random_list(&prng, which, list_max[which], which == 1 ? MLFAB__SEGMENTS_MAX : 0, &m);
+    uint32_t bytes = encode_list(which, meta_a, &m);
+    assert_true(bytes > 0 && bytes <= MLFAB_META_MAX);
+    assert_int_equal(decode_list(which, meta_a, bytes, &back), 0);
+    expect_list(which, list_max[which], &m, &back);
+    m.plan.entries = m.group.members = m.spread.members = list_max[which] + 1;
+    assert_int_equal(encode_list(which, meta_a, &m), 0);
+    random_list(&prng, which, 3, which == 1 ? 2 : 0, &m);
+    bytes = encode_list(which, meta_a, &m);
+    for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+      for (int b = 0; b < 4; b++)
+        meta_a[list_fixed[which] + (uint32_t)b] = (uint8_t)(counts[i] >> (8 * b));
+      assert_int_equal(decode_list(which, meta_a, bytes, &back), MLFAB_ERR_FRAME);
+    }
+  }
+  random_list(&prng, 1, 1, MLFAB__SEGMENTS_MAX, &m);
+  m.group.segments++;
+  assert_int_equal(encode_list(1, meta_a, &m), 0);
+}
+
+static void refuse_list(int which, const list *m) {
+  list back;
+  uint32_t bytes = encode_list(which, meta_a, m);
+  assert_true(bytes > 0);
+  assert_int_equal(decode_list(which, meta_a, bytes, &back), MLFAB_ERR_FRAME);
+}
+
+static void test_lists_refused(void **state) {
+  static const double bad_weights[] = {(double)NAN, -(double)NAN, (double)INFINITY,
+                                       -(double)INFINITY};
+  mlfab__prng prng;
+  list m, empty;
+  (void)state;
+  mlfab__prng_seed(&prng, 22);
+  random_list(&prng, 1, 0, 2, &empty);
+  refuse_list(1, &empty); /* a group, or a spread, of nobody */
+  refuse_list(2, &empty);
+  random_list(&prng, 1, 3, 3, &m);
+  for (size_t i = 0; i < MLFAB__COUNT(bad_weights); i++) {
+    members[2].weight = bad_weights[i];
+    refuse_list(1, &m);
+  }
+  members[2].weight = 1e300;
+  m.group.bytes++;
+  refuse_list(1, &m); /* not the sum of its segments */
+  m.group.bytes--;
+  assert_int_equal(decode_list(1, meta_b, encode_list(1, meta_b, &m), &empty), 0);
+  segments[2].offset = segments[1].offset + segments[1].bytes;
+  refuse_list(1, &m); /* segments that touch */
+}
+
 static void test_bulk_lists(void **state) {
   mlfab__prng prng;
   mlfab__member_info m, back;
@@ -462,8 +646,9 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {MLFAB__WELCOME, MLFAB__DEFINE, MLFAB__PUSH,      MLFAB__CHUNK,
-                                     MLFAB__MODEL,   MLFAB__BCAST,  MLFAB__BCAST_DATA};
+static const uint8_t bulk_types[] = {
+    MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
+    MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL};
 
 static void random_frame(mlfab__prng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;
@@ -491,7 +676,7 @@ static int receive(const frame *f) {
 
 static void test_golden_frame(void **state) {
   static const uint8_t golden[72] = {
-      0x4d, 0x4c, 0x46, 0x42, 1,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 2,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
       0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
       0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
       0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
@@ -711,14 +896,25 @@ static void test_hash(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_every_cut),
-      cmocka_unit_test(test_texts),           cmocka_unit_test(test_push_round_trip),
-      cmocka_unit_test(test_push_limits),     cmocka_unit_test(test_push_refused),
-      cmocka_unit_test(test_counts_that_lie), cmocka_unit_test(test_pull),
-      cmocka_unit_test(test_bulk_lists),      cmocka_unit_test(test_golden_frame),
-      cmocka_unit_test(test_every_bit),       cmocka_unit_test(test_coverage_of_bulk),
-      cmocka_unit_test(test_wrong_headers),   cmocka_unit_test(test_crc_known),
-      cmocka_unit_test(test_crc_agrees),      cmocka_unit_test(test_hash),
+      cmocka_unit_test(test_round_trip),
+      cmocka_unit_test(test_every_cut),
+      cmocka_unit_test(test_texts),
+      cmocka_unit_test(test_push_round_trip),
+      cmocka_unit_test(test_push_limits),
+      cmocka_unit_test(test_push_refused),
+      cmocka_unit_test(test_counts_that_lie),
+      cmocka_unit_test(test_pull),
+      cmocka_unit_test(test_lists),
+      cmocka_unit_test(test_list_limits),
+      cmocka_unit_test(test_lists_refused),
+      cmocka_unit_test(test_bulk_lists),
+      cmocka_unit_test(test_golden_frame),
+      cmocka_unit_test(test_every_bit),
+      cmocka_unit_test(test_coverage_of_bulk),
+      cmocka_unit_test(test_wrong_headers),
+      cmocka_unit_test(test_crc_known),
+      cmocka_unit_test(test_crc_agrees),
+      cmocka_unit_test(test_hash),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
