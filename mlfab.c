@@ -2422,7 +2422,8 @@ enum mlfab__request_kind {
   MLFAB__REQUEST_MODEL,
   MLFAB__REQUEST_BARRIER,
   MLFAB__REQUEST_BROADCAST,
-  MLFAB__REQUEST_JOIN
+  MLFAB__REQUEST_JOIN,
+  MLFAB__REQUEST_ALLREDUCE
 };
 
 enum { MLFAB__REQUESTS = 64 }; /* open at once */
@@ -3477,11 +3478,8 @@ MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_
 /* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both are
  * finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* The capacities now, negative when not known. */
-MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
-                                         double *out_p);
-/* 1, and the capacities, when one of them differs by more than a tenth from what was said last, at most
- * once a heartbeat; else 0. */
+/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported: one
+ * differs by more than a tenth from what was to be reported last, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
@@ -3616,12 +3614,6 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
-MLFAB__INTERNAL void mlfab__monitor_read(const mlfab__monitor *monitor, double *in_p,
-                                         double *out_p) {
-  *in_p = monitor_now(&monitor->in);
-  *out_p = monitor_now(&monitor->out);
-}
-
 static int monitor_is_news(const mlfab__monitor_side *side) {
   double now = monitor_now(side), change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
@@ -3630,13 +3622,13 @@ static int monitor_is_news(const mlfab__monitor_side *side) {
 
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p) {
+  *in_p = monitor_now(&monitor->in);
+  *out_p = monitor_now(&monitor->out);
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in) && !monitor_is_news(&monitor->out)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
-  monitor->in.told = monitor_now(&monitor->in);
-  monitor->out.told = monitor_now(&monitor->out);
-  *in_p = monitor->in.told;
-  *out_p = monitor->out.told;
+  monitor->in.told = *in_p;
+  monitor->out.told = *out_p;
   return 1;
 }
 
@@ -4270,18 +4262,19 @@ typedef struct mlfab__ordered {
 typedef struct mlfab__orderer {
   unsigned char *memory; /* of all arrays but the trail */
   size_t bytes;
-  double *key;       /* no transfer ends before this, in the present network */
-  uint64_t *seen;    /* the network in which `key` is when it ends */
-  uint32_t *due;     /* dl, cut to 0..n+1 */
-  uint8_t *fate;     /* 0 while neither accepted nor discarded, then reason */
-  uint8_t *free;     /* its end is when it is available */
-  double *tree;      /* least key of the candidates, of intervals of the list */
-  uint32_t *by_size; /* free ones, then by (size, position) */
-  uint32_t *rank;    /* where in by_size */
-  uint32_t *run;     /* the rank where the next size begins */
-  uint32_t *buckets; /* by dl, in list order */
-  uint32_t *bucket;  /* where a dl's begin */
-  uint64_t *bits[3]; /* by rank: is a candidate; and two levels that summarise */
+  double *key;                       /* no transfer ends before this, in the present network */
+  uint64_t *seen;                    /* the network in which `key` is when it ends */
+  uint32_t *due;                     /* dl, cut to 0..n+1 */
+  uint8_t *fate;                     /* 0 while neither accepted nor discarded, then reason */
+  uint8_t *free;                     /* its end is when it is available */
+  double *tree;                      /* least key of the candidates, of intervals of the list */
+  uint32_t *by_size;                 /* free ones, then by (size, position) */
+  uint32_t *rank;                    /* where in by_size */
+  uint32_t *run;                     /* the rank where the next size begins */
+  uint32_t *buckets;                 /* by dl, in list order */
+  uint32_t *bucket;                  /* where a dl's begin */
+  uint64_t *bits[3];                 /* by rank: is a candidate; and two levels that summarise */
+  struct mlfab__bound_known *bounds; /* by server */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
   uint32_t trail_room;
@@ -4321,8 +4314,9 @@ MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bou
  * each in turn, and when either has nothing left that can win, nobody can. What was not looked at
  * is later than the pick by more than rounding, or equal to it and behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that neither bound
- * holds: everybody is looked at, but not further than the best so far.
+ * With several servers taking bandwidth away can let a later component pass, so that keys do not hold:
+ * everybody is looked at whose size bounds, one a component, leave room to win, and not further than the
+ * best so far.
  *
  * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its rank is
  * set; candidates are those without a fate whose dl is at least the position. */
@@ -4333,6 +4327,12 @@ struct mlfab__accepted {
   uint64_t before; /* the network it was accepted in */
   uint32_t update, mark, trail;
   uint8_t reason;
+};
+
+/* The size bound that was computed last for a server, and for what. */
+struct mlfab__bound_known {
+  double bound, bytes;
+  uint64_t network;
 };
 
 struct mlfab__key_before {
@@ -4351,9 +4351,6 @@ typedef struct order_run {
   uint32_t position;          /* accepted + 1 */
   uint64_t network, networks; /* this one's number; how many there have been */
   double earliest;            /* nobody is available before */
-  /* The size bound that was computed last. */
-  double bound, bound_bytes;
-  uint64_t bound_network;
 } order_run;
 
 /* A pick as far as it is known: the least end, and the first in the list among its equals. */
@@ -4381,7 +4378,7 @@ static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t 
 }
 
 /* Lays the arrays for n updates out; returns how many bytes they take. */
-static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n) {
+static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uint32_t servers) {
   size_t at = 0, words = order_words(n);
   o->key = order_cut(block, &at, n, sizeof *o->key);
   o->seen = order_cut(block, &at, n, sizeof *o->seen);
@@ -4397,12 +4394,13 @@ static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n) {
   o->bits[0] = order_cut(block, &at, words, sizeof *o->bits[0]);
   o->bits[1] = order_cut(block, &at, words / 64 + 1, sizeof *o->bits[1]);
   o->bits[2] = order_cut(block, &at, words / 4096 + 1, sizeof *o->bits[2]);
+  o->bounds = order_cut(block, &at, servers, sizeof *o->bounds);
   o->stack = order_cut(block, &at, n, sizeof *o->stack);
   return at;
 }
 
-static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n) {
-  size_t need = order_lay(o, NULL, n);
+static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n, uint32_t servers) {
+  size_t need = order_lay(o, NULL, n, servers);
   if (need > o->bytes) {
     if (o->memory) mlfab__free(env, o->memory, o->bytes);
     o->bytes = 0;
@@ -4411,7 +4409,7 @@ static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n) {
     if (o->memory == NULL) return MLFAB_ERR_MEMORY;
     o->bytes = need;
   }
-  order_lay(o, o->memory, n);
+  order_lay(o, o->memory, n, servers);
   return 0;
 }
 
@@ -4605,15 +4603,16 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The size bound of so many bytes in the present network. */
-static double order_bound(order_run *r, double bytes, const order_best *best) {
-  if (r->bound_network != r->network || r->bound_bytes != bytes) {
-    mlfab__network_carries(r->net, r->in->server[0], bytes, r->earliest,
-                           best->some ? best->end : mlfab__link_never(), &r->bound);
-    r->bound_network = r->network;
-    r->bound_bytes = bytes;
+/* The size bound of so many bytes for a server in the present network. */
+static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
+  struct mlfab__bound_known *known = &r->o->bounds[server];
+  if (known->network != r->network || known->bytes != bytes) {
+    mlfab__network_carries(r->net, r->in->server[server], bytes, r->earliest,
+                           best->some ? best->end : mlfab__link_never(), &known->bound);
+    known->network = r->network;
+    known->bytes = bytes;
   }
-  return r->bound;
+  return known->bound;
 }
 
 /* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
@@ -4624,7 +4623,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   uint32_t update = o->by_size[rank];
   *rank_p = order_bit_next(r, rank + 1);
   if (!o->free[update] || MLFAB__PLANTED(11)) {
-    double bound = order_bound(r, r->in->updates[update].bytes[0], best);
+    double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
     if (best->some && mlfab__link_less(best->end, bound)) return 1;
     if (best->some && !mlfab__link_less(bound, best->end) && update > best->update) {
       /* Neither can those of the same size, which stand behind it in the list. */
@@ -4636,12 +4635,25 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   return order_look(r, update, best);
 }
 
+/* 1 when a bundle cannot win: the size bound holds for each of its components by itself. */
+static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
+    if (c->node == r->in->server[j] || !(c->bytes[j] > 0)) continue;
+    double bound = order_bound(r, j, c->bytes[j], best);
+    if (mlfab__link_less(best->end, bound)) return 1;
+    if (update > best->update && !mlfab__link_less(bound, best->end)) return 1;
+  }
+  return 0;
+}
+
 /* The pick among all candidates. */
 static int order_pick_shortest(order_run *r, order_best *best) {
   uint32_t rank = order_bit_next(r, 0);
   int done = 0;
   if (r->in->servers > 1) {
     for (; rank < r->n && done >= 0; rank = order_bit_next(r, rank + 1)) {
+      if (order_bundle_loses(r, r->o->by_size[rank], best)) continue;
       done = order_look(r, r->o->by_size[rank], best);
     }
     return done;
@@ -4830,6 +4842,7 @@ static void order_begin(order_run *r, int deadlines) {
   memset(o->bits[1], 0, (words / 64 + 1) * sizeof *o->bits[1]);
   memset(o->bits[2], 0, (words / 4096 + 1) * sizeof *o->bits[2]);
   for (uint32_t i = 0; i < 2 * r->leaves; i++) o->tree[i] = mlfab__link_never();
+  memset(o->bounds, 0, r->in->servers * sizeof *o->bounds);
   r->earliest = mlfab__link_never();
   for (uint32_t i = 0; i < r->n; i++) {
     const mlfab__candidate *c = &r->in->updates[i];
@@ -4869,7 +4882,7 @@ static int order_run_all(mlfab__orderer *o, mlfab__network *net, const mlfab__or
   if (code) return code;
   /* Positions and leaves fit in 32 bits. */
   if (in->n > 1u << 28) return MLFAB_ERR_LIMIT;
-  code = order_reserve(o, net->env, in->n);
+  code = order_reserve(o, net->env, in->n, in->servers);
   if (code) return code;
   order_run r = {.o = o, .net = net, .in = in, .n = in->n, .leaves = order_leaves(in->n)};
   uint32_t mark = mlfab__network_mark(net);
@@ -4962,7 +4975,8 @@ typedef struct mlfab__group_choice {
 
 /* Of the updates from some place on. */
 typedef struct mlfab__group_tail {
-  double bytes; /* that pass an aggregator's ingress if they are grouped */
+  double bytes;     /* that pass an aggregator's ingress if they are grouped */
+  double to_server; /* that pass the server's ingress if they are not */
   double largest;
 } mlfab__group_tail;
 
@@ -5051,12 +5065,12 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
  * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
  * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (one server, no
- * variant). When t_max is t, everything reserved so far has ended by t. So the next aggregate
- * is at the server no later than the largest one would be that leaves at t on the network as it was
- * before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then; when those of all groups together cannot be all
- * that do not go directly, n is infeasible. */
+ * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (with one server,
+ * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
+ * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
+ * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
+ * members come in through its aggregator's ingress by then. What does not fit in all groups together makes
+ * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
 
 /* One case under way. */
 typedef struct group_run {
@@ -5068,6 +5082,7 @@ typedef struct group_run {
   double limit;        /* a case that is not shorter may be left */
   double t_max;
   uint32_t number; /* groups so far */
+  int over;        /* the free first group alone is not there before the limit */
   /* The group that is being filled. */
   uint32_t first, members;
   double ready;
@@ -5091,7 +5106,10 @@ static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
   return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
 }
 
-static int group_is_over(const group_run *r) { return !mlfab__link_less(r->t_max, r->limit); }
+/* T(n) cannot be smaller than the limit any more. */
+static int group_is_over(const group_run *r) {
+  return r->over || !mlfab__link_less(r->t_max, r->limit);
+}
 
 /* The i-th update goes directly: 1; 0: it never arrives. */
 static int group_direct(group_run *r, uint32_t i) {
@@ -5155,6 +5173,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
+  if (limit > r->t_max && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;
@@ -5175,6 +5194,7 @@ static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
   int walked = 1;
   r->members = 0;
+  r->over = 0;
   while (i < r->in->n && walked == 1) {
     if (group_is_over(r)) return 0;
     if (q > r->in->k) {
@@ -5204,8 +5224,7 @@ static int group_run_case(group_run *r, uint32_t n) {
 /* ---- the search ---- */
 
 /* Whether an update can be in a group without passing its aggregator's ingress. */
-static int group_is_beside(const group_run *r, uint32_t i) {
-  uint32_t node = group_update(r, i)->node;
+static int group_is_beside(const group_run *r, uint32_t node) {
   for (uint32_t q = 0; q < r->in->k; q++) {
     if (r->in->aggregators[q] == node) return 1;
   }
@@ -5216,20 +5235,25 @@ static int group_is_beside(const group_run *r, uint32_t i) {
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
   uint32_t n = r->in->n;
-  tail[n] = (mlfab__group_tail){0, 0};
+  tail[n] = (mlfab__group_tail){0, 0, 0};
   for (uint32_t i = n; i > 0; i--) {
-    double bytes = group_update(r, i - 1)->bytes[0];
+    const mlfab__candidate *c = group_update(r, i - 1);
+    double bytes = c->bytes[0];
     tail[i - 1] = tail[i];
-    if (!group_is_beside(r, i - 1)) tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
     if (bytes > tail[i].largest) tail[i - 1].largest = bytes;
+    if (group_is_beside(r, c->node)) continue;
+    tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
+    if (c->node == r->in->server[0]) continue;
+    tail[i - 1].to_server = mlfab__link_exact(tail[i].to_server + bytes);
   }
 }
 
-/* 1 when the case n is infeasible for sure. Its direct transfers are reserved, and t_max is theirs. */
+/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers are
+ * reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
-  if (r->variant != MLFAB__GROUP_PAPER || r->in->servers > 1 || n == r->in->n) return 0;
+  if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
-  double t = r->t_max, room = 0;
+  double t = r->t_max, room = 0, end;
   /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
@@ -5239,7 +5263,11 @@ static int group_is_vain(const group_run *r, uint32_t n) {
     t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__link_finite(t)) return 0;
   }
-  return room < need;
+  if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
+  /* What does not fit in groups goes directly. */
+  double rest = mlfab__link_exact(tail->to_server * (1 - 4e-9)) - room;
+  int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
+  return walked == MLFAB__LATE || !mlfab__link_less(end, r->limit);
 }
 
 /* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
@@ -5260,17 +5288,19 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     /* A free first group behind no direct transfer may end after any number of members. */
     uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
-    for (uint32_t c = 0; c < cases; c++) {
-      r->first_most = n - c;
+    for (uint32_t c = 1; c <= cases; c++) {
+      r->first_most = cases > 1 ? c : n;
       r->t_max = t_max;
       int walked = group_fill(r, i);
       mlfab__network_undo(r->net, mark);
       if (walked < 0) return walked;
+      if (r->over) break; /* and so it is with more members */
       if (walked == 0 || !mlfab__link_less(r->t_max, times[tried])) continue;
       times[tried] = r->t_max;
       if (i == 0) most = r->first_most;
       if (r->t_max < least) r->limit = least = r->t_max;
     }
+    r->over = 0;
     tried++;
     r->t_max = t_max;
     int walked = i < n ? group_direct(r, i) : 0;
@@ -6138,7 +6168,9 @@ static int plan_reserve(mlfab__planner *p, uint32_t n) {
   p->ordered = mlfab__alloc_array(p->env, p->room, sizeof *p->ordered);
   p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
   p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
-  return p->ordered && p->grouped && p->order ? 0 : MLFAB_ERR_MEMORY;
+  if (p->ordered && p->grouped && p->order) return 0;
+  plan_free_arrays(p); /* or the next call would believe in them */
+  return MLFAB_ERR_MEMORY;
 }
 
 /* The order, or the list as it is. Nothing stays reserved. */
@@ -12432,6 +12464,1252 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
 }
 
 /* ==============================================================================================
+ * core/tree.h
+ * ============================================================================================== */
+/* tree.h - allreduce: the sum of all workers' arrays, up one tree and down another. Layer 4.
+ *
+ * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it is over;
+ * workers (`tree`, tree.c) call each other over links of their own and move the bytes:
+ *
+ *    muster:  IDLE --all live workers ASK--> [PLANNING, while a scheduler arranges] --TREE to all--> RUNNING
+ *               ^                                                                          |
+ *               +-- REDUCE_DONE to all: everybody HAS it, or somebody died or gave up -----+
+ *
+ *    a worker's call:  ASKED --TREE--> RUNNING --all of the sum is here: HAVE--> --REDUCE_DONE--> over
+ *
+ *    a link:  child --JOIN--> parent --GRANT--> child --UP, under its credit--> parent
+ *             taker --JOIN--> giver --DOWN--> taker
+ *
+ * A call has a number of its own (`ask`), which is repeated on a new link and never counted twice; what server 0
+ * forms of the calls is numbered (`number`), and frames of another number are of what is over: dropped. A call
+ * that is withdrawn before the tree stands is as if it never had been; once it stands, whoever gives up, dies
+ * or comes back as a new process ends it for all, with one code and one rank. So calls stay in step.
+ *
+ * The sum is formed in the callers' own arrays. A parent adds its children in the order in which server 0 lists them:
+ * byte x of child k when byte x of child k - 1 was added, so that the result does not depend on arrival; its
+ * own bytes come first. What comes early is staged in a ring, a fixed part of MLFAB__TREE_STAGE a child.
+ * Bytes that all children have added go on to the parent at once, while later ones still come in, and the
+ * root's go down in the same way. Nobody else adds to them, so all ranks get the root's bits.
+ *
+ * Invariants. (1) Bytes of the sum are written over a caller's share only where it was sent up before: the sum
+ * cannot have them earlier. (2) A child sends what it was granted and no more: ring and window bound the
+ * parent's memory, and how far the first child may be ahead of the last. (3) A link that breaks loses
+ * nothing: the parent says from where, the taker how much it has. (4) Server 0 says that it is over when every
+ * participant has all, and not before: it succeeds on all or on none, but for deadlines and deaths after that.
+ * (5) What is lent to a link is taken back before the caller has its array again. (6) A call ends: by server
+ * 0's word, by its death, or by its own deadline. A parent or giver that cannot be reached for 8 heartbeats
+ * is reported to server 0, which ends it.
+ *
+ * Source: MLfabric §6 (AllReduce: push to a random root, get from it). Departs: cuts through; children of
+ * one parent take turns in steps of the window and not one after the other. */
+
+/* Tokens of bulks that this role lends, on links that it shares with others: no other role's has both bits. */
+#define MLFAB__TREE_TOKEN ((uint64_t)3 << 60)
+
+enum {
+  MLFAB__TREE_STAGE = 4 << 20,      /* all rings of a node */
+  MLFAB__TREE_RING_MAX = 256 << 10, /* one of them */
+  MLFAB__TREE_WINDOW = 4 << 20,     /* a child ahead of the last one */
+  MLFAB__TREE_COPY = 8192,          /* bulks up to this are copied by the transport */
+  MLFAB__TREE_PATIENCE = 8          /* heartbeats without a link */
+};
+
+/* --- server 0 --- */
+
+enum mlfab__caller_state {
+  MLFAB__CALLER_IDLE,    /* its newest call is not known, or forgotten */
+  MLFAB__CALLER_WAITING, /* for the others */
+  MLFAB__CALLER_INSIDE,  /* the tree has it */
+  MLFAB__CALLER_OVER     /* code and rank are the outcome */
+};
+
+typedef struct mlfab__caller { /* a worker, as server 0 sees it */
+  uint8_t state, gone, done, have;
+  uint32_t dtype;
+  uint64_t ask, count; /* of its newest call */
+  int32_t code, rank;
+  int32_t told; /* who it was told is missing */
+  /* Its place. */
+  uint32_t parent, giver; /* MLFAB__NO_NODE: it is the root */
+  uint32_t children, takers;
+} mlfab__caller;
+
+typedef struct mlfab__muster_scratch mlfab__muster_scratch; /* muster.c */
+
+enum mlfab__muster_phase { MLFAB__MUSTER_IDLE, MLFAB__MUSTER_PLANNING, MLFAB__MUSTER_RUNNING };
+
+typedef struct mlfab__muster {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers; behind them the scheduler */
+  uint32_t workers;
+  int scheduler; /* one is here */
+  enum mlfab__muster_phase phase;
+  mlfab__caller *callers;
+  uint64_t number;         /* of the newest allreduce */
+  uint32_t *order;         /* those inside, in the order in which children are added */
+  uint32_t inside, having; /* how many are; how many of them have all of the sum */
+  uint32_t root;
+  uint64_t planning_ns;           /* since */
+  mlfab__muster_scratch *scratch; /* with the first */
+} mlfab__muster;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__muster_init(mlfab__muster *muster, mlfab__env *env,
+                                       const mlfab_config *config, const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said DONE. */
+MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker, int fresh,
+                                         uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__muster_done(mlfab__muster *muster, uint32_t worker, uint64_t now_ns);
+/* 1 when the frame was of this role (REDUCE). */
+MLFAB__INTERNAL int mlfab__muster_frame(mlfab__muster *muster, uint32_t worker,
+                                        const mlfab__frame_in *frame, uint64_t now_ns);
+/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
+MLFAB__INTERNAL void mlfab__muster_scheduler(mlfab__muster *muster, int here);
+MLFAB__INTERNAL int mlfab__muster_scheduler_frame(mlfab__muster *muster,
+                                                  const mlfab__frame_in *frame);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns);
+/* The root of an allreduce: one of n. */
+MLFAB__INTERNAL uint32_t mlfab__muster_draw(uint64_t seed, uint64_t number, uint32_t n);
+
+/* --- a worker --- */
+
+typedef struct mlfab__tree_child {
+  uint32_t rank;
+  uint64_t granted, received, added; /* added <= received <= granted */
+} mlfab__tree_child;
+
+typedef struct mlfab__tree_taker {
+  uint32_t rank;
+  uint32_t lent; /* bulks that its link has */
+  uint64_t given;
+} mlfab__tree_taker;
+
+/* What another worker's link to this one has said, and where it stands in the two lists, plus one. */
+typedef struct mlfab__tree_peer {
+  uint64_t joined, have;
+  uint32_t child, taker;
+} mlfab__tree_peer;
+
+typedef struct mlfab__tree {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__requests *requests;
+  mlfab__port up;   /* peer 0 is server 0 */
+  mlfab__port hop;  /* parent and giver, by rank: `ready` opens the link when there is none */
+  mlfab__port down; /* children and takers, by rank */
+  uint32_t rank;
+  int dead;                /* server 0 is */
+  mlfab__tree_peer *peers; /* by rank; with the first call */
+  /* The call that is open, or was the last. */
+  uint64_t asks, request;
+  uint8_t *data;
+  uint64_t bytes;
+  uint32_t dtype, width;
+  int32_t missing;         /* says server 0 */
+  int32_t gave_up, blamed; /* code and rank: to be said until server 0 has answered */
+  /* Its tree. */
+  uint64_t number; /* 0: not yet */
+  uint32_t parent, giver;
+  uint64_t parent_since_ns, giver_since_ns; /* their link is missing; 0: not known to be */
+  int resumes;                              /* the next grant says from where */
+  uint64_t granted, sent, sent_most;        /* to the parent */
+  uint32_t lent;                            /* bulks that its link has */
+  uint64_t complete;                        /* bytes that all children have added */
+  uint64_t have;                            /* bytes of the sum */
+  mlfab__tree_child *children;
+  mlfab__tree_taker *takers;
+  uint32_t nchildren, ntakers, child_room, taker_room;
+  uint8_t *stage; /* a ring for every child but the first */
+  uint64_t stage_room, ring;
+} mlfab__tree;
+
+MLFAB__INTERNAL void mlfab__tree_init(mlfab__tree *tree, mlfab__env *env,
+                                      const mlfab_config *config, uint32_t rank,
+                                      const mlfab__port *up, const mlfab__port *hop,
+                                      const mlfab__port *down, mlfab__requests *requests);
+MLFAB__INTERNAL void mlfab__tree_free(mlfab__tree *tree);
+/* Begins a call. data is borrowed until the request is finished. Errors: as of mlfab_allreduce. */
+MLFAB__INTERNAL int mlfab__tree_start(mlfab__tree *tree, void *data, uint64_t count, int dtype,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
+MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree);
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns);
+/* Frames of server 0, of a parent or giver, of a child or taker: 1 when they were of this role. */
+MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,
+                                             uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__tree_hop_frame(mlfab__tree *tree, uint32_t peer,
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
+                                             const mlfab__frame_in *frame);
+/* Our link to another worker stands, is lost; there is none: 1 when it is wanted. */
+MLFAB__INTERNAL void mlfab__tree_hop_up(mlfab__tree *tree, uint32_t peer);
+MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer);
+MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns);
+/* Another worker's link to us is lost, or there is a new one. */
+MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer);
+/* The next frame with a bulk for the parent, for a taker: 1, or 0; it was taken; its bulk is free. */
+MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame);
+MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,
+                                          mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_out *frame);
+/* 1 when the token was of this role. `peer` is a child or taker, or (hop) the parent. */
+MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token);
+
+
+/* ==============================================================================================
+ * core/tree.c
+ * ============================================================================================== */
+/* tree.c - allreduce at a worker: its share goes up, the sum comes down. See tree.h. */
+
+MLFAB__INTERNAL void mlfab__tree_init(mlfab__tree *tree, mlfab__env *env,
+                                      const mlfab_config *config, uint32_t rank,
+                                      const mlfab__port *up, const mlfab__port *hop,
+                                      const mlfab__port *down, mlfab__requests *requests) {
+  memset(tree, 0, sizeof *tree);
+  tree->env = env;
+  tree->config = config;
+  tree->rank = rank;
+  tree->up = *up;
+  tree->hop = *hop;
+  tree->down = *down;
+  tree->requests = requests;
+  tree->missing = MLFAB_NO_RANK;
+}
+
+MLFAB__INTERNAL void mlfab__tree_free(mlfab__tree *tree) {
+  if (!tree->env) return;
+  mlfab__free(tree->env, tree->peers, tree->config->workers * sizeof *tree->peers);
+  mlfab__free(tree->env, tree->children, tree->child_room * sizeof *tree->children);
+  mlfab__free(tree->env, tree->takers, tree->taker_room * sizeof *tree->takers);
+  mlfab__free_aligned(tree->env, tree->stage, tree->stage_room);
+  memset(tree, 0, sizeof *tree);
+}
+
+static int tree_is_root(const mlfab__tree *tree) { return tree->parent == MLFAB__NO_NODE; }
+
+/* Bulks that are lent in this allreduce, on any link. */
+static uint64_t tree_token(const mlfab__tree *tree) {
+  return MLFAB__TREE_TOKEN | (tree->number & 0xffffffffu);
+}
+
+static mlfab__tree_child *tree_child(mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].child : 0;
+  return place ? &tree->children[place - 1] : NULL;
+}
+
+static mlfab__tree_taker *tree_taker(mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].taker : 0;
+  return place ? &tree->takers[place - 1] : NULL;
+}
+
+/* --- the call, and its end --- */
+
+/* Tells server 0 how the call stands; said again on a new link. */
+static void tree_tell(mlfab__tree *tree) {
+  mlfab__reduce reduce = {.ask = tree->asks,
+                          .count = tree->bytes / tree->width,
+                          .dtype = tree->dtype,
+                          .code = tree->gave_up,
+                          .rank = tree->blamed};
+  uint8_t meta[64];
+  if (tree->gave_up) {
+    reduce.state = MLFAB__REDUCE_GIVE_UP;
+  } else if (tree->number && tree->have == tree->bytes) {
+    reduce.state = MLFAB__REDUCE_HAVE;
+  }
+  tree->up.post(tree->up.self, 0, MLFAB__REDUCE, meta, mlfab__encode_reduce(meta, &reduce));
+}
+
+static void tree_forget_lists(mlfab__tree *tree) {
+  for (uint32_t i = 0; i < tree->nchildren; i++) tree->peers[tree->children[i].rank].child = 0;
+  for (uint32_t i = 0; i < tree->ntakers; i++) tree->peers[tree->takers[i].rank].taker = 0;
+  tree->nchildren = tree->ntakers = 0;
+}
+
+/* The caller gets its array back: nothing of it is lent any more, and no frame finds a place. */
+static void tree_leave(mlfab__tree *tree) {
+  if (tree->lent > 0) tree->hop.detach(tree->hop.self, tree->parent, tree_token(tree));
+  for (uint32_t i = 0; i < tree->ntakers; i++) {
+    if (tree->takers[i].lent > 0)
+      tree->down.detach(tree->down.self, tree->takers[i].rank, tree_token(tree));
+  }
+  tree_forget_lists(tree);
+  tree->lent = 0;
+  tree->number = tree->request = 0;
+  tree->data = NULL;
+}
+
+static void tree_give_up(mlfab__tree *tree, int32_t code, uint32_t rank) {
+  if (tree->gave_up) return;
+  tree->gave_up = code;
+  tree->blamed = (int32_t)rank;
+  tree_tell(tree);
+}
+
+static int tree_check(const mlfab__tree *tree, const void *data, uint64_t count, int dtype,
+                      mlfab_error *error) {
+  uint32_t width = mlfab__dtype_bytes(dtype);
+  if (!data || count == 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "allreduce: no data");
+  if (!width)
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "allreduce: %d is not an element type", dtype);
+  if ((uintptr_t)data % width)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "allreduce: data is not aligned to its elements");
+  if (count > tree->config->model_max_bytes / width)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "allreduce: %llu elements, the limit is %llu bytes (model_max_bytes)",
+                        (unsigned long long)count,
+                        (unsigned long long)tree->config->model_max_bytes);
+  if (tree->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "allreduce: server 0 is dead");
+  if (tree->request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "allreduce: another one is under way");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__tree_start(mlfab__tree *tree, void *data, uint64_t count, int dtype,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error) {
+  int code = tree_check(tree, data, count, dtype, error);
+  if (code) return code;
+  if (!tree->peers)
+    tree->peers = mlfab__alloc_array(tree->env, tree->config->workers, sizeof *tree->peers);
+  if (!tree->peers)
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "allreduce: out of memory");
+  mlfab__request *request = mlfab__request_open(tree->requests, MLFAB__REQUEST_ALLREDUCE, 0, now_ns,
+                                                timeout_ns ? timeout_ns : tree->config->timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "allreduce: too many requests are open");
+  tree->request = *request_p = request->id;
+  tree->asks++;
+  tree->data = data;
+  tree->dtype = (uint32_t)dtype;
+  tree->width = mlfab__dtype_bytes(dtype);
+  tree->bytes = count * tree->width;
+  tree->missing = MLFAB_NO_RANK;
+  tree->gave_up = 0;
+  tree_tell(tree);
+  return 0;
+}
+
+/* Ends the call with what server 0, or nobody, has to say. */
+static void tree_end(mlfab__tree *tree, int code, int32_t rank, int is_server, uint64_t now_ns,
+                     const char *why) {
+  mlfab__request *request = mlfab__request_find(tree->requests, tree->request);
+  tree_leave(tree);
+  if (!request) return;
+  if (rank == MLFAB_NO_RANK) {
+    mlfab__request_finish(tree->requests, request, code, rank, 0, now_ns, "allreduce: %s", why);
+  } else {
+    mlfab__request_finish(tree->requests, request, code, rank, is_server, now_ns,
+                          "allreduce: %s %d: %s", is_server ? "server" : "worker", (int)rank, why);
+  }
+}
+
+/* Whom this call waits for, or NO_RANK. */
+static int32_t tree_awaits(const mlfab__tree *tree) {
+  if (!tree->number || tree->have == tree->bytes) return tree->missing;
+  for (uint32_t i = 0; i < tree->nchildren; i++) {
+    if (tree->children[i].added < tree->bytes) return (int32_t)tree->children[i].rank;
+  }
+  return tree_is_root(tree) ? MLFAB_NO_RANK : (int32_t)tree->giver;
+}
+
+MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  int32_t awaited = tree_awaits(tree);
+  char waited[24];
+  mlfab__duration(waited, now_ns - request->started_ns);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  /* The others are told whom it waited for in vain, but not whom it did not want to wait for. */
+  int blames = code == MLFAB_ERR_TIMEOUT && awaited != MLFAB_NO_RANK;
+  tree_give_up(tree, code, blames ? (uint32_t)awaited : tree->rank);
+  tree_leave(tree);
+  if (awaited == MLFAB_NO_RANK) {
+    mlfab__request_finish(tree->requests, request, code, 0, 1, now_ns,
+                          "allreduce: %s after %s awaiting server 0", what, waited);
+  } else {
+    mlfab__request_finish(tree->requests, request, code, awaited, 0, now_ns,
+                          "allreduce: %s after %s awaiting worker %d", what, waited, (int)awaited);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree) {
+  /* What was given up may not have been heard. */
+  if (tree->request || tree->gave_up) tree_tell(tree);
+}
+
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns) {
+  char text[64];
+  memcpy(text, "dead, silent for ", 18);
+  mlfab__duration(text + 17, silent_ns);
+  tree->dead = 1;
+  if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, text);
+}
+
+/* --- the way up --- */
+
+/* What of the children's shares may be added: the k-th waits for the one before it. */
+static uint64_t tree_limit(const mlfab__tree *tree, uint32_t k) {
+  return k == 0 || MLFAB__PLANTED(30) ? tree->bytes : tree->children[k - 1].added;
+}
+
+static void tree_add(mlfab__tree *tree, mlfab__tree_child *child, const void *bytes, uint64_t n) {
+  uint8_t *at = tree->data + child->added;
+  /* Sums that are not finite are everybody's: nobody is refused. */
+  (void)mlfab__reduce_add((int)tree->dtype, at, at, bytes, 1.0, n / tree->width, 0);
+  child->added += n;
+}
+
+static uint8_t *tree_ring(const mlfab__tree *tree, uint32_t k) {
+  return tree->stage + (uint64_t)(k - 1) * tree->ring;
+}
+
+/* Puts what cannot be added yet into the child's ring. */
+static void tree_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uint8_t *bytes,
+                      uint64_t n) {
+  while (n > 0) {
+    uint64_t at = offset % tree->ring, part = mlfab__min(n, tree->ring - at);
+    memcpy(tree_ring(tree, k) + at, bytes, part);
+    offset += part;
+    bytes += part;
+    n -= part;
+  }
+}
+
+/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
+static uint32_t tree_drain(mlfab__tree *tree, uint32_t k) {
+  for (; k < tree->nchildren; k++) {
+    mlfab__tree_child *child = &tree->children[k];
+    uint64_t before = child->added, end = mlfab__min(child->received, tree_limit(tree, k));
+    while (child->added < end) {
+      uint64_t at = child->added % tree->ring;
+      tree_add(tree, child, tree_ring(tree, k) + at,
+               mlfab__min(end - child->added, tree->ring - at));
+    }
+    if (child->added == before) break;
+  }
+  return k;
+}
+
+/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
+static void tree_grant(mlfab__tree *tree, uint32_t k, int resume) {
+  mlfab__tree_child *child = &tree->children[k];
+  uint64_t upto = mlfab__min(tree->bytes, tree_limit(tree, k) + (k > 0 ? tree->ring : 0));
+  upto = mlfab__min(upto, tree->complete + MLFAB__TREE_WINDOW);
+  if (tree->peers[child->rank].joined != tree->number) return;
+  /* Not for every crumb, unless it is the last or the child has nothing to send. */
+  uint64_t step = mlfab__min(tree->ring ? tree->ring / 2 : 1, MLFAB__TREE_WINDOW / 4);
+  int worth =
+      upto - child->granted >= step || upto == tree->bytes || child->granted == child->received;
+  if (!resume && (upto <= child->granted || !worth)) return;
+  child->granted = mlfab__max(child->granted, upto);
+  mlfab__tree_grant grant = {tree->number, child->received, child->granted};
+  uint8_t meta[32];
+  tree->down.post(tree->down.self, child->rank, MLFAB__TREE_GRANT, meta,
+                  mlfab__encode_tree_grant(meta, &grant));
+}
+
+/* More of the sum is here: it goes on to those who take it from us. */
+static void tree_has(mlfab__tree *tree, uint64_t have) {
+  tree->have = have;
+  for (uint32_t i = 0; i < tree->ntakers; i++)
+    tree->down.ready(tree->down.self, tree->takers[i].rank);
+  if (have == tree->bytes) tree_tell(tree);
+}
+
+/* More is complete here: all children, in their order, have added it. */
+static void tree_progress(mlfab__tree *tree) {
+  uint64_t complete = tree->nchildren ? tree->children[tree->nchildren - 1].added : tree->bytes;
+  if (complete == tree->complete) return;
+  tree->complete = complete;
+  if (tree_is_root(tree)) {
+    tree_has(tree, complete);
+  } else {
+    tree->hop.ready(tree->hop.self, tree->parent);
+  }
+}
+
+static void tree_took(mlfab__tree *tree, uint32_t k, const uint8_t *bytes, uint64_t n) {
+  mlfab__tree_child *child = &tree->children[k];
+  uint64_t direct = 0, before = tree->complete;
+  if (child->added == child->received) direct = mlfab__min(n, tree_limit(tree, k) - child->added);
+  if (direct > 0) tree_add(tree, child, bytes, direct);
+  if (n > direct) tree_keep(tree, k, child->received + direct, bytes + direct, n - direct);
+  child->received += n;
+  uint32_t last = direct > 0 ? tree_drain(tree, k + 1) : k;
+  tree_progress(tree);
+  /* The credit of those changes whose predecessor has moved; of all, when the window has. */
+  int window = tree->complete != before;
+  for (uint32_t i = window ? 0 : k; i < tree->nchildren && (window || i <= last); i++)
+    tree_grant(tree, i, 0);
+}
+
+/* Bytes of a child's share. */
+static void tree_from_child(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
+  mlfab__tree_bytes in;
+  const mlfab__tree_child *child = tree_child(tree, peer);
+  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
+    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a TREE_UP that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number) return;
+  if (!child || tree->peers[peer].joined != tree->number || !frame->bulk ||
+      in.offset != child->received || frame->bulk_bytes > child->granted - in.offset ||
+      frame->bulk_bytes % tree->width) {
+    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a share's bytes out of place");
+    return;
+  }
+  tree_took(tree, tree->peers[peer].child - 1, frame->bulk, frame->bulk_bytes);
+}
+
+static void tree_granted(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
+  mlfab__tree_grant in;
+  if (mlfab__decode_tree_grant(frame->meta, frame->meta_bytes, &in)) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_GRANT that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number || peer != tree->parent) return;
+  uint64_t from = tree->resumes ? in.from : tree->sent;
+  if (from > tree->sent_most || from % tree->width || in.upto < from || in.upto > tree->bytes ||
+      in.upto % tree->width) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a grant out of place");
+    return;
+  }
+  tree->resumes = 0;
+  tree->sent = from;
+  tree->granted = mlfab__max(tree->granted, in.upto);
+  tree->hop.ready(tree->hop.self, peer);
+}
+
+/* --- the way down --- */
+
+/* Bytes of the sum: they take the place of the share that is in them. */
+static void tree_from_giver(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
+  mlfab__tree_bytes in;
+  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_DOWN that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number) return;
+  if (peer != tree->giver || !frame->bulk || in.offset != tree->have ||
+      frame->bulk_bytes > tree->sent_most - in.offset) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a sum's bytes out of place");
+    return;
+  }
+  memcpy(tree->data + in.offset, frame->bulk, frame->bulk_bytes);
+  tree_has(tree, in.offset + frame->bulk_bytes);
+}
+
+/* --- links --- */
+
+/* A child or taker is on a link that is new to it; perhaps before we know of this tree. */
+static void tree_met(mlfab__tree *tree, uint32_t peer) {
+  const mlfab__tree_peer *p = &tree->peers[peer];
+  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  if (!tree->number || p->joined != tree->number) return;
+  if (tree_child(tree, peer)) tree_grant(tree, p->child - 1, 1);
+  if (!taker) return;
+  taker->given = mlfab__min(p->have, tree->have);
+  tree->down.ready(tree->down.self, peer);
+}
+
+static void tree_join(mlfab__tree *tree, uint32_t peer) {
+  mlfab__tree_join join = {tree->number, tree->have};
+  uint8_t meta[32];
+  tree->hop.post(tree->hop.self, peer, MLFAB__TREE_JOIN, meta,
+                 mlfab__encode_tree_join(meta, &join));
+}
+
+static int tree_calls(const mlfab__tree *tree, uint32_t peer) {
+  return tree->number && !tree_is_root(tree) && (peer == tree->parent || peer == tree->giver);
+}
+
+MLFAB__INTERNAL void mlfab__tree_hop_up(mlfab__tree *tree, uint32_t peer) {
+  if (!tree_calls(tree, peer)) return;
+  if (peer == tree->parent) tree->parent_since_ns = 0;
+  if (peer == tree->giver) tree->giver_since_ns = 0;
+  tree_join(tree, peer);
+}
+
+MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer) {
+  if (!tree_calls(tree, peer) || peer != tree->parent) return;
+  tree->lent = 0;
+  tree->granted = 0;
+  tree->resumes = 1;
+}
+
+MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns) {
+  if (!tree_calls(tree, peer)) return 0;
+  uint64_t *since = peer == tree->parent ? &tree->parent_since_ns : &tree->giver_since_ns;
+  if (*since == 0) *since = now_ns;
+  if (now_ns - *since >= MLFAB__TREE_PATIENCE * tree->config->heartbeat_ns)
+    tree_give_up(tree, MLFAB_ERR_PEER_DEAD, peer);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer) {
+  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  if (!tree->peers) return;
+  tree->peers[peer].joined = 0;
+  if (taker) taker->lent = 0;
+}
+
+/* --- frames --- */
+
+static int tree_grow(mlfab__tree *tree, const mlfab__tree_place *place) {
+  uint32_t children = place->children + 1, takers = place->takers + 1;
+  if (children > tree->child_room) {
+    mlfab__free(tree->env, tree->children, tree->child_room * sizeof *tree->children);
+    tree->children = mlfab__alloc_array(tree->env, children, sizeof *tree->children);
+    tree->child_room = tree->children ? children : 0;
+  }
+  if (takers > tree->taker_room) {
+    mlfab__free(tree->env, tree->takers, tree->taker_room * sizeof *tree->takers);
+    tree->takers = mlfab__alloc_array(tree->env, takers, sizeof *tree->takers);
+    tree->taker_room = tree->takers ? takers : 0;
+  }
+  return tree->children && tree->takers ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* Rings for all children but the first. Without memory for them nothing comes early. */
+static void tree_rings(mlfab__tree *tree) {
+  uint64_t rings = tree->nchildren > 1 ? tree->nchildren - 1 : 0;
+  tree->ring = rings ? mlfab__min(MLFAB__TREE_RING_MAX, MLFAB__TREE_STAGE / rings) : 0;
+  tree->ring = mlfab__min(tree->ring, tree->bytes + 63) / 64 * 64;
+  uint64_t room = rings * tree->ring;
+  if (room <= tree->stage_room) return;
+  mlfab__free_aligned(tree->env, tree->stage, tree->stage_room);
+  tree->stage = mlfab__alloc_aligned(tree->env, room);
+  tree->stage_room = tree->stage ? room : 0;
+  if (!tree->stage) tree->ring = 0;
+}
+
+/* Enters the lists. Errors: FRAME. */
+static int tree_lists(mlfab__tree *tree, const mlfab__tree_place *place, const uint32_t *ranks) {
+  for (uint32_t i = 0; i < place->children + place->takers; i++) {
+    mlfab__tree_peer *peer = ranks[i] < tree->config->workers ? &tree->peers[ranks[i]] : NULL;
+    int child = i < place->children;
+    if (!peer || ranks[i] == tree->rank || (child ? peer->child : peer->taker))
+      return MLFAB_ERR_FRAME;
+    if (child) {
+      tree->children[tree->nchildren] = (mlfab__tree_child){.rank = ranks[i]};
+      peer->child = ++tree->nchildren;
+    } else {
+      tree->takers[tree->ntakers] = (mlfab__tree_taker){.rank = ranks[i]};
+      peer->taker = ++tree->ntakers;
+    }
+  }
+  return 0;
+}
+
+static int tree_fits(const mlfab__tree *tree, uint32_t to) {
+  return to < tree->config->workers && to != tree->rank;
+}
+
+/* The tree stands: calls go out, and the bytes that are complete already. */
+static void tree_begin(mlfab__tree *tree, const mlfab__tree_place *place) {
+  tree->number = place->number;
+  tree->parent = place->parent;
+  tree->giver = place->giver;
+  tree->parent_since_ns = tree->giver_since_ns = 0;
+  tree->resumes = 1;
+  tree->granted = tree->sent = tree->sent_most = tree->complete = tree->have = 0;
+  tree->missing = MLFAB_NO_RANK;
+  tree_rings(tree);
+  for (uint32_t i = 0; i < tree->nchildren; i++) tree_met(tree, tree->children[i].rank);
+  for (uint32_t i = 0; i < tree->ntakers; i++) {
+    if (!tree_child(tree, tree->takers[i].rank)) tree_met(tree, tree->takers[i].rank);
+  }
+  if (!tree_is_root(tree)) {
+    tree_join(tree, tree->parent);
+    tree->hop.ready(tree->hop.self, tree->parent);
+    if (tree->giver != tree->parent) {
+      tree_join(tree, tree->giver);
+      tree->hop.ready(tree->hop.self, tree->giver);
+    }
+  }
+  tree_progress(tree);
+}
+
+static void tree_placed(mlfab__tree *tree, const mlfab__frame_in *frame) {
+  mlfab__tree_place place;
+  uint32_t *ranks = NULL;
+  int code = mlfab__decode_tree_place(frame->meta, frame->meta_bytes, &place, NULL);
+  if (!code && (!tree->request || place.ask != tree->asks)) return; /* of a call that is over */
+  if (!code && tree->number == place.number) return;                /* said again */
+  int root = place.parent == MLFAB__NO_NODE && place.giver == MLFAB__NO_NODE;
+  uint32_t n = code ? 0 : place.children + place.takers;
+  if (!code && (tree->number || place.number == 0 || (root && n == 0) ||
+                (!root && (!tree_fits(tree, place.parent) || !tree_fits(tree, place.giver)))))
+    code = MLFAB_ERR_FRAME;
+  if (!code && n > 0) ranks = mlfab__alloc_array(tree->env, n, sizeof *ranks);
+  if (!code && ((n > 0 && !ranks) || tree_grow(tree, &place))) {
+    tree_give_up(tree, MLFAB_ERR_MEMORY, tree->rank);
+  } else if (!code) {
+    if (n > 0) mlfab__decode_tree_place(frame->meta, frame->meta_bytes, &place, ranks);
+    code = tree_lists(tree, &place, ranks);
+    if (!code) tree_begin(tree, &place);
+    if (code) tree_forget_lists(tree);
+  }
+  mlfab__free(tree->env, ranks, n * sizeof *ranks);
+  if (!code) return;
+  tree->up.drop(tree->up.self, 0, MLFAB_ERR_FRAME, "a TREE that does not fit this node");
+  tree_give_up(tree, MLFAB_ERR_FRAME, tree->rank);
+}
+
+static const char *tree_why(int code) {
+  switch (code) {
+    case MLFAB_ERR_SHAPE:
+      return "calls it with another count or type than others";
+    case MLFAB_ERR_PEER_DEAD:
+      return "dead, says server 0";
+    case MLFAB_ERR_PEER_CLOSED:
+      return "has closed";
+    case MLFAB_ERR_TIMEOUT:
+      return "another worker's deadline passed while it waited for this one";
+    case MLFAB_ERR_CANCELLED:
+      return "has withdrawn its call";
+    default:
+      return mlfab_error_text(code);
+  }
+}
+
+static void tree_over(mlfab__tree *tree, const mlfab__reduce_done *in, uint64_t now_ns) {
+  if (in->ask != tree->asks) return;
+  if (in->code == MLFAB_ERR_AGAIN) {
+    tree->missing = in->rank;
+    return;
+  }
+  int32_t code = in->code;
+  tree->gave_up = 0; /* heard */
+  if (code == 0 && tree->number && tree->have < tree->bytes) code = MLFAB_ERR_INTERNAL;
+  if (tree->request) tree_end(tree, code, in->rank, 0, now_ns, tree_why(code));
+}
+
+MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,
+                                             uint64_t now_ns) {
+  mlfab__reduce_done done;
+  if (frame->type == MLFAB__TREE) {
+    tree_placed(tree, frame);
+  } else if (frame->type != MLFAB__REDUCE_DONE) {
+    return 0;
+  } else if (mlfab__decode_reduce_done(frame->meta, frame->meta_bytes, &done)) {
+    tree->up.drop(tree->up.self, 0, MLFAB_ERR_FRAME, "a REDUCE_DONE that does not parse");
+  } else {
+    tree_over(tree, &done, now_ns);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__tree_hop_frame(mlfab__tree *tree, uint32_t peer,
+                                          const mlfab__frame_in *frame) {
+  if (frame->type == MLFAB__TREE_GRANT) {
+    tree_granted(tree, peer, frame);
+  } else if (frame->type == MLFAB__TREE_DOWN) {
+    tree_from_giver(tree, peer, frame);
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
+                                             const mlfab__frame_in *frame) {
+  mlfab__tree_join join;
+  if (frame->type == MLFAB__TREE_UP) {
+    tree_from_child(tree, peer, frame);
+  } else if (frame->type != MLFAB__TREE_JOIN) {
+    return 0;
+  } else if (mlfab__decode_tree_join(frame->meta, frame->meta_bytes, &join)) {
+    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a TREE_JOIN that does not parse");
+  } else if (tree->peers) {
+    tree->peers[peer].joined = join.number;
+    tree->peers[peer].have = join.have;
+    tree_met(tree, peer);
+  }
+  return 1;
+}
+
+/* --- what goes out --- */
+
+static int tree_frame(const mlfab__tree *tree, mlfab__frame_out *frame, uint8_t type, uint64_t from,
+                      uint64_t to) {
+  if (from >= to) return 0;
+  mlfab__tree_bytes bytes = {tree->number, from};
+  uint64_t chunk = mlfab__max(tree->config->chunk_bytes / 64 * 64, 64);
+  frame->type = type;
+  frame->meta_bytes = mlfab__encode_tree_bytes(frame->meta, &bytes);
+  frame->bulk = tree->data + from;
+  frame->bulk_bytes = (uint32_t)mlfab__min(to - from, chunk);
+  frame->token = frame->bulk_bytes > MLFAB__TREE_COPY ? tree_token(tree) : 0;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame) {
+  if (!tree_calls(tree, peer) || peer != tree->parent || tree->resumes) return 0;
+  return tree_frame(tree, frame, MLFAB__TREE_UP, tree->sent,
+                    mlfab__min(tree->granted, tree->complete));
+}
+
+MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame) {
+  tree->sent += frame->bulk_bytes;
+  tree->sent_most = mlfab__max(tree->sent_most, tree->sent);
+  if (frame->token != 0) tree->lent++;
+}
+
+MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,
+                                          mlfab__frame_out *frame) {
+  const mlfab__tree_taker *taker = tree_taker(tree, peer);
+  if (!taker || tree->peers[peer].joined != tree->number) return 0;
+  return tree_frame(tree, frame, MLFAB__TREE_DOWN, taker->given, tree->have);
+}
+
+MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_out *frame) {
+  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  if (!taker) return;
+  taker->given += frame->bulk_bytes;
+  if (frame->token != 0) taker->lent++;
+}
+
+MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token) {
+  if ((token & MLFAB__TREE_TOKEN) != MLFAB__TREE_TOKEN) return 0;
+  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  if (!tree->number || token != tree_token(tree)) return 1; /* taken back meanwhile */
+  if (hop && peer == tree->parent && tree->lent > 0) tree->lent--;
+  if (!hop && taker && taker->lent > 0) taker->lent--;
+  return 1;
+}
+
+/* ==============================================================================================
+ * core/muster.c
+ * ============================================================================================== */
+/* muster.c - allreduce at server 0: who is there, which tree, and when it is over. See tree.h.
+ *
+ * It holds no bytes of tensors. One allreduce at a time: the next begins when every live worker that has more
+ * data has asked for it, which nobody does before it has heard that the last one is over.
+ *
+ * The root is drawn from the seed and the number. With a scheduler, and an array that is large as updates are
+ * (eager_bytes), the scheduler arranges the rest and has a heartbeat for it; else the root is the only
+ * aggregator, and gives the sum to everybody.
+ *
+ * Invariants: places are sent when the whole tree stands, and sent again as they were; whoever is inside has a
+ * parent and a giver on a way of at most two steps to the root, whatever a scheduler says. */
+
+struct mlfab__muster_scratch {
+  uint8_t meta[MLFAB_META_MAX];
+  uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
+  mlfab__tree_node nodes[MLFAB__TREE_NODES_MAX];
+};
+
+static void muster_check(mlfab__muster *muster, uint32_t newcomer, uint64_t now_ns);
+
+MLFAB__INTERNAL int mlfab__muster_init(mlfab__muster *muster, mlfab__env *env,
+                                       const mlfab_config *config, const mlfab__port *port) {
+  memset(muster, 0, sizeof *muster);
+  muster->env = env;
+  muster->config = config;
+  muster->port = *port;
+  muster->workers = config->workers;
+  muster->callers = mlfab__alloc_array(env, muster->workers, sizeof *muster->callers);
+  muster->order = mlfab__alloc_array(env, muster->workers, sizeof *muster->order);
+  return muster->callers && muster->order ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster) {
+  if (!muster->env) return;
+  mlfab__free(muster->env, muster->callers, muster->workers * sizeof *muster->callers);
+  mlfab__free(muster->env, muster->order, muster->workers * sizeof *muster->order);
+  mlfab__free(muster->env, muster->scratch, sizeof *muster->scratch);
+  memset(muster, 0, sizeof *muster);
+}
+
+/* --- what is said --- */
+
+static void muster_tell(mlfab__muster *muster, uint32_t worker, int32_t code, int32_t rank) {
+  mlfab__reduce_done done = {muster->callers[worker].ask, code, rank};
+  uint8_t meta[32];
+  muster->port.post(muster->port.self, worker, MLFAB__REDUCE_DONE, meta,
+                    mlfab__encode_reduce_done(meta, &done));
+}
+
+/* Who is missing, for those who run out of patience: when it is another than they were told. */
+static void muster_tell_missing(mlfab__muster *muster, uint32_t worker, int32_t missing) {
+  mlfab__caller *caller = &muster->callers[worker];
+  if (caller->told == missing) return;
+  caller->told = missing;
+  muster_tell(muster, worker, MLFAB_ERR_AGAIN, missing);
+}
+
+/* It is over for all who are inside. */
+static void muster_end(mlfab__muster *muster, int32_t code, int32_t rank, uint64_t now_ns) {
+  muster->phase = MLFAB__MUSTER_IDLE;
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    mlfab__caller *caller = &muster->callers[muster->order[i]];
+    caller->state = MLFAB__CALLER_OVER;
+    caller->code = code;
+    caller->rank = rank;
+    muster_tell(muster, muster->order[i], code, rank);
+  }
+  muster->inside = 0;
+  muster_check(muster, MLFAB__NO_NODE, now_ns);
+}
+
+/* --- places --- */
+
+/* A worker's place. Lists are made from the order of all, for those who have any. */
+static void muster_place(mlfab__muster *muster, uint32_t worker) {
+  const mlfab__caller *caller = &muster->callers[worker];
+  mlfab__muster_scratch *scratch = muster->scratch;
+  mlfab__tree_place place = {.ask = caller->ask,
+                             .number = muster->number,
+                             .parent = caller->parent,
+                             .giver = caller->giver};
+  for (uint32_t i = 0; i < muster->inside && place.children < caller->children; i++) {
+    if (muster->callers[muster->order[i]].parent == worker)
+      scratch->ranks[place.children++] = muster->order[i];
+  }
+  for (uint32_t i = 0; i < muster->inside && place.takers < caller->takers; i++) {
+    if (muster->callers[muster->order[i]].giver == worker)
+      scratch->ranks[place.children + place.takers++] = muster->order[i];
+  }
+  muster->port.post(muster->port.self, worker, MLFAB__TREE, scratch->meta,
+                    mlfab__encode_tree_place(scratch->meta, &place, scratch->ranks));
+}
+
+static void muster_run(mlfab__muster *muster) {
+  muster->phase = MLFAB__MUSTER_RUNNING;
+  muster->having = 0;
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    const mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->parent != MLFAB__NO_NODE) muster->callers[caller->parent].children++;
+    if (caller->giver != MLFAB__NO_NODE) muster->callers[caller->giver].takers++;
+  }
+  for (uint32_t i = 0; i < muster->inside; i++) muster_place(muster, muster->order[i]);
+}
+
+/* The root is the only aggregator. More than a frame can list are passed on by the first of the others, as in a
+ * heap. */
+static void muster_star(mlfab__muster *muster) {
+  uint32_t at = 0;
+  while (muster->order[at] != muster->root) at++;
+  memmove(muster->order + 1, muster->order, at * sizeof *muster->order);
+  muster->order[0] = muster->root;
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    mlfab__caller *caller = &muster->callers[muster->order[i]];
+    caller->parent = i == 0 ? MLFAB__NO_NODE : muster->order[(i - 1) / MLFAB__TREE_NODES_MAX];
+    caller->giver = caller->parent;
+  }
+  muster_run(muster);
+}
+
+/* 1 when this worker is inside, and its way up is of one or two steps. */
+static int muster_reaches(const mlfab__muster *muster, const mlfab__tree_node *at, uint32_t to,
+                          int giver) {
+  if (to == muster->root) return 1;
+  if (to >= muster->workers || to == at->worker ||
+      muster->callers[to].state != MLFAB__CALLER_INSIDE)
+    return 0;
+  const mlfab__caller *hub = &muster->callers[to];
+  return (giver ? hub->giver : hub->parent) == muster->root;
+}
+
+/* The scheduler's tree: everybody once, and every way leads to the root. Errors: FRAME. */
+static int muster_take_plan(mlfab__muster *muster, const mlfab__tree_node *nodes, uint32_t n) {
+  if (n != muster->inside) return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < n; i++) {
+    const mlfab__tree_node *node = &nodes[i];
+    if (node->worker >= muster->workers ||
+        muster->callers[node->worker].state != MLFAB__CALLER_INSIDE ||
+        muster->callers[node->worker].have)
+      return MLFAB_ERR_FRAME;
+    muster->callers[node->worker].have = 1; /* so that nobody is listed twice */
+    muster->callers[node->worker].parent = node->parent;
+    muster->callers[node->worker].giver = node->giver;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    const mlfab__tree_node *node = &nodes[i];
+    int root = node->worker == muster->root;
+    if (root != (node->parent == MLFAB__NO_NODE) || root != (node->giver == MLFAB__NO_NODE))
+      return MLFAB_ERR_FRAME;
+    if (!root && (!muster_reaches(muster, node, node->parent, 0) ||
+                  !muster_reaches(muster, node, node->giver, 1)))
+      return MLFAB_ERR_FRAME;
+  }
+  for (uint32_t i = 0; i < n; i++) muster->order[i] = nodes[i].worker;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__muster_scheduler_frame(mlfab__muster *muster,
+                                                  const mlfab__frame_in *frame) {
+  mlfab__tree_plan plan;
+  if (frame->type != MLFAB__TREE_PLAN) return 0;
+  if (muster->phase != MLFAB__MUSTER_PLANNING) return 1; /* too late */
+  mlfab__tree_node *nodes = muster->scratch->nodes;
+  int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, nodes);
+  if (!code && plan.number != muster->number) return 1;
+  if (!code) code = muster_take_plan(muster, nodes, plan.nodes);
+  for (uint32_t i = 0; i < muster->inside; i++) muster->callers[muster->order[i]].have = 0;
+  if (code) {
+    muster->port.drop(muster->port.self, muster->workers, MLFAB_ERR_FRAME,
+                      "no tree in a TREE_PLAN");
+    muster_star(muster);
+  } else {
+    muster_run(muster);
+  }
+  return 1;
+}
+
+/* --- forming --- */
+
+MLFAB__INTERNAL uint32_t mlfab__muster_draw(uint64_t seed, uint64_t number, uint32_t n) {
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, mlfab__mix(seed) ^ number);
+  return (uint32_t)mlfab__prng_below(&prng, n);
+}
+
+/* Of those inside, the first whose count or type is not the others', or NO_RANK. When most differ from the first,
+ * it is the first. */
+static int32_t muster_odd(const mlfab__muster *muster) {
+  const mlfab__caller *first = &muster->callers[muster->order[0]];
+  int32_t odd = MLFAB_NO_RANK;
+  uint32_t differ = 0;
+  for (uint32_t i = 1; i < muster->inside; i++) {
+    const mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->count == first->count && caller->dtype == first->dtype) continue;
+    if (odd == MLFAB_NO_RANK) odd = (int32_t)muster->order[i];
+    differ++;
+  }
+  return 2 * differ > muster->inside ? (int32_t)muster->order[0] : odd;
+}
+
+/* Asks the scheduler to arrange it; 0 when it is not worth it. */
+static int muster_ask(mlfab__muster *muster, uint64_t now_ns) {
+  const mlfab__caller *caller = &muster->callers[muster->root];
+  mlfab__tree_ask ask = {muster->number, caller->count * mlfab__dtype_bytes((int)caller->dtype),
+                         muster->root, muster->inside};
+  if (!muster->scheduler || muster->inside < 3 || muster->inside > MLFAB__TREE_NODES_MAX ||
+      ask.bytes <= muster->config->eager_bytes)
+    return 0;
+  muster->phase = MLFAB__MUSTER_PLANNING;
+  muster->planning_ns = now_ns;
+  muster->port.post(muster->port.self, muster->workers, MLFAB__TREE_ASK, muster->scratch->meta,
+                    mlfab__encode_tree_ask(muster->scratch->meta, &ask, muster->order));
+  return 1;
+}
+
+/* All are there: those who wait are the next allreduce. */
+static void muster_form(mlfab__muster *muster, uint64_t now_ns) {
+  muster->number++;
+  muster->inside = 0;
+  for (uint32_t w = 0; w < muster->workers; w++) {
+    mlfab__caller *caller = &muster->callers[w];
+    if (caller->state != MLFAB__CALLER_WAITING) continue;
+    caller->state = MLFAB__CALLER_INSIDE;
+    caller->have = 0;
+    caller->told = MLFAB_NO_RANK;
+    caller->children = caller->takers = 0;
+    muster->order[muster->inside++] = w;
+  }
+  int32_t odd = muster_odd(muster);
+  if (!muster->scratch) muster->scratch = mlfab__alloc(muster->env, sizeof *muster->scratch);
+  if (odd != MLFAB_NO_RANK) {
+    muster_end(muster, MLFAB_ERR_SHAPE, odd, now_ns);
+  } else if (muster->inside == 1) {
+    muster_end(muster, 0, MLFAB_NO_RANK, now_ns);
+  } else if (!muster->scratch) {
+    muster_end(muster, MLFAB_ERR_MEMORY, 0, now_ns);
+  } else {
+    muster->root =
+        muster->order[mlfab__muster_draw(muster->config->seed, muster->number, muster->inside)];
+    if (!muster_ask(muster, now_ns)) muster_star(muster);
+  }
+}
+
+/* The first live worker with more data that does not wait, or NO_RANK; and how many wait. */
+static int32_t muster_missing(const mlfab__muster *muster, uint32_t *waiting_p) {
+  int32_t missing = MLFAB_NO_RANK;
+  *waiting_p = 0;
+  for (uint32_t w = 0; w < muster->workers; w++) {
+    const mlfab__caller *caller = &muster->callers[w];
+    if (caller->state == MLFAB__CALLER_WAITING) {
+      ++*waiting_p;
+    } else if (!caller->gone && !caller->done && missing == MLFAB_NO_RANK) {
+      missing = (int32_t)w;
+    }
+  }
+  return missing;
+}
+
+static void muster_check(mlfab__muster *muster, uint32_t newcomer, uint64_t now_ns) {
+  uint32_t waiting;
+  if (muster->phase != MLFAB__MUSTER_IDLE) return;
+  int32_t missing = muster_missing(muster, &waiting);
+  if (waiting == 0) return;
+  if (missing == MLFAB_NO_RANK) {
+    muster_form(muster, now_ns);
+  } else if (newcomer != MLFAB__NO_NODE) {
+    muster_tell_missing(muster, newcomer, missing);
+  }
+}
+
+/* --- what callers say --- */
+
+/* A call begins, or is repeated on a new link. */
+static void muster_asks(mlfab__muster *muster, uint32_t worker, const mlfab__reduce *in,
+                        uint64_t now_ns) {
+  mlfab__caller *caller = &muster->callers[worker];
+  if (caller->state == MLFAB__CALLER_INSIDE) {
+    if (muster->phase == MLFAB__MUSTER_RUNNING) muster_place(muster, worker);
+    return;
+  }
+  caller->state = MLFAB__CALLER_WAITING;
+  caller->count = in->count;
+  caller->dtype = in->dtype;
+  caller->told = MLFAB_NO_RANK;
+  muster_check(muster, worker, now_ns);
+}
+
+/* One more has all of the sum. */
+static void muster_have(mlfab__muster *muster, uint32_t worker, uint64_t now_ns) {
+  mlfab__caller *caller = &muster->callers[worker];
+  if (caller->state != MLFAB__CALLER_INSIDE || caller->have) return;
+  caller->have = 1;
+  if (++muster->having < muster->inside && !MLFAB__PLANTED(31)) return;
+  muster_end(muster, 0, MLFAB_NO_RANK, now_ns);
+}
+
+/* A caller's codes are its own affair, within what a caller may end with. */
+static int32_t muster_code(int32_t code) {
+  switch (code) {
+    case MLFAB_ERR_TIMEOUT:
+    case MLFAB_ERR_CANCELLED:
+    case MLFAB_ERR_PEER_DEAD:
+    case MLFAB_ERR_MEMORY:
+      return code;
+    default:
+      return MLFAB_ERR_REFUSED;
+  }
+}
+
+static void muster_give_up(mlfab__muster *muster, uint32_t worker, const mlfab__reduce *in,
+                           uint64_t now_ns) {
+  mlfab__caller *caller = &muster->callers[worker];
+  int known = in->rank >= 0 && (uint32_t)in->rank < muster->workers;
+  int32_t code = muster_code(in->code), rank = known ? in->rank : (int32_t)worker;
+  if (caller->state == MLFAB__CALLER_INSIDE) {
+    muster_end(muster, code, rank, now_ns);
+    return;
+  }
+  caller->state = MLFAB__CALLER_OVER;
+  caller->code = code;
+  caller->rank = rank;
+  muster_tell(muster, worker, code, rank);
+}
+
+MLFAB__INTERNAL int mlfab__muster_frame(mlfab__muster *muster, uint32_t worker,
+                                        const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__reduce in;
+  mlfab__caller *caller = &muster->callers[worker];
+  if (frame->type != MLFAB__REDUCE) return 0;
+  if (mlfab__decode_reduce(frame->meta, frame->meta_bytes, &in) || in.ask == 0 ||
+      in.state > MLFAB__REDUCE_GIVE_UP || in.count == 0 || in.dtype > 0xff ||
+      mlfab__dtype_bytes((int)in.dtype) == 0) {
+    muster->port.drop(muster->port.self, worker, MLFAB_ERR_FRAME, "a REDUCE that does not parse");
+    return 1;
+  }
+  if (in.ask < caller->ask) return 1;
+  if (in.ask > caller->ask) {
+    /* The call before is over for it, or was withdrawn in a frame that was lost. */
+    if (caller->state == MLFAB__CALLER_INSIDE)
+      muster_end(muster, MLFAB_ERR_CANCELLED, (int32_t)worker, now_ns);
+    caller->ask = in.ask;
+    caller->state = MLFAB__CALLER_IDLE;
+  }
+  if (caller->state == MLFAB__CALLER_OVER) {
+    muster_tell(muster, worker, caller->code, caller->rank);
+  } else if (in.state == MLFAB__REDUCE_ASK) {
+    muster_asks(muster, worker, &in, now_ns);
+  } else if (in.state == MLFAB__REDUCE_HAVE) {
+    muster_have(muster, worker, now_ns);
+  } else {
+    muster_give_up(muster, worker, &in, now_ns);
+  }
+  return 1;
+}
+
+/* --- who comes and goes --- */
+
+MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker, int fresh,
+                                         uint64_t now_ns) {
+  mlfab__caller *caller = &muster->callers[worker];
+  caller->gone = 0;
+  if (!fresh) return;
+  int inside = caller->state == MLFAB__CALLER_INSIDE;
+  if (inside) muster_end(muster, MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
+  memset(caller, 0, sizeof *caller);
+}
+
+MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,
+                                        uint64_t now_ns) {
+  mlfab__caller *caller = &muster->callers[worker];
+  caller->gone = 1;
+  if (caller->state == MLFAB__CALLER_INSIDE) {
+    muster_end(muster, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
+    return;
+  }
+  if (caller->state == MLFAB__CALLER_WAITING) caller->state = MLFAB__CALLER_IDLE;
+  muster_check(muster, MLFAB__NO_NODE, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__muster_done(mlfab__muster *muster, uint32_t worker, uint64_t now_ns) {
+  muster->callers[worker].done = 1;
+  muster_check(muster, MLFAB__NO_NODE, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__muster_scheduler(mlfab__muster *muster, int here) {
+  muster->scheduler = here;
+  if (!here && muster->phase == MLFAB__MUSTER_PLANNING) muster_star(muster);
+}
+
+MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) {
+  uint32_t waiting;
+  int32_t missing = muster_missing(muster, &waiting);
+  for (uint32_t w = 0; waiting > 0 && w < muster->workers; w++) {
+    if (muster->callers[w].state == MLFAB__CALLER_WAITING) muster_tell_missing(muster, w, missing);
+  }
+  if (muster->phase == MLFAB__MUSTER_PLANNING &&
+      now_ns - muster->planning_ns >= muster->config->heartbeat_ns)
+    muster_star(muster);
+  if (muster->phase != MLFAB__MUSTER_RUNNING || muster->having == 0) return;
+  missing = MLFAB_NO_RANK;
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    uint32_t w = muster->order[i];
+    if (!muster->callers[w].have && (missing == MLFAB_NO_RANK || (int32_t)w < missing))
+      missing = (int32_t)w;
+  }
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    if (muster->callers[muster->order[i]].have)
+      muster_tell_missing(muster, muster->order[i], missing);
+  }
+}
+
+/* ==============================================================================================
  * core/aggregator.h
  * ============================================================================================== */
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
@@ -13963,7 +15241,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 #define MLFAB__BATCH_AGGREGATORS 8u
 #define MLFAB__NO_ITEM 0xffffffffu
 
-enum { MLFAB__HOP_STRETCHES = 4 };
+enum { MLFAB__HOP_STRETCHES = 64 };
 
 /* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
 typedef struct mlfab__leg {
@@ -13982,7 +15260,6 @@ typedef struct mlfab__item_part {
   uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
   uint64_t bytes, shape;
   uint64_t placed, lag; /* as announced */
-  uint64_t serial;      /* of the plan that placed it */
   mlfab__leg own;       /* to its aggregator, or to the server; a pull: to its worker */
   mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
 } mlfab__item_part;
@@ -13995,6 +15272,7 @@ typedef struct mlfab__item {
   uint64_t due_ns;   /* when it may be planned, as far as is known */
   uint64_t group;    /* placed items with one number are one group; 0: alone */
   uint64_t delay;    /* that it will have, or would have had */
+  uint64_t serial;   /* of the plan that placed it */
   uint32_t kind, worker, incarnation, members;
   uint32_t parts;   /* servers that will announce it, without those that have placed their part */
   uint32_t placed;  /* stands in the list of the placed */
@@ -14016,7 +15294,6 @@ typedef struct mlfab__station_state {
   uint32_t incarnation, accumulators, host; /* host: index */
   uint32_t first, items;                    /* of the worker */
   uint32_t in_use;                          /* accumulators, while a batch is planned */
-  uint64_t key;
 } mlfab__station_state;
 
 /* How full one of a server's links is. */
@@ -14031,8 +15308,7 @@ typedef struct mlfab__booking {
 
 typedef struct mlfab__served {
   int live, seen;
-  uint32_t host; /* index */
-  uint64_t key;
+  uint32_t host;      /* index */
   uint64_t placed;    /* members, as reported last */
   uint64_t estimate;  /* the same when all plans have arrived there */
   uint64_t confirmed; /* the newest plan of which something is over */
@@ -14065,7 +15341,7 @@ struct mlfab__scheduler {
   mlfab__port port;
   mlfab_stats *stats;
   uint32_t workers, servers;
-  uint64_t seed, heartbeat_ns, now_ns;
+  uint64_t heartbeat_ns, now_ns;
   mlfab__prng prng;
   mlfab__schedule schedule;
   mlfab__served *served;
@@ -14127,7 +15403,7 @@ MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint3
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
 /* Seconds as nanoseconds; never stays never. */
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
-/* Moves an item from the waiting to the end of the placed. */
+/* Moves an item from the waiting to the end of the placed, as this plan does. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
 /* Plans what is due in one go: updates, or the pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
@@ -14240,7 +15516,6 @@ MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config 
   s->workers = config->workers;
   s->servers = config->servers;
   s->heartbeat_ns = config->heartbeat_ns;
-  s->seed = config->seed;
   mlfab__prng_seed(&s->prng, mlfab__mix(config->seed ^ 0x7363686564756c65u));
   s->schedule.delay_bound = MLFAB_UNBOUNDED;
   s->alike_in = s->alike_out = SCHEDULER_RATE;
@@ -14351,6 +15626,7 @@ MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) 
   scheduler_unlink(s, &s->waiting, item);
   scheduler_append(s, &s->placed, item);
   s->items[item].placed = 1;
+  s->items[item].serial = s->serial;
 }
 
 /* A waiting one without parts, or NO_ITEM without memory. */
@@ -14452,9 +15728,8 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
     scheduler_drop(s, server, "a SCHEDULE that does not parse, or admits nothing");
     return;
   }
-  mlfab__served *served = &s->served[server];
-  served->key = scheduler_key(m.host, (uint64_t)s->workers + server);
-  served->host = scheduler_host(s, served->key);
+  uint64_t node = (uint64_t)s->workers + server;
+  s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
   if (server == 0) s->schedule = m;
 }
 
@@ -14477,8 +15752,7 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
     return;
   }
   station->accumulators = (uint32_t)mlfab__min(m.accumulators, SCHEDULER_ACCUMULATORS);
-  station->key = scheduler_key(m.host, m.worker);
-  station->host = scheduler_host(s, station->key);
+  station->host = scheduler_host(s, scheduler_key(m.host, m.worker));
 }
 
 static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
@@ -14596,8 +15870,7 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
     if (found == MLFAB__NO_ITEM || item->placed) found = i;
   }
   if (found == MLFAB__NO_ITEM) return; /* granted first come, first served */
-  const mlfab__item_part *part = mlfab__scheduler_part(s, found, server);
-  served->confirmed = mlfab__max(served->confirmed, part->serial);
+  served->confirmed = mlfab__max(served->confirmed, s->items[found].serial);
   scheduler_forget(s, found, server);
 }
 
@@ -14672,7 +15945,7 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
       const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       mlfab__booking *b = item->kind == MLFAB__TRANSFER_PUSH ? &served->in : &served->out;
       if (part->state != MLFAB__ITEM_PLACED || item->dropped) continue;
-      int unsure = part->serial > served->confirmed;
+      int unsure = item->serial > served->confirmed;
       if (unsure && item->kind == MLFAB__TRANSFER_PUSH) served->unsure += item->members;
       const mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
       double left = leg ? mlfab__scheduler_left(leg, s->now_ns) : 0.0;
@@ -14997,53 +16270,67 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* From distributors to the members of their spreads, when all that servers send is reserved. */
-static int batch_spreads(mlfab__scheduler *s) {
+/* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
+static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   uint64_t group = 0;
   double ready = 0.0;
-  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+  for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
     for (uint32_t k = 0; k < s->servers; k++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double end;
+      double arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
       if (item->group != group) ready = batch_leg_end(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
-                           batch_node(s, item->worker), ready, &end);
+                           batch_node(s, item->worker), ready, &arrive);
       if (code) return code;
     }
   }
   return 0;
 }
 
+/* An update that goes directly. */
+static int batch_direct(mlfab__scheduler *s, uint32_t i) {
+  int code = 0;
+  for (uint32_t k = 0; !code && k < s->servers; k++) {
+    mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+    double arrive;
+    if (part->state != MLFAB__ITEM_PLACED) continue;
+    code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker), s->served[k].host, 0.0,
+                     &arrive);
+  }
+  return code;
+}
+
+/* Plan after plan, everything as it was reserved then. */
 static int batch_network(mlfab__scheduler *s) {
+  uint32_t plan = s->placed.first; /* where the present one begins */
   s->network.watch = batch_watch;
   s->network.user = s;
   s->watching_batch = 0;
   batch_shorten(s);
   int code = batch_capacities(s);
   memset(s->counted, 0, s->servers * sizeof *s->counted);
-  for (uint32_t i = s->placed.first, end; !code && i != MLFAB__NO_ITEM; i = end) {
+  for (uint32_t i = plan, end; !code && i != MLFAB__NO_ITEM; i = end) {
     const mlfab__item *item = &s->items[i];
     end = item->next;
-    if (item->dropped) continue;
+    if (item->serial != s->items[plan].serial) {
+      code = batch_spreads(s, plan, i);
+      plan = i;
+    }
+    if (code || item->dropped) continue;
     if (item->kind == MLFAB__TRANSFER_PULL) {
       code = batch_pull(s, i);
-      continue;
-    }
-    while (item->group && end != MLFAB__NO_ITEM && s->items[end].group == item->group)
-      end = s->items[end].next;
-    if (item->group) code = batch_group(s, i, end);
-    for (uint32_t k = 0; !code && !item->group && k < s->servers; k++) {
-      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double arrive;
-      if (part->state != MLFAB__ITEM_PLACED) continue;
-      code = batch_leg(s, &part->own, batch_node(s, item->worker), s->served[k].host, 0.0, &arrive);
+    } else if (item->group) {
+      while (end != MLFAB__NO_ITEM && s->items[end].group == item->group) end = s->items[end].next;
+      code = batch_group(s, i, end);
+    } else {
+      code = batch_direct(s, i);
     }
   }
-  if (!code) code = batch_spreads(s);
+  if (!code) code = batch_spreads(s, plan, MLFAB__NO_ITEM);
   mlfab__network_keep(&s->network);
   return code;
 }
@@ -15087,7 +16374,7 @@ static void batch_in_use(mlfab__scheduler *s) {
  * nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
-  if (station->accumulators <= station->in_use) return 0;
+  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(21)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -15111,19 +16398,36 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
+/* Workers of the batch itself stand first among those that may aggregate: the transfer between two roles of one host
+ * is free. Groups grow by one member each where links are alike (a direct one, then 2, 3, 4 ...), so
+ * the q-th group probably begins at item q (q + 1) / 2 of the list, counted from 0, and is led there. */
+static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
+  uint32_t n = 0;
+  for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
+    uint32_t worker = s->items[s->batch[q * (q + 1) / 2]].worker;
+    uint32_t host = s->stations[worker].host;
+    if (s->marks[host] == s->serial || !batch_may_aggregate(s, worker)) continue;
+    s->marks[host] = s->serial;
+    s->draw[n++] = worker;
+  }
+  return n;
+}
+
 /* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as many sums. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
   batch_in_use(s);
+  uint32_t hosts = batch_hosts(s, most);
+  n = hosts;
   for (uint32_t w = 0; w < s->workers; w++) {
-    if (batch_may_aggregate(s, w)) s->draw[n++] = w;
+    if (s->marks[s->stations[w].host] != s->serial && batch_may_aggregate(s, w)) s->draw[n++] = w;
   }
   for (s->k = 0; s->k < most; s->k++) {
     uint32_t worker = MLFAB__NO_NODE, room = 0;
     for (uint32_t j = 0; j < m; j++) {
       if (room == 0) {
-        worker = batch_draw(s, &at, n);
+        worker = at < hosts ? s->draw[at++] : batch_draw(s, &at, n);
         if (worker == MLFAB__NO_NODE) return;
         room = s->stations[worker].accumulators - s->stations[worker].in_use;
       }
@@ -15157,7 +16461,6 @@ static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uin
   mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
   if (part->state != MLFAB__ITEM_WAITING) return;
   part->state = MLFAB__ITEM_PLACED;
-  part->serial = s->serial;
   part->aggregator = MLFAB__NO_NODE;
   if (q == MLFAB__NO_NODE) return;
   part->aggregator = s->aggregators[q * s->nbatch_servers + j];
@@ -15173,7 +16476,7 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
   for (uint32_t i = first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     const mlfab__item_part *part = mlfab__scheduler_part(s, i, server);
-    if (part->state != MLFAB__ITEM_PLACED || part->serial != s->serial) continue;
+    if (part->state != MLFAB__ITEM_PLACED || item->serial != s->serial) continue;
     mlfab__plan_entry *entry = &s->entries[plan.entries++];
     *entry = (mlfab__plan_entry){.id = item->id,
                                  .delay = item->delay,
@@ -15234,6 +16537,35 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
+/* Two things are not as they were reserved: groups of one go directly after all, and of a group at several servers
+ * each sum goes when its own members have arrived, not when those of all servers have. Everything is reserved
+ * again in the same order, and the times are told as they are then. */
+static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
+  uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
+  mlfab__story *story = &s->stories[kind];
+  double commit = story->backlog;
+  if (batch_network(s)) return; /* the times stay a little wrong */
+  for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++) {
+    mlfab__told *told = &story->told[n];
+    if (told->dropped || told->id != s->items[i].id || told->worker != s->items[i].worker) continue;
+    told->arrive = told->end = 0.0;
+    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+      const mlfab__item_part *part = mlfab__scheduler_part(s, i, s->batch_servers[j]);
+      double own = batch_leg_end(s, &part->own), sum = batch_leg_end(s, &part->sum);
+      int push = kind == MLFAB__TRANSFER_PUSH, grouped = s->items[i].group != 0;
+      double arrive = grouped && !push ? sum : own, end = own;
+      if (grouped && sum > end) end = sum; /* the second hop may take no time */
+      if (arrive > told->arrive) told->arrive = arrive;
+      if (end > told->end) told->end = end;
+    }
+    if (!s->items[i].group) told->ready = kind == MLFAB__TRANSFER_PUSH ? 0.0 : told->end;
+    if (told->end > commit) commit = told->end;
+    told->commit = kind == MLFAB__TRANSFER_PUSH ? commit : told->end;
+    told->start = batch_start(s, i);
+    i = s->items[i].next;
+  }
+}
+
 /* Without memory: in order of announcement, one after the other over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
@@ -15290,7 +16622,7 @@ static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
     const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
     if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
-    uint64_t since = now > part->placed ? now - part->placed : 0;
+    uint64_t since = now > part->placed && !MLFAB__PLANTED(22) ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
   }
   return -(int64_t)mlfab__min(most, INT64_MAX / 4);
@@ -15358,31 +16690,6 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__scheduler_place(s, i);
 }
 
-/* Groups of one go directly after all, which is not what was reserved: everything is reserved again in the same
- * order, and the times are told as they are then. */
-static void batch_retime(mlfab__scheduler *s, uint32_t before) {
-  uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
-  mlfab__story *story = &s->stories[MLFAB__TRANSFER_PUSH];
-  double commit = story->backlog;
-  if (batch_network(s)) return; /* the times stay a little wrong */
-  for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++, i = s->items[i].next) {
-    mlfab__told *told = &story->told[n];
-    if (told->dropped) break;
-    told->arrive = told->end = 0.0;
-    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-      const mlfab__item_part *part = mlfab__scheduler_part(s, i, s->batch_servers[j]);
-      double arrive = batch_leg_end(s, &part->own);
-      double end = s->items[i].group ? batch_leg_end(s, &part->sum) : arrive;
-      if (arrive > told->arrive) told->arrive = arrive;
-      if (end > told->end) told->end = end;
-    }
-    if (!s->items[i].group) told->ready = 0.0;
-    if (told->end > commit) commit = told->end;
-    told->commit = commit;
-    told->start = batch_start(s, i);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   uint32_t applied, members[MLFAB__BATCH_AGGREGATORS + 1];
   batch_collect(s, MLFAB__TRANSFER_PUSH, 0);
@@ -15418,9 +16725,10 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   batch_count_groups(s, applied, members);
   for (uint32_t i = 0; i < s->nbatch; i++) batch_settle(s, &s->planned[i], members, groups);
   s->groups += s->nbatch;
-  int alone = 0;
-  for (uint32_t q = 1; q <= s->k; q++) alone |= members[q] == 1;
-  if (alone) batch_retime(s, before);
+  int other = 0;
+  for (uint32_t q = 1; q <= s->k; q++)
+    other |= members[q] == 1 || (members[q] > 1 && s->nbatch_servers > 1);
+  if (other) batch_retime(s, MLFAB__TRANSFER_PUSH, before);
   batch_tell_all(s, before, groups);
 }
 
@@ -15473,6 +16781,7 @@ static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members)
   told->arrive = told->end = told->commit = d->end;
   if (!mlfab__link_finite(d->end)) {
     told->reason = MLFAB__UNREACHABLE;
+    told->dropped = 1;
     batch_hold(s, s->batch[i]);
     return;
   }
@@ -15508,14 +16817,17 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   uint64_t groups = s->groups;
   batch_story(s, MLFAB__TRANSFER_PULL, 0.0);
   /* The server serves the last distributor first, since it has most to wait for behind it. */
+  int other = 0;
   for (uint32_t q = s->k + 1; q-- > 0;) {
     uint32_t members = 0;
     for (uint32_t i = 0; i < s->nbatch; i++) members += s->deliveries[i].q == q;
     for (uint32_t i = 0; i < s->nbatch; i++) {
       if (s->deliveries[i].q == q) batch_settle_pull(s, i, members);
     }
+    other |= q > 0 && members == 1;
   }
   s->groups += s->k;
+  if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
   batch_tell_all(s, before, groups);
 }
 
@@ -15687,7 +16999,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to an aggregator: MEET, then updates up and the model down;
+ *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
+ *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
  * Roles of one node talk to each other over pairs of links that no transport sees.
@@ -15786,8 +17099,10 @@ struct mlfab_node {
   int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__worker worker;
   mlfab__guest guest;
+  mlfab__tree tree;
   mlfab__server server;
   mlfab__host host;
+  mlfab__muster muster;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
   mlfab__monitor monitor;
@@ -15834,6 +17149,8 @@ struct mlfab_node {
     MLFAB__OUT_HOP,
     MLFAB__OUT_FORWARD,
     MLFAB__OUT_HAND_ON,
+    MLFAB__OUT_TREE_UP,
+    MLFAB__OUT_TREE_DOWN,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -15958,8 +17275,8 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link closed and dialled again. */
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 2 * more);
+  /* Beside what updates may ask for: each link's loans taken back, closed and dialled again. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 3 * more);
   if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
@@ -16169,6 +17486,8 @@ static int node_init_worker(mlfab_node *node) {
                          &node->requests))
     return MLFAB_ERR_MEMORY;
   mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
+  mlfab__tree_init(&node->tree, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
+                   &node->requests);
   node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
   node->member_links = node_no_links(node, c->workers);
   if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
@@ -16190,7 +17509,8 @@ static int node_init_server(mlfab_node *node) {
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-  return mlfab__host_init(&node->host, &node->env, c, &down);
+  if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
+  return mlfab__muster_init(&node->muster, &node->env, c, &down);
 }
 
 static int node_init_roles(mlfab_node *node) {
@@ -16290,6 +17610,8 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__aggregator_free(&node->aggregator);
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
+  mlfab__muster_free(&node->muster);
+  mlfab__tree_free(&node->tree);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
@@ -16349,7 +17671,10 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   mlfab__server_gone(&node->server, worker, left, node->now_ns);
-  if (node->is_coordinator) mlfab__host_gone(&node->host, worker);
+  if (node->is_coordinator) {
+    mlfab__host_gone(&node->host, worker);
+    mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+  }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
   node_member(node, worker, kind);
@@ -16374,7 +17699,10 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
   uint64_t silent = node->now_ns - route->heard_ns;
   mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
-  if (server == 0) mlfab__guest_dead(&node->guest, silent, node->now_ns);
+  if (server == 0) {
+    mlfab__guest_dead(&node->guest, silent, node->now_ns);
+    mlfab__tree_dead(&node->tree, silent, node->now_ns);
+  }
   snprintf(text, sizeof text, "dead: %s", why);
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
@@ -16384,6 +17712,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
 /* The scheduler is out of reach: its servers grant by themselves until it is back. */
 static void node_scheduler_gone(mlfab_node *node) {
   mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__muster_scheduler(&node->muster, 0);
   mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, node->scheduler_incarnation,
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
@@ -16462,6 +17791,7 @@ static void node_lose_self(mlfab_node *node) {
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_lost(node->scheduler, node->server_number, node->now_ns);
     mlfab__server_scheduler_lost(&node->server, node->now_ns);
+    mlfab__muster_scheduler(&node->muster, 0);
   }
 }
 
@@ -16484,6 +17814,11 @@ static void node_settle(mlfab_node *node) {
 
 /* --- greeting --- */
 
+static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
+  mlfab__host_hello(&node->host, worker, fresh);
+  mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+}
+
 /* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
@@ -16495,13 +17830,17 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
     mlfab__server_scheduler_hello(&node->server, node->now_ns);
+    mlfab__muster_scheduler(&node->muster, 1);
   }
   if (node->pairs[MLFAB__PAIR_SERVER][0] == MLFAB__NO_LINK) return;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
-  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   ack.was_dead = 0;
   mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) mlfab__guest_hello(&node->guest);
+  if (server == 0) {
+    mlfab__guest_hello(&node->guest);
+    mlfab__tree_hello(&node->tree);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
@@ -16594,6 +17933,7 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
   mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__muster_scheduler(&node->muster, 1);
   mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
                    "scheduler here: it plans from now on");
 }
@@ -16642,7 +17982,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
-  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
 }
@@ -16681,6 +18021,7 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
     node_doom(node, index);
     return;
   }
+  if (node->is_coordinator && mlfab__muster_scheduler_frame(&node->muster, frame)) return;
   mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
 }
 
@@ -16699,7 +18040,10 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead != 2) mlfab__guest_hello(&node->guest);
+      if (server == 0 && ack.was_dead != 2) {
+        mlfab__guest_hello(&node->guest);
+        mlfab__tree_hello(&node->tree);
+      }
       mlfab__boot_check(node);
       return;
     case MLFAB__REFUSE:
@@ -16731,7 +18075,9 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       if (node->aggregator.env &&
           mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
         return;
-      if (server == 0 && mlfab__guest_frame(&node->guest, frame, node->now_ns)) return;
+      if (server == 0 && (mlfab__guest_frame(&node->guest, frame, node->now_ns) ||
+                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns)))
+        return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
   }
@@ -16752,9 +18098,31 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node_port_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
     return;
   }
-  if (node->is_coordinator && mlfab__host_frame(&node->host, worker, frame)) return;
+  if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
+                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
+    return;
   mlfab__server_frame(&node->server, worker, frame, node->now_ns);
-  if (frame->type == MLFAB__DONE && node->is_coordinator) mlfab__host_done(&node->host, worker);
+  if (frame->type == MLFAB__DONE && node->is_coordinator) {
+    mlfab__host_done(&node->host, worker);
+    mlfab__muster_done(&node->muster, worker, node->now_ns);
+  }
+}
+
+/* Frames between workers. */
+static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  const mlfab__link *link = &node->links[index];
+  if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
+  if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
+  if (link->kind == MLFAB__LINK_HOP) {
+    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame)) return;
+    mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
+  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame)) {
+    if (node->aggregator.env) {
+      mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
+    } else {
+      node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame for an aggregator");
+    }
+  }
 }
 
 static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
@@ -16778,13 +18146,7 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
       break;
     case MLFAB__LINK_HOP:
     case MLFAB__LINK_MEMBER:
-      if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
-      if (frame->type == MLFAB__HEARTBEAT || link->doomed) break;
-      if (link->kind == MLFAB__LINK_HOP) {
-        mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
-      } else {
-        mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
-      }
+      node_hop_frame(node, index, frame);
       break;
     case MLFAB__LINK_NEW:
       if (frame->type == MLFAB__MEET) {
@@ -16993,13 +18355,15 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 
 /* The bulk lent with this token came back from a transport. */
 static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token) {
-  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0;
+  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0, hop = link->kind == MLFAB__LINK_HOP;
+  if ((hop || link->kind == MLFAB__LINK_MEMBER) &&
+      mlfab__tree_sent(&node->tree, link->peer, hop, token))
+    return;
   if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
     mlfab__aggregator_sent(&node->aggregator, token);
   if (link->kind == MLFAB__LINK_SERVER && !forward)
     mlfab__worker_sent(&node->worker, link->peer, token, node->now_ns);
-  if (link->kind == MLFAB__LINK_HOP)
-    mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
+  if (hop) mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
   if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
 }
 
@@ -17061,6 +18425,27 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
+/* What a link between workers carries: whoever waits for a sum waits for nothing else. */
+static int node_yield_hop(mlfab_node *node, const mlfab__link *link) {
+  mlfab__frame_out *frame = &node->frame;
+  int out = MLFAB__OUT_NONE;
+  if (link->kind == MLFAB__LINK_HOP) {
+    if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
+      out = MLFAB__OUT_TREE_UP;
+    } else if (mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
+      out = MLFAB__OUT_HOP;
+    }
+  } else if (mlfab__tree_next_down(&node->tree, link->peer, frame)) {
+    out = MLFAB__OUT_TREE_DOWN;
+  } else if (node->aggregator.env &&
+             mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
+    out = MLFAB__OUT_HAND_ON;
+  }
+  if (out == MLFAB__OUT_NONE) return 0;
+  node->out = out;
+  return 1;
+}
+
 /* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. */
 static int node_yield(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
@@ -17101,15 +18486,8 @@ static int node_yield(mlfab_node *node, uint32_t index) {
       return 1;
     }
   }
-  if (link->kind == MLFAB__LINK_HOP && mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
-    node->out = MLFAB__OUT_HOP;
-    return 1;
-  }
-  if (link->kind == MLFAB__LINK_MEMBER &&
-      mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
-    node->out = MLFAB__OUT_HAND_ON;
-    return 1;
-  }
+  if (link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER)
+    return node_yield_hop(node, link);
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
       node->out = MLFAB__OUT_HOST;
@@ -17155,6 +18533,12 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_HAND_ON:
       mlfab__aggregator_taken_down(&node->aggregator, link->peer, frame);
+      break;
+    case MLFAB__OUT_TREE_UP:
+      mlfab__tree_taken_up(&node->tree, frame);
+      break;
+    case MLFAB__OUT_TREE_DOWN:
+      mlfab__tree_taken_down(&node->tree, link->peer, frame);
       break;
     default:
       break;
@@ -17379,6 +18763,8 @@ MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
 static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
   if (request->kind == MLFAB__REQUEST_BARRIER || request->kind == MLFAB__REQUEST_BROADCAST) {
     mlfab__guest_withdraw(&node->guest, request, code, node->now_ns);
+  } else if (request->kind == MLFAB__REQUEST_ALLREDUCE) {
+    mlfab__tree_withdraw(&node->tree, request, code, node->now_ns);
   } else {
     mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
   }
@@ -17409,6 +18795,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
     mlfab__hop_scan(node);
+    if (node->is_coordinator) mlfab__muster_tick(&node->muster, node->now_ns);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -17545,6 +18932,12 @@ MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, u
 MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
                               mlfab_request *request_p) {
   NODE_CALL(mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
+  NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
+                              &error));
 }
 #undef NODE_CALL
 
@@ -18190,7 +19583,7 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
 /* ==============================================================================================
  * core/hop.c
  * ============================================================================================== */
-/* hop.c - a node: links between workers, for updates and models that go by way of an aggregator. See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
@@ -18291,6 +19684,7 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   mlfab__meet meet = {node->id, node->incarnation};
   uint8_t meta[16];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
   return 1;
 }
 
@@ -18302,7 +19696,7 @@ MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank) {
 MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
                                      const mlfab__frame_in *frame) {
   mlfab__meet meet;
-  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->aggregator.env ||
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
       meet.node >= node->config.workers || meet.node == node->id) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a MEET that does not fit this node");
@@ -18315,7 +19709,8 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
   link->peer = meet.node;
   link->greeted = 1;
   node->member_links[meet.node] = index;
-  mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+  if (node->aggregator.env)
+    mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index) {
@@ -18324,10 +19719,12 @@ MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, 
     node->hops[link->peer]->link = MLFAB__NO_LINK;
     hop_later(node, node->hops[link->peer]);
     mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
+    mlfab__tree_hop_lost(&node->tree, link->peer);
   }
   if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
     node->member_links[link->peer] = MLFAB__NO_LINK;
-    mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+    mlfab__tree_member_lost(&node->tree, link->peer);
+    if (node->aggregator.env) mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
   }
 }
 
@@ -18335,10 +19732,11 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
   for (uint32_t w = 0; node->hops && w < node->config.workers; w++) {
     mlfab__hop *hop = node->hops[w];
-    if (!hop || hop->link != MLFAB__NO_LINK) continue;
-    if ((hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+    if (hop && hop->link != MLFAB__NO_LINK) continue;
+    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__worker_hop_wanted(&node->worker, w)) mlfab__hop_want(node, w);
+    int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
+    if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }
 
@@ -19362,6 +20760,12 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
                               uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_broadcast(ctx->node, root, data, bytes, timeout_ns, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_allreduce(ctx->node, data, count, dtype, timeout_ns, now, &request), NULL);
 }
 
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {

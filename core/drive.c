@@ -803,6 +803,12 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
   DRIVE_BLOCK(mlfab_node_broadcast(ctx->node, root, data, bytes, timeout_ns, now, &request), NULL);
 }
 
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_allreduce(ctx->node, data, count, dtype, timeout_ns, now, &request), NULL);
+}
+
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_join(ctx->node, timeout_ns, now, &request), NULL);

@@ -1,4 +1,4 @@
-/* hop.c - a node: links between workers, for updates and models that go by way of an aggregator. See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
@@ -100,6 +100,7 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   mlfab__meet meet = {node->id, node->incarnation};
   uint8_t meta[16];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
   return 1;
 }
 
@@ -111,7 +112,7 @@ MLFAB__INTERNAL void mlfab__hop_failed(mlfab_node *node, uint64_t rank) {
 MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
                                      const mlfab__frame_in *frame) {
   mlfab__meet meet;
-  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->aggregator.env ||
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
       meet.node >= node->config.workers || meet.node == node->id) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a MEET that does not fit this node");
@@ -124,7 +125,8 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
   link->peer = meet.node;
   link->greeted = 1;
   node->member_links[meet.node] = index;
-  mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+  if (node->aggregator.env)
+    mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, uint32_t index) {
@@ -133,10 +135,12 @@ MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, 
     node->hops[link->peer]->link = MLFAB__NO_LINK;
     hop_later(node, node->hops[link->peer]);
     mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
+    mlfab__tree_hop_lost(&node->tree, link->peer);
   }
   if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
     node->member_links[link->peer] = MLFAB__NO_LINK;
-    mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+    mlfab__tree_member_lost(&node->tree, link->peer);
+    if (node->aggregator.env) mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
   }
 }
 
@@ -144,9 +148,10 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
   for (uint32_t w = 0; node->hops && w < node->config.workers; w++) {
     mlfab__hop *hop = node->hops[w];
-    if (!hop || hop->link != MLFAB__NO_LINK) continue;
-    if ((hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+    if (hop && hop->link != MLFAB__NO_LINK) continue;
+    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__worker_hop_wanted(&node->worker, w)) mlfab__hop_want(node, w);
+    int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
+    if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }

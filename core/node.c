@@ -40,8 +40,8 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link closed and dialled again. */
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 2 * more);
+  /* Beside what updates may ask for: each link's loans taken back, closed and dialled again. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 3 * more);
   if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
@@ -251,6 +251,8 @@ static int node_init_worker(mlfab_node *node) {
                          &node->requests))
     return MLFAB_ERR_MEMORY;
   mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
+  mlfab__tree_init(&node->tree, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
+                   &node->requests);
   node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
   node->member_links = node_no_links(node, c->workers);
   if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
@@ -272,7 +274,8 @@ static int node_init_server(mlfab_node *node) {
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-  return mlfab__host_init(&node->host, &node->env, c, &down);
+  if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
+  return mlfab__muster_init(&node->muster, &node->env, c, &down);
 }
 
 static int node_init_roles(mlfab_node *node) {
@@ -372,6 +375,8 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__aggregator_free(&node->aggregator);
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
+  mlfab__muster_free(&node->muster);
+  mlfab__tree_free(&node->tree);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
@@ -431,7 +436,10 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   mlfab__server_gone(&node->server, worker, left, node->now_ns);
-  if (node->is_coordinator) mlfab__host_gone(&node->host, worker);
+  if (node->is_coordinator) {
+    mlfab__host_gone(&node->host, worker);
+    mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+  }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
   node_member(node, worker, kind);
@@ -456,7 +464,10 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
   uint64_t silent = node->now_ns - route->heard_ns;
   mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
-  if (server == 0) mlfab__guest_dead(&node->guest, silent, node->now_ns);
+  if (server == 0) {
+    mlfab__guest_dead(&node->guest, silent, node->now_ns);
+    mlfab__tree_dead(&node->tree, silent, node->now_ns);
+  }
   snprintf(text, sizeof text, "dead: %s", why);
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
@@ -466,6 +477,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
 /* The scheduler is out of reach: its servers grant by themselves until it is back. */
 static void node_scheduler_gone(mlfab_node *node) {
   mlfab__server_scheduler_lost(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__muster_scheduler(&node->muster, 0);
   mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, node->scheduler_incarnation,
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
@@ -544,6 +556,7 @@ static void node_lose_self(mlfab_node *node) {
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_lost(node->scheduler, node->server_number, node->now_ns);
     mlfab__server_scheduler_lost(&node->server, node->now_ns);
+    mlfab__muster_scheduler(&node->muster, 0);
   }
 }
 
@@ -566,6 +579,11 @@ static void node_settle(mlfab_node *node) {
 
 /* --- greeting --- */
 
+static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
+  mlfab__host_hello(&node->host, worker, fresh);
+  mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+}
+
 /* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
@@ -577,13 +595,17 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
     mlfab__server_scheduler_hello(&node->server, node->now_ns);
+    mlfab__muster_scheduler(&node->muster, 1);
   }
   if (node->pairs[MLFAB__PAIR_SERVER][0] == MLFAB__NO_LINK) return;
   if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
-  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   ack.was_dead = 0;
   mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) mlfab__guest_hello(&node->guest);
+  if (server == 0) {
+    mlfab__guest_hello(&node->guest);
+    mlfab__tree_hello(&node->tree);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
@@ -676,6 +698,7 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
   mlfab__server_scheduler_hello(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__muster_scheduler(&node->muster, 1);
   mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
                    "scheduler here: it plans from now on");
 }
@@ -724,7 +747,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
-  if (node->is_coordinator) mlfab__host_hello(&node->host, worker, fresh);
+  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
 }
@@ -763,6 +786,7 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
     node_doom(node, index);
     return;
   }
+  if (node->is_coordinator && mlfab__muster_scheduler_frame(&node->muster, frame)) return;
   mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
 }
 
@@ -781,7 +805,10 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead != 2) mlfab__guest_hello(&node->guest);
+      if (server == 0 && ack.was_dead != 2) {
+        mlfab__guest_hello(&node->guest);
+        mlfab__tree_hello(&node->tree);
+      }
       mlfab__boot_check(node);
       return;
     case MLFAB__REFUSE:
@@ -813,7 +840,9 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       if (node->aggregator.env &&
           mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
         return;
-      if (server == 0 && mlfab__guest_frame(&node->guest, frame, node->now_ns)) return;
+      if (server == 0 && (mlfab__guest_frame(&node->guest, frame, node->now_ns) ||
+                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns)))
+        return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
   }
@@ -834,9 +863,31 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node_port_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
     return;
   }
-  if (node->is_coordinator && mlfab__host_frame(&node->host, worker, frame)) return;
+  if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
+                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
+    return;
   mlfab__server_frame(&node->server, worker, frame, node->now_ns);
-  if (frame->type == MLFAB__DONE && node->is_coordinator) mlfab__host_done(&node->host, worker);
+  if (frame->type == MLFAB__DONE && node->is_coordinator) {
+    mlfab__host_done(&node->host, worker);
+    mlfab__muster_done(&node->muster, worker, node->now_ns);
+  }
+}
+
+/* Frames between workers. */
+static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  const mlfab__link *link = &node->links[index];
+  if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
+  if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
+  if (link->kind == MLFAB__LINK_HOP) {
+    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame)) return;
+    mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
+  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame)) {
+    if (node->aggregator.env) {
+      mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
+    } else {
+      node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame for an aggregator");
+    }
+  }
 }
 
 static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
@@ -860,13 +911,7 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
       break;
     case MLFAB__LINK_HOP:
     case MLFAB__LINK_MEMBER:
-      if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
-      if (frame->type == MLFAB__HEARTBEAT || link->doomed) break;
-      if (link->kind == MLFAB__LINK_HOP) {
-        mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
-      } else {
-        mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
-      }
+      node_hop_frame(node, index, frame);
       break;
     case MLFAB__LINK_NEW:
       if (frame->type == MLFAB__MEET) {
@@ -1075,13 +1120,15 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 
 /* The bulk lent with this token came back from a transport. */
 static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token) {
-  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0;
+  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0, hop = link->kind == MLFAB__LINK_HOP;
+  if ((hop || link->kind == MLFAB__LINK_MEMBER) &&
+      mlfab__tree_sent(&node->tree, link->peer, hop, token))
+    return;
   if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
     mlfab__aggregator_sent(&node->aggregator, token);
   if (link->kind == MLFAB__LINK_SERVER && !forward)
     mlfab__worker_sent(&node->worker, link->peer, token, node->now_ns);
-  if (link->kind == MLFAB__LINK_HOP)
-    mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
+  if (hop) mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
   if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
 }
 
@@ -1143,6 +1190,27 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
+/* What a link between workers carries: whoever waits for a sum waits for nothing else. */
+static int node_yield_hop(mlfab_node *node, const mlfab__link *link) {
+  mlfab__frame_out *frame = &node->frame;
+  int out = MLFAB__OUT_NONE;
+  if (link->kind == MLFAB__LINK_HOP) {
+    if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
+      out = MLFAB__OUT_TREE_UP;
+    } else if (mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
+      out = MLFAB__OUT_HOP;
+    }
+  } else if (mlfab__tree_next_down(&node->tree, link->peer, frame)) {
+    out = MLFAB__OUT_TREE_DOWN;
+  } else if (node->aggregator.env &&
+             mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
+    out = MLFAB__OUT_HAND_ON;
+  }
+  if (out == MLFAB__OUT_NONE) return 0;
+  node->out = out;
+  return 1;
+}
+
 /* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. */
 static int node_yield(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
@@ -1183,15 +1251,8 @@ static int node_yield(mlfab_node *node, uint32_t index) {
       return 1;
     }
   }
-  if (link->kind == MLFAB__LINK_HOP && mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
-    node->out = MLFAB__OUT_HOP;
-    return 1;
-  }
-  if (link->kind == MLFAB__LINK_MEMBER &&
-      mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
-    node->out = MLFAB__OUT_HAND_ON;
-    return 1;
-  }
+  if (link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER)
+    return node_yield_hop(node, link);
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
       node->out = MLFAB__OUT_HOST;
@@ -1237,6 +1298,12 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_HAND_ON:
       mlfab__aggregator_taken_down(&node->aggregator, link->peer, frame);
+      break;
+    case MLFAB__OUT_TREE_UP:
+      mlfab__tree_taken_up(&node->tree, frame);
+      break;
+    case MLFAB__OUT_TREE_DOWN:
+      mlfab__tree_taken_down(&node->tree, link->peer, frame);
       break;
     default:
       break;
@@ -1461,6 +1528,8 @@ MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
 static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
   if (request->kind == MLFAB__REQUEST_BARRIER || request->kind == MLFAB__REQUEST_BROADCAST) {
     mlfab__guest_withdraw(&node->guest, request, code, node->now_ns);
+  } else if (request->kind == MLFAB__REQUEST_ALLREDUCE) {
+    mlfab__tree_withdraw(&node->tree, request, code, node->now_ns);
   } else {
     mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
   }
@@ -1491,6 +1560,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
     mlfab__hop_scan(node);
+    if (node->is_coordinator) mlfab__muster_tick(&node->muster, node->now_ns);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -1627,6 +1697,12 @@ MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, u
 MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
                               mlfab_request *request_p) {
   NODE_CALL(mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
+  NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
+                              &error));
 }
 #undef NODE_CALL
 

@@ -8,7 +8,8 @@
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to an aggregator: MEET, then updates up and the model down;
+ *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
+ *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
  * Roles of one node talk to each other over pairs of links that no transport sees.
@@ -29,6 +30,7 @@
 #include "member.h"
 #include "scheduler.h"
 #include "server.h"
+#include "tree.h"
 #include "worker.h"
 
 #define MLFAB__NO_LINK 0xffffffffu
@@ -118,8 +120,10 @@ struct mlfab_node {
   int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__worker worker;
   mlfab__guest guest;
+  mlfab__tree tree;
   mlfab__server server;
   mlfab__host host;
+  mlfab__muster muster;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
   mlfab__monitor monitor;
@@ -166,6 +170,8 @@ struct mlfab_node {
     MLFAB__OUT_HOP,
     MLFAB__OUT_FORWARD,
     MLFAB__OUT_HAND_ON,
+    MLFAB__OUT_TREE_UP,
+    MLFAB__OUT_TREE_DOWN,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;

@@ -162,6 +162,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HOP_MODEL(N, T) \
   N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
+#define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
+#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
+#define WIRE_TREE_PLACE(N, T) N(ask) N(number) N(parent) N(giver)
+#define WIRE_TREE_JOIN(N, T) N(number) N(have)
+#define WIRE_TREE_GRANT(N, T) N(number) N(from) N(upto)
+#define WIRE_TREE_BYTES(N, T) N(number) N(offset)
+#define WIRE_TREE_ASK(N, T) N(number) N(bytes) N(root)
+#define WIRE_TREE_PLAN(N, T) N(number)
+#define WIRE_TREE_NODE(N, T) N(worker) N(parent) N(giver)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -234,6 +243,15 @@ WIRE_META(spread_fail, WIRE_SPREAD_FAIL)
 WIRE_META(pull_via, WIRE_PULL_VIA)
 WIRE_META(hop_model, WIRE_HOP_MODEL)
 WIRE_META(pull_done, WIRE_PULL_DONE)
+WIRE_META(reduce, WIRE_REDUCE)
+WIRE_META(reduce_done, WIRE_REDUCE_DONE)
+WIRE_META(tree_join, WIRE_TREE_JOIN)
+WIRE_META(tree_grant, WIRE_TREE_GRANT)
+WIRE_META(tree_bytes, WIRE_TREE_BYTES)
+WIRE_FIELDS(tree_place, WIRE_TREE_PLACE)
+WIRE_FIELDS(tree_ask, WIRE_TREE_ASK)
+WIRE_FIELDS(tree_plan, WIRE_TREE_PLAN)
+WIRE_FIELDS(tree_node, WIRE_TREE_NODE)
 WIRE_FIELDS(plan, WIRE_PLAN)
 WIRE_FIELDS(plan_entry, WIRE_PLAN_ENTRY)
 WIRE_FIELDS(group, WIRE_GROUP)
@@ -337,7 +355,12 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   return wire_read_end(&r);
 }
 
-enum { WIRE_ENTRY_BYTES = 44, WIRE_MEMBER_BYTES = 24, WIRE_SPREAD_MEMBER_BYTES = 20 };
+enum {
+  WIRE_ENTRY_BYTES = 44,
+  WIRE_MEMBER_BYTES = 24,
+  WIRE_SPREAD_MEMBER_BYTES = 20,
+  WIRE_TREE_NODE_BYTES = 12
+};
 
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries) {
@@ -400,6 +423,71 @@ MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, ml
   m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_SPREAD_MEMBER_BYTES);
   for (uint32_t i = 0; i < m->members; i++) wire_read_spread_member(&r, &members[i]);
   return wire_read_end(&r) || m->members == 0 ? MLFAB_ERR_FRAME : 0;
+}
+
+static uint8_t *wire_write_ranks(uint8_t *at, uint32_t count, const uint32_t *ranks) {
+  wire_put32(at, count);
+  at += 4;
+  for (uint32_t i = 0; i < count; i++, at += 4) wire_put32(at, ranks[i]);
+  return at;
+}
+
+/* Into the array from `from` on, when there is one. */
+static uint32_t wire_read_ranks(wire_reader *r, uint32_t *ranks, uint32_t from) {
+  uint32_t count = wire_read_count(r, MLFAB__TREE_NODES_MAX, 4);
+  for (uint32_t i = 0; i < count; i++, r->at += 4) {
+    if (ranks) ranks[from + i] = wire_get32(r->at);
+  }
+  return count;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
+                                                  const uint32_t *ranks) {
+  if (m->children > MLFAB__TREE_NODES_MAX || m->takers > MLFAB__TREE_NODES_MAX) return 0;
+  uint8_t *at = wire_write_ranks(wire_write_tree_place(meta, m), m->children, ranks);
+  return (uint32_t)(wire_write_ranks(at, m->takers, ranks + m->children) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__tree_place *m, uint32_t *ranks) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_place(&r, m);
+  m->children = wire_read_ranks(&r, ranks, 0);
+  m->takers = wire_read_ranks(&r, ranks, m->children);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
+                                                const uint32_t *ranks) {
+  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
+  return (uint32_t)(wire_write_ranks(wire_write_tree_ask(meta, m), m->nodes, ranks) - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
+                                           uint32_t *ranks) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_ask(&r, m);
+  m->nodes = wire_read_ranks(&r, ranks, 0);
+  return wire_read_end(&r);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
+                                                 const mlfab__tree_node *nodes) {
+  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
+  uint8_t *at = wire_write_tree_plan(meta, m);
+  wire_put32(at, m->nodes);
+  at += 4;
+  for (uint32_t i = 0; i < m->nodes; i++) at = wire_write_tree_node(at, &nodes[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__tree_plan *m, mlfab__tree_node *nodes) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_tree_plan(&r, m);
+  m->nodes = wire_read_count(&r, MLFAB__TREE_NODES_MAX, WIRE_TREE_NODE_BYTES);
+  for (uint32_t i = 0; i < m->nodes; i++) wire_read_tree_node(&r, &nodes[i]);
+  return wire_read_end(&r);
 }
 
 /* ---- lists inside bulks ---- */
@@ -500,7 +588,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 #define WIRE_BULK_TYPES                                                                        \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
-   WIRE_BIT(HOP_MODEL))
+   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */

@@ -86,13 +86,22 @@ typedef struct mlfab__header {
   X(SPREAD_FAIL, 45)     \
   X(PULL_VIA, 46)        \
   X(HOP_MODEL, 47)       \
-  X(PULL_DONE, 48)
+  X(PULL_DONE, 48)       \
+  X(REDUCE, 49)          \
+  X(REDUCE_DONE, 50)     \
+  X(TREE, 51)            \
+  X(TREE_JOIN, 52)       \
+  X(TREE_GRANT, 53)      \
+  X(TREE_UP, 54)         \
+  X(TREE_DOWN, 55)       \
+  X(TREE_ASK, 56)        \
+  X(TREE_PLAN, 57)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 49
+      MLFAB__FRAME_TYPES = 58
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -437,6 +446,67 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   uint64_t request;
 } mlfab__pull_done;
 
+/* --- allreduce: see tree.h --- */
+
+enum mlfab__reduce_state {
+  MLFAB__REDUCE_ASK = 0,    /* it waits for the others */
+  MLFAB__REDUCE_HAVE = 1,   /* all of the sum is here */
+  MLFAB__REDUCE_GIVE_UP = 2 /* it cannot go on, or does not want to: code and rank say why */
+};
+
+typedef struct mlfab__reduce { /* worker -> server 0: how its call stands */
+  uint64_t ask;                /* the worker's count of calls, from 1 */
+  uint64_t count;
+  uint32_t dtype, state;
+  int32_t code, rank;
+} mlfab__reduce;
+
+typedef struct mlfab__reduce_done { /* server 0 -> worker: over, for all of them alike */
+  uint64_t ask;
+  int32_t code; /* AGAIN: not over; `rank` is the first that is missing */
+  int32_t rank;
+} mlfab__reduce_done;
+
+/* Nodes in one list of a frame below. */
+#define MLFAB__TREE_NODES_MAX 4096u
+
+typedef struct
+    mlfab__tree_place {      /* TREE, server 0 -> worker: its place. Two lists of ranks follow */
+  uint64_t ask, number;      /* number: of the allreduce, from 1: fences whatever was before */
+  uint32_t parent;           /* of the sum's way up, and ... */
+  uint32_t giver;            /* ... of its way down; MLFAB__NO_NODE: this is the root */
+  uint32_t children, takers; /* children in the order in which they are added */
+} mlfab__tree_place;
+
+typedef struct
+    mlfab__tree_join { /* TREE_JOIN, child -> parent and giver: on a link that is new to it */
+  uint64_t number;
+  uint64_t have; /* bytes of the sum that it has already */
+} mlfab__tree_join;
+
+typedef struct mlfab__tree_grant { /* TREE_GRANT, parent -> child: send from `from`, up to `upto` */
+  uint64_t number, from, upto;
+} mlfab__tree_grant;
+
+typedef struct mlfab__tree_bytes { /* TREE_UP, TREE_DOWN: bytes of a share, of the sum */
+  uint64_t number, offset;
+} mlfab__tree_bytes;
+
+typedef struct
+    mlfab__tree_ask { /* server 0 -> scheduler: a tree over these workers, whose ranks follow */
+  uint64_t number, bytes;
+  uint32_t root, nodes;
+} mlfab__tree_ask;
+
+typedef struct mlfab__tree_node {
+  uint32_t worker, parent, giver;
+} mlfab__tree_node;
+
+typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the order to be added */
+  uint64_t number;
+  uint32_t nodes;
+} mlfab__tree_plan;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -451,7 +521,8 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
-  X(hop_model) X(pull_done)
+  X(hop_model) X(pull_done) \
+  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -489,6 +560,22 @@ MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread
                                               const mlfab__spread_member *members);
 MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
                                          mlfab__spread_member *members);
+
+/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set, which
+ * tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. */
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
+                                                  const uint32_t *ranks);
+MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__tree_place *m, uint32_t *ranks);
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
+                                                const uint32_t *ranks);
+MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
+                                           uint32_t *ranks);
+/* nodes has room for MLFAB__TREE_NODES_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
+                                                 const mlfab__tree_node *nodes);
+MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__tree_plan *m, mlfab__tree_node *nodes);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
