@@ -55,6 +55,7 @@ static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed
       now_ns - side->confirmed_ns < MONITOR_PATIENCE_BEATS * heartbeat_ns)
     return;
   side->rate = side->lower;
+  side->since_ns = now_ns;
   monitor_confirm(side, now_ns);
 }
 

@@ -36,7 +36,7 @@ typedef struct mlfab__monitor_side {
   double set;        /* by hand; negative: measured */
   double told;       /* what take said last; negative: nothing, or not known */
   double lower;      /* the largest of the smaller samples since confirmed_ns */
-  uint64_t since_ns; /* of the last probe, or rise */
+  uint64_t since_ns; /* of the last probe, or change */
   uint64_t confirmed_ns;
   uint32_t lower_samples;
   uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
