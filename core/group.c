@@ -4,12 +4,12 @@
  * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
  * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
  * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (one server, no
- * variant). When t_max is t, everything reserved so far has ended by t. So the next aggregate
- * is at the server no later than the largest one would be that leaves at t on the network as it was
- * before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then; when those of all groups together cannot be all
- * that do not go directly, n is infeasible. */
+ * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (with one server,
+ * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
+ * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
+ * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
+ * members come in through its aggregator's ingress by then. What does not fit in all groups together makes
+ * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
 #include "group.h"
 
 /* One case under way. */
@@ -22,9 +22,11 @@ typedef struct group_run {
   double limit;        /* a case that is not shorter may be left */
   double t_max;
   uint32_t number; /* groups so far */
+  int over;        /* the free first group alone is not there before the limit */
   /* The group that is being filled. */
   uint32_t first, members;
   double ready;
+  double forward; /* cutting through: when its sum would be at the server, begun at t_max */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -45,7 +47,10 @@ static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
   return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
 }
 
-static int group_is_over(const group_run *r) { return !mlfab__link_less(r->t_max, r->limit); }
+/* T(n) cannot be smaller than the limit any more. */
+static int group_is_over(const group_run *r) {
+  return r->over || !mlfab__link_less(r->t_max, r->limit);
+}
 
 /* The i-th update goes directly: 1; 0: it never arrives. */
 static int group_direct(group_run *r, uint32_t i) {
@@ -78,11 +83,14 @@ static int group_flush(group_run *r, uint32_t q) {
                           .n = r->in->servers,
                           .available = r->ready};
   double end;
+  /* What comes in later than t_max is forwarded as it comes. */
+  if (r->in->cut && bundle.available > r->t_max) bundle.available = r->t_max;
   r->net->purpose = MLFAB__AGGREGATE;
   r->net->index = q;
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
   if (walked != MLFAB__ENDS) return walked;
+  if (end < r->ready) end = r->ready;
   if (end > r->t_max) r->t_max = end;
   r->number++;
   for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
@@ -96,9 +104,24 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
+/* When the sum at aggregator q, of this size, would be at the server if it were forwarded from t_max on. */
+static double group_forward(const group_run *r, uint32_t q, const double *bytes) {
+  double end = r->t_max;
+  for (uint32_t j = 0; j < r->in->servers; j++) {
+    double e =
+        mlfab__network_end(r->net, group_aggregator(r, q)[j], r->in->server[j], bytes[j], r->t_max);
+    if (e > end) end = e;
+  }
+  return end;
+}
+
 /* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit = r->t_max, end;
+  if (r->in->cut) {
+    if (r->members == 0) r->forward = group_forward(r, q, group_update(r, i)->bytes);
+    limit = r->forward;
+  }
   if (r->variant == MLFAB__GROUP_FIRST_FREE && q == 1) {
     if (r->members == r->first_most) return 0;
     limit = mlfab__link_never();
@@ -109,6 +132,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
+  if (limit > r->t_max && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;
@@ -129,6 +153,7 @@ static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
   int walked = 1;
   r->members = 0;
+  r->over = 0;
   while (i < r->in->n && walked == 1) {
     if (group_is_over(r)) return 0;
     if (q > r->in->k) {
@@ -158,8 +183,7 @@ static int group_run_case(group_run *r, uint32_t n) {
 /* ---- the search ---- */
 
 /* Whether an update can be in a group without passing its aggregator's ingress. */
-static int group_is_beside(const group_run *r, uint32_t i) {
-  uint32_t node = group_update(r, i)->node;
+static int group_is_beside(const group_run *r, uint32_t node) {
   for (uint32_t q = 0; q < r->in->k; q++) {
     if (r->in->aggregators[q] == node) return 1;
   }
@@ -170,20 +194,26 @@ static int group_is_beside(const group_run *r, uint32_t i) {
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
   uint32_t n = r->in->n;
-  tail[n] = (mlfab__group_tail){0, 0};
+  tail[n] = (mlfab__group_tail){0, 0, 0};
   for (uint32_t i = n; i > 0; i--) {
-    double bytes = group_update(r, i - 1)->bytes[0];
+    const mlfab__candidate *c = group_update(r, i - 1);
+    double bytes = c->bytes[0];
     tail[i - 1] = tail[i];
-    if (!group_is_beside(r, i - 1)) tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
     if (bytes > tail[i].largest) tail[i - 1].largest = bytes;
+    if (group_is_beside(r, c->node)) continue;
+    tail[i - 1].bytes = mlfab__link_exact(tail[i].bytes + bytes);
+    if (c->node == r->in->server[0]) continue;
+    tail[i - 1].to_server = mlfab__link_exact(tail[i].to_server + bytes);
   }
 }
 
-/* 1 when the case n is infeasible for sure. Its direct transfers are reserved, and t_max is theirs. */
+/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers are
+ * reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
-  if (r->variant != MLFAB__GROUP_PAPER || r->in->servers > 1 || n == r->in->n) return 0;
+  if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
+  if (r->in->cut) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
-  double t = r->t_max, room = 0;
+  double t = r->t_max, room = 0, end;
   /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
@@ -193,7 +223,11 @@ static int group_is_vain(const group_run *r, uint32_t n) {
     t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__link_finite(t)) return 0;
   }
-  return room < need;
+  if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
+  /* What does not fit in groups goes directly. */
+  double rest = mlfab__link_exact(tail->to_server * (1 - 4e-9)) - room;
+  int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
+  return walked == MLFAB__LATE || !mlfab__link_less(end, r->limit);
 }
 
 /* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
@@ -214,17 +248,19 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     /* A free first group behind no direct transfer may end after any number of members. */
     uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
-    for (uint32_t c = 0; c < cases; c++) {
-      r->first_most = n - c;
+    for (uint32_t c = 1; c <= cases; c++) {
+      r->first_most = cases > 1 ? c : n;
       r->t_max = t_max;
       int walked = group_fill(r, i);
       mlfab__network_undo(r->net, mark);
       if (walked < 0) return walked;
+      if (r->over) break; /* and so it is with more members */
       if (walked == 0 || !mlfab__link_less(r->t_max, times[tried])) continue;
       times[tried] = r->t_max;
       if (i == 0) most = r->first_most;
       if (r->t_max < least) r->limit = least = r->t_max;
     }
+    r->over = 0;
     tried++;
     r->t_max = t_max;
     int walked = i < n ? group_direct(r, i) : 0;
@@ -295,6 +331,7 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
   if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  if (g->begins) mlfab__free(env, g->begins, g->begins_room * sizeof *g->begins);
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {
     mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);

@@ -12,6 +12,10 @@
  * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
  * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
  *
+ * Aggregators that cut through (`cut`) forward a sum while its last member still comes in. Then a member is in
+ * time when it is there before the forward, begun at t_max, would end without it: the server's NIC does not wait
+ * either, groups are a member larger, and a sum is there a transfer earlier.
+ *
  * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
  * reserved from the server on, last group first, and distributors send when the servers' transfers are
  * all placed. AllReduce is the one behind the other, with a worker for a server.
@@ -40,6 +44,7 @@ typedef struct mlfab__group_input {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   double start; /* t_max before the batch */
+  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
 } mlfab__group_input;
 
 /* What becomes of an update, in the order of the input. */
@@ -61,7 +66,8 @@ typedef struct mlfab__group_choice {
 
 /* Of the updates from some place on. */
 typedef struct mlfab__group_tail {
-  double bytes; /* that pass an aggregator's ingress if they are grouped */
+  double bytes;     /* that pass an aggregator's ingress if they are grouped */
+  double to_server; /* that pass the server's ingress if they are not */
   double largest;
 } mlfab__group_tail;
 
@@ -69,12 +75,12 @@ typedef struct mlfab__group_tail {
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
-  double *hubs;
+  double *hubs, *begins;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
+  uint32_t times_room, sizes_room, hubs_room, begins_room, tail_room, candidates_room, grouped_room,
       members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
@@ -104,6 +110,7 @@ typedef struct mlfab__distribution {
   const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
+  int cut; /* distributors cut through */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {

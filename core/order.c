@@ -11,8 +11,9 @@
  * each in turn, and when either has nothing left that can win, nobody can. What was not looked at
  * is later than the pick by more than rounding, or equal to it and behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that neither bound
- * holds: everybody is looked at, but not further than the best so far.
+ * With several servers taking bandwidth away can let a later component pass, so that keys do not hold:
+ * everybody is looked at whose size bounds, one a component, leave room to win, and not further than the
+ * best so far.
  *
  * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its rank is
  * set; candidates are those without a fate whose dl is at least the position. */
@@ -24,6 +25,12 @@ struct mlfab__accepted {
   uint64_t before; /* the network it was accepted in */
   uint32_t update, mark, trail;
   uint8_t reason;
+};
+
+/* The size bound that was computed last for a server, and for what. */
+struct mlfab__bound_known {
+  double bound, bytes;
+  uint64_t network;
 };
 
 struct mlfab__key_before {
@@ -42,9 +49,6 @@ typedef struct order_run {
   uint32_t position;          /* accepted + 1 */
   uint64_t network, networks; /* this one's number; how many there have been */
   double earliest;            /* nobody is available before */
-  /* The size bound that was computed last. */
-  double bound, bound_bytes;
-  uint64_t bound_network;
 } order_run;
 
 /* A pick as far as it is known: the least end, and the first in the list among its equals. */
@@ -72,7 +76,7 @@ static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t 
 }
 
 /* Lays the arrays for n updates out; returns how many bytes they take. */
-static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n) {
+static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uint32_t servers) {
   size_t at = 0, words = order_words(n);
   o->key = order_cut(block, &at, n, sizeof *o->key);
   o->seen = order_cut(block, &at, n, sizeof *o->seen);
@@ -88,12 +92,13 @@ static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n) {
   o->bits[0] = order_cut(block, &at, words, sizeof *o->bits[0]);
   o->bits[1] = order_cut(block, &at, words / 64 + 1, sizeof *o->bits[1]);
   o->bits[2] = order_cut(block, &at, words / 4096 + 1, sizeof *o->bits[2]);
+  o->bounds = order_cut(block, &at, servers, sizeof *o->bounds);
   o->stack = order_cut(block, &at, n, sizeof *o->stack);
   return at;
 }
 
-static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n) {
-  size_t need = order_lay(o, NULL, n);
+static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n, uint32_t servers) {
+  size_t need = order_lay(o, NULL, n, servers);
   if (need > o->bytes) {
     if (o->memory) mlfab__free(env, o->memory, o->bytes);
     o->bytes = 0;
@@ -102,7 +107,7 @@ static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n) {
     if (o->memory == NULL) return MLFAB_ERR_MEMORY;
     o->bytes = need;
   }
-  order_lay(o, o->memory, n);
+  order_lay(o, o->memory, n, servers);
   return 0;
 }
 
@@ -296,15 +301,16 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The size bound of so many bytes in the present network. */
-static double order_bound(order_run *r, double bytes, const order_best *best) {
-  if (r->bound_network != r->network || r->bound_bytes != bytes) {
-    mlfab__network_carries(r->net, r->in->server[0], bytes, r->earliest,
-                           best->some ? best->end : mlfab__link_never(), &r->bound);
-    r->bound_network = r->network;
-    r->bound_bytes = bytes;
+/* The size bound of so many bytes for a server in the present network. */
+static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
+  struct mlfab__bound_known *known = &r->o->bounds[server];
+  if (known->network != r->network || known->bytes != bytes) {
+    mlfab__network_carries(r->net, r->in->server[server], bytes, r->earliest,
+                           best->some ? best->end : mlfab__link_never(), &known->bound);
+    known->network = r->network;
+    known->bytes = bytes;
   }
-  return r->bound;
+  return known->bound;
 }
 
 /* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
@@ -315,7 +321,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   uint32_t update = o->by_size[rank];
   *rank_p = order_bit_next(r, rank + 1);
   if (!o->free[update] || MLFAB__PLANTED(11)) {
-    double bound = order_bound(r, r->in->updates[update].bytes[0], best);
+    double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
     if (best->some && mlfab__link_less(best->end, bound)) return 1;
     if (best->some && !mlfab__link_less(bound, best->end) && update > best->update) {
       /* Neither can those of the same size, which stand behind it in the list. */
@@ -327,12 +333,25 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   return order_look(r, update, best);
 }
 
+/* 1 when a bundle cannot win: the size bound holds for each of its components by itself. */
+static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
+    if (c->node == r->in->server[j] || !(c->bytes[j] > 0)) continue;
+    double bound = order_bound(r, j, c->bytes[j], best);
+    if (mlfab__link_less(best->end, bound)) return 1;
+    if (update > best->update && !mlfab__link_less(bound, best->end)) return 1;
+  }
+  return 0;
+}
+
 /* The pick among all candidates. */
 static int order_pick_shortest(order_run *r, order_best *best) {
   uint32_t rank = order_bit_next(r, 0);
   int done = 0;
   if (r->in->servers > 1) {
     for (; rank < r->n && done >= 0; rank = order_bit_next(r, rank + 1)) {
+      if (order_bundle_loses(r, r->o->by_size[rank], best)) continue;
       done = order_look(r, r->o->by_size[rank], best);
     }
     return done;
@@ -521,6 +540,7 @@ static void order_begin(order_run *r, int deadlines) {
   memset(o->bits[1], 0, (words / 64 + 1) * sizeof *o->bits[1]);
   memset(o->bits[2], 0, (words / 4096 + 1) * sizeof *o->bits[2]);
   for (uint32_t i = 0; i < 2 * r->leaves; i++) o->tree[i] = mlfab__link_never();
+  memset(o->bounds, 0, r->in->servers * sizeof *o->bounds);
   r->earliest = mlfab__link_never();
   for (uint32_t i = 0; i < r->n; i++) {
     const mlfab__candidate *c = &r->in->updates[i];
@@ -560,7 +580,7 @@ static int order_run_all(mlfab__orderer *o, mlfab__network *net, const mlfab__or
   if (code) return code;
   /* Positions and leaves fit in 32 bits. */
   if (in->n > 1u << 28) return MLFAB_ERR_LIMIT;
-  code = order_reserve(o, net->env, in->n);
+  code = order_reserve(o, net->env, in->n, in->servers);
   if (code) return code;
   order_run r = {.o = o, .net = net, .in = in, .n = in->n, .leaves = order_leaves(in->n)};
   uint32_t mark = mlfab__network_mark(net);

@@ -49,18 +49,19 @@ typedef struct mlfab__ordered {
 typedef struct mlfab__orderer {
   unsigned char *memory; /* of all arrays but the trail */
   size_t bytes;
-  double *key;       /* no transfer ends before this, in the present network */
-  uint64_t *seen;    /* the network in which `key` is when it ends */
-  uint32_t *due;     /* dl, cut to 0..n+1 */
-  uint8_t *fate;     /* 0 while neither accepted nor discarded, then reason */
-  uint8_t *free;     /* its end is when it is available */
-  double *tree;      /* least key of the candidates, of intervals of the list */
-  uint32_t *by_size; /* free ones, then by (size, position) */
-  uint32_t *rank;    /* where in by_size */
-  uint32_t *run;     /* the rank where the next size begins */
-  uint32_t *buckets; /* by dl, in list order */
-  uint32_t *bucket;  /* where a dl's begin */
-  uint64_t *bits[3]; /* by rank: is a candidate; and two levels that summarise */
+  double *key;                       /* no transfer ends before this, in the present network */
+  uint64_t *seen;                    /* the network in which `key` is when it ends */
+  uint32_t *due;                     /* dl, cut to 0..n+1 */
+  uint8_t *fate;                     /* 0 while neither accepted nor discarded, then reason */
+  uint8_t *free;                     /* its end is when it is available */
+  double *tree;                      /* least key of the candidates, of intervals of the list */
+  uint32_t *by_size;                 /* free ones, then by (size, position) */
+  uint32_t *rank;                    /* where in by_size */
+  uint32_t *run;                     /* the rank where the next size begins */
+  uint32_t *buckets;                 /* by dl, in list order */
+  uint32_t *bucket;                  /* where a dl's begin */
+  uint64_t *bits[3];                 /* by rank: is a candidate; and two levels that summarise */
+  struct mlfab__bound_known *bounds; /* by server */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
   uint32_t trail_room;

@@ -159,12 +159,13 @@ static inline void literal_variant(const mlfab__network *base, const mlfab__grou
   for (uint32_t n = 0; n <= in->n; n++) {
     uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && n == 0 && in->n > 0 ? in->n : 1;
     time[n] = mlfab__link_never();
-    for (uint32_t c = 0; c < cases; c++) {
+    for (uint32_t c = 1; c <= cases; c++) {
+      uint32_t first = cases > 1 ? c : in->n;
       literal_copy(&literal_net, base);
-      double t = literal_case(&literal_net, in, variant, n, in->n - c, out);
+      double t = literal_case(&literal_net, in, variant, n, first, out);
       if (!literal_less(t, time[n])) continue;
       time[n] = t;
-      if (n == 0) most = in->n - c;
+      if (n == 0) most = first;
     }
     if (time[n] < least) least = time[n];
   }
