@@ -17,7 +17,7 @@ typedef struct mlfab__meter {
 
 /* A capacity as reckoned now; `chunk` is the usual size of a frame. */
 static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
-  double window = rate > 0.0 ? 16.0 * 1e9 * (double)chunk / rate : 20e6;
+  double window = rate > 0.0 ? 4.0 * 1e9 * (double)chunk / rate : 20e6;
   meter->rate = rate;
   meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
 }
