@@ -260,7 +260,8 @@ typedef struct mlfab_schedule {
                                (MLFAB_ERR_DROPPED). At least 1; MLFAB_UNBOUNDED, the default: none.
                                Not with rounds (BSP) */
   uint64_t
-      plan_ahead_ns; /* plan as soon as the server's link is booked for less than this; 0: 150 ms */
+      plan_ahead_ns; /* plan when the server's link is booked for less than this (MLfabric's setting
+                             behaves best with 150 ms); 0: for less than what waits takes on it, and a little more */
   uint64_t interval_ns; /* plan every so often instead, as in the paper; 0: as above */
   uint32_t
       whole; /* 1: aggregators and distributors store and forward, as in the paper; 0: cut through */

@@ -151,6 +151,9 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
+    /* Members of a spread stand in a row: the others know what the first knows, should it go before them. */
+    if (!leg && part->state == MLFAB__ITEM_PLACED)
+      part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
     uint32_t to = batch_node(s, item->group ? part->aggregator : item->worker);
     code = batch_leg(s, leg, s->served[k].host, to, 0.0, &end);
@@ -166,53 +169,67 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* From distributors to the members of their spreads, when all that servers send is reserved. */
-static int batch_spreads(mlfab__scheduler *s) {
+/* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
+static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   uint64_t group = 0;
   double ready = 0.0;
-  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+  for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
     for (uint32_t k = 0; k < s->servers; k++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double end;
+      double arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
       if (item->group != group) ready = batch_leg_end(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
-                           batch_node(s, item->worker), ready, &end);
+                           batch_node(s, item->worker), ready, &arrive);
       if (code) return code;
     }
   }
   return 0;
 }
 
+/* An update that goes directly. */
+static int batch_direct(mlfab__scheduler *s, uint32_t i) {
+  int code = 0;
+  for (uint32_t k = 0; !code && k < s->servers; k++) {
+    mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+    double arrive;
+    if (part->state != MLFAB__ITEM_PLACED) continue;
+    code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker), s->served[k].host, 0.0,
+                     &arrive);
+  }
+  return code;
+}
+
+/* Plan after plan, everything as it was reserved then. */
 static int batch_network(mlfab__scheduler *s) {
+  uint32_t plan = s->placed.first; /* where the present one begins */
   s->network.watch = batch_watch;
   s->network.user = s;
   s->watching_batch = 0;
   batch_shorten(s);
   int code = batch_capacities(s);
   memset(s->counted, 0, s->servers * sizeof *s->counted);
-  for (uint32_t i = s->placed.first, end; !code && i != MLFAB__NO_ITEM; i = end) {
+  for (uint32_t i = plan, end; !code && i != MLFAB__NO_ITEM; i = end) {
     const mlfab__item *item = &s->items[i];
     end = item->next;
-    if (item->dropped) continue;
+    if (item->serial != s->items[plan].serial) {
+      code = batch_spreads(s, plan, i);
+      plan = i;
+    }
+    if (code || item->dropped) continue;
     if (item->kind == MLFAB__TRANSFER_PULL) {
       code = batch_pull(s, i);
-      continue;
-    }
-    while (item->group && end != MLFAB__NO_ITEM && s->items[end].group == item->group)
-      end = s->items[end].next;
-    if (item->group) code = batch_group(s, i, end);
-    for (uint32_t k = 0; !code && !item->group && k < s->servers; k++) {
-      mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double arrive;
-      if (part->state != MLFAB__ITEM_PLACED) continue;
-      code = batch_leg(s, &part->own, batch_node(s, item->worker), s->served[k].host, 0.0, &arrive);
+    } else if (item->group) {
+      while (end != MLFAB__NO_ITEM && s->items[end].group == item->group) end = s->items[end].next;
+      code = batch_group(s, i, end);
+    } else {
+      code = batch_direct(s, i);
     }
   }
-  if (!code) code = batch_spreads(s);
+  if (!code) code = batch_spreads(s, plan, MLFAB__NO_ITEM);
   mlfab__network_keep(&s->network);
   return code;
 }
@@ -256,7 +273,7 @@ static void batch_in_use(mlfab__scheduler *s) {
  * nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
-  if (station->accumulators <= station->in_use) return 0;
+  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(21)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -280,19 +297,36 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
+/* Workers of the batch itself stand first among those that may aggregate: the transfer between two roles of one host
+ * is free. Groups grow by one member each where links are alike (a direct one, then 2, 3, 4 ...), so
+ * the q-th group probably begins at item q (q + 1) / 2 of the list, counted from 0, and is led there. */
+static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
+  uint32_t n = 0;
+  for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
+    uint32_t worker = s->items[s->batch[q * (q + 1) / 2]].worker;
+    uint32_t host = s->stations[worker].host;
+    if (s->marks[host] == s->serial || !batch_may_aggregate(s, worker)) continue;
+    s->marks[host] = s->serial;
+    s->draw[n++] = worker;
+  }
+  return n;
+}
+
 /* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as many sums. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
   batch_in_use(s);
+  uint32_t hosts = batch_hosts(s, most);
+  n = hosts;
   for (uint32_t w = 0; w < s->workers; w++) {
-    if (batch_may_aggregate(s, w)) s->draw[n++] = w;
+    if (s->marks[s->stations[w].host] != s->serial && batch_may_aggregate(s, w)) s->draw[n++] = w;
   }
   for (s->k = 0; s->k < most; s->k++) {
     uint32_t worker = MLFAB__NO_NODE, room = 0;
     for (uint32_t j = 0; j < m; j++) {
       if (room == 0) {
-        worker = batch_draw(s, &at, n);
+        worker = at < hosts ? s->draw[at++] : batch_draw(s, &at, n);
         if (worker == MLFAB__NO_NODE) return;
         room = s->stations[worker].accumulators - s->stations[worker].in_use;
       }
@@ -326,7 +360,6 @@ static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uin
   mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
   if (part->state != MLFAB__ITEM_WAITING) return;
   part->state = MLFAB__ITEM_PLACED;
-  part->serial = s->serial;
   part->aggregator = MLFAB__NO_NODE;
   if (q == MLFAB__NO_NODE) return;
   part->aggregator = s->aggregators[q * s->nbatch_servers + j];
@@ -342,7 +375,7 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
   for (uint32_t i = first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     const mlfab__item_part *part = mlfab__scheduler_part(s, i, server);
-    if (part->state != MLFAB__ITEM_PLACED || part->serial != s->serial) continue;
+    if (part->state != MLFAB__ITEM_PLACED || item->serial != s->serial) continue;
     mlfab__plan_entry *entry = &s->entries[plan.entries++];
     *entry = (mlfab__plan_entry){.id = item->id,
                                  .delay = item->delay,
@@ -403,6 +436,35 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
+/* Two things are not as they were reserved: groups of one go directly after all, and of a group at several servers
+ * each sum goes when its own members have arrived, not when those of all servers have. Everything is reserved
+ * again in the same order, and the times are told as they are then. */
+static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
+  uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
+  mlfab__story *story = &s->stories[kind];
+  double commit = story->backlog;
+  if (batch_network(s)) return; /* the times stay a little wrong */
+  for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++) {
+    mlfab__told *told = &story->told[n];
+    if (told->dropped || told->id != s->items[i].id || told->worker != s->items[i].worker) continue;
+    told->arrive = told->end = 0.0;
+    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
+      const mlfab__item_part *part = mlfab__scheduler_part(s, i, s->batch_servers[j]);
+      double own = batch_leg_end(s, &part->own), sum = batch_leg_end(s, &part->sum);
+      int push = kind == MLFAB__TRANSFER_PUSH, grouped = s->items[i].group != 0;
+      double arrive = grouped && !push ? sum : own, end = own;
+      if (grouped && sum > end) end = sum; /* the second hop may take no time */
+      if (arrive > told->arrive) told->arrive = arrive;
+      if (end > told->end) told->end = end;
+    }
+    if (!s->items[i].group) told->ready = kind == MLFAB__TRANSFER_PUSH ? 0.0 : told->end;
+    if (told->end > commit) commit = told->end;
+    told->commit = kind == MLFAB__TRANSFER_PUSH ? commit : told->end;
+    told->start = batch_start(s, i);
+    i = s->items[i].next;
+  }
+}
+
 /* Without memory: in order of announcement, one after the other over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
@@ -459,7 +521,7 @@ static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
     const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
     if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
-    uint64_t since = now > part->placed ? now - part->placed : 0;
+    uint64_t since = now > part->placed && !MLFAB__PLANTED(22) ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
   }
   return -(int64_t)mlfab__min(most, INT64_MAX / 4);
@@ -527,32 +589,6 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__scheduler_place(s, i);
 }
 
-/* Two things are not as they were reserved: groups of one go directly after all, and of a group at several servers
- * each sum goes when its own members have arrived, not when those of all servers have. Everything is reserved
- * again in the same order, and the times are told as they are then. */
-static void batch_retime(mlfab__scheduler *s, uint32_t before) {
-  uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
-  mlfab__story *story = &s->stories[MLFAB__TRANSFER_PUSH];
-  double commit = story->backlog;
-  if (batch_network(s)) return; /* the times stay a little wrong */
-  for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++, i = s->items[i].next) {
-    mlfab__told *told = &story->told[n];
-    if (told->dropped) break;
-    told->arrive = told->end = 0.0;
-    for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-      const mlfab__item_part *part = mlfab__scheduler_part(s, i, s->batch_servers[j]);
-      double arrive = batch_leg_end(s, &part->own);
-      double end = s->items[i].group ? batch_leg_end(s, &part->sum) : arrive;
-      if (arrive > told->arrive) told->arrive = arrive;
-      if (end > told->end) told->end = end;
-    }
-    if (!s->items[i].group) told->ready = 0.0;
-    if (told->end > commit) commit = told->end;
-    told->commit = commit;
-    told->start = batch_start(s, i);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   uint32_t applied, members[MLFAB__BATCH_AGGREGATORS + 1];
   batch_collect(s, MLFAB__TRANSFER_PUSH, 0);
@@ -573,7 +609,8 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
                         .delay_bound = bound > INT64_MAX / 2 ? INT64_MAX : (int64_t)bound,
                         .backlog = batch_backlog(s),
                         .list = s->schedule.rounds != 0,
-                        .best = s->schedule.best != 0};
+                        .best = s->schedule.best != 0,
+                        .cut = s->schedule.whole == 0};
   memset(s->sums, 0, (size_t)s->k * s->nbatch_servers * sizeof *s->sums);
   s->watching_batch = 1;
   int code = mlfab__plan_batch(&s->planner, &s->network, &batch, s->planned, &applied, NULL);
@@ -591,7 +628,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   int other = 0;
   for (uint32_t q = 1; q <= s->k; q++)
     other |= members[q] == 1 || (members[q] > 1 && s->nbatch_servers > 1);
-  if (other) batch_retime(s, before);
+  if (other) batch_retime(s, MLFAB__TRANSFER_PUSH, before);
   batch_tell_all(s, before, groups);
 }
 
@@ -625,7 +662,8 @@ static int batch_distribute(mlfab__scheduler *s) {
                            .distributors = s->aggregator_nodes,
                            .k = s->k,
                            .requests = s->nodes,
-                           .n = s->nbatch};
+                           .n = s->nbatch,
+                           .cut = s->schedule.whole == 0};
   memset(s->sums, 0, (size_t)s->k * sizeof *s->sums);
   s->watching_batch = 1;
   int code = mlfab__group_distribute(&s->grouper, &s->network, &d, s->deliveries, hubs, &choice,
@@ -644,6 +682,7 @@ static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members)
   told->arrive = told->end = told->commit = d->end;
   if (!mlfab__link_finite(d->end)) {
     told->reason = MLFAB__UNREACHABLE;
+    told->dropped = 1;
     batch_hold(s, s->batch[i]);
     return;
   }
@@ -679,13 +718,16 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   uint64_t groups = s->groups;
   batch_story(s, MLFAB__TRANSFER_PULL, 0.0);
   /* The server serves the last distributor first, since it has most to wait for behind it. */
+  int other = 0;
   for (uint32_t q = s->k + 1; q-- > 0;) {
     uint32_t members = 0;
     for (uint32_t i = 0; i < s->nbatch; i++) members += s->deliveries[i].q == q;
     for (uint32_t i = 0; i < s->nbatch; i++) {
       if (s->deliveries[i].q == q) batch_settle_pull(s, i, members);
     }
+    other |= q > 0 && members == 1;
   }
   s->groups += s->k;
+  if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
   batch_tell_all(s, before, groups);
 }

@@ -34,7 +34,6 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                         "schedule.size is not set (call mlfab_schedule_init)");
   memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
   schedule->size = sizeof *schedule;
-  if (schedule->plan_ahead_ns == 0) schedule->plan_ahead_ns = 150000000u;
   if (schedule->delay_bound > 0) return 0;
   return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                       "schedule.delay_bound is 0: no update has a delay below 0, all would be "

@@ -173,7 +173,6 @@ MLFAB_API void mlfab_config_init(mlfab_config *config) {
   memset(config, 0, sizeof *config);
   config->size = sizeof *config;
   mlfab_schedule_init(&config->schedule);
-  config->schedule.plan_ahead_ns = 0;
 }
 
 MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
@@ -181,7 +180,6 @@ MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
   memset(schedule, 0, sizeof *schedule);
   schedule->size = sizeof *schedule;
   schedule->delay_bound = MLFAB_UNBOUNDED;
-  schedule->plan_ahead_ns = 150000000u;
 }
 
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {

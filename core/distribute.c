@@ -44,8 +44,8 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
 
 /* What the servers send: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
-                                   const mlfab__distribution *d, mlfab__delivery *out,
-                                   double *hubs) {
+                                   const mlfab__distribution *d, mlfab__delivery *out, double *hubs,
+                                   double *begins) {
   uint32_t last = 0;
   net->purpose = MLFAB__TO_DISTRIBUTOR;
   for (uint32_t i = d->n; i > 0; i--) {
@@ -54,6 +54,7 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
     net->index = last = q;
     int sent = distribute_send(net, d, d->server, distribute_hub(d, q), 1, d->now, &hubs[q - 1]);
     if (sent != MLFAB__ENDS) return sent;
+    begins[q - 1] = d->cut ? net->began : hubs[q - 1];
   }
   net->purpose = MLFAB__TO_WORKER;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -69,15 +70,16 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
 /* What the distributors send, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
-                                const double *hubs) {
+                                const double *hubs, const double *begins) {
   for (uint32_t end = d->n; end > 0;) {
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
       net->index = d->names ? d->names[i] : i;
-      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, hubs[q - 1],
+      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, begins[q - 1],
                                  &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
+      if (out[i].end < hubs[q - 1]) out[i].end = hubs[q - 1];
     }
     end = first;
   }
@@ -92,7 +94,8 @@ static int distribute_plan(mlfab__grouper *g, mlfab__network *net, const mlfab__
                            .servers = d->servers,
                            .aggregators = d->distributors,
                            .k = d->k,
-                           .start = d->now};
+                           .start = d->now,
+                           .cut = d->cut};
   uint32_t mark = mlfab__network_mark(net);
   net->mirror = !net->mirror;
   net->searching++;
@@ -113,10 +116,14 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
   if (!code) code = distribute_plan(g, net, d, &choice);
   if (code) return code;
   double never = mlfab__link_never(), makespan = d->now;
+  void *begins = mlfab__link_grow(net->env, g->begins, &g->begins_room, d->k, sizeof *g->begins);
+  if (begins == NULL) return MLFAB_ERR_MEMORY;
+  g->begins = begins;
   for (uint32_t q = 0; q < d->k; q++) hubs[q] = never;
   int sent = 0;
-  if (mlfab__link_finite(choice.time)) sent = distribute_from_servers(g, net, d, out, hubs);
-  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs);
+  if (mlfab__link_finite(choice.time))
+    sent = distribute_from_servers(g, net, d, out, hubs, g->begins);
+  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs, g->begins);
   if (sent != 1) mlfab__network_undo(net, mark);
   if (sent < 0) return sent;
   for (uint32_t i = 0; i < d->n; i++) {

@@ -118,11 +118,12 @@ static double group_forward(const group_run *r, uint32_t q, const double *bytes)
 /* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit = r->t_max, end;
+  int is_free = r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
   if (r->in->cut) {
     if (r->members == 0) r->forward = group_forward(r, q, group_update(r, i)->bytes);
     limit = r->forward;
   }
-  if (r->variant == MLFAB__GROUP_FIRST_FREE && q == 1) {
+  if (is_free) {
     if (r->members == r->first_most) return 0;
     limit = mlfab__link_never();
   }
@@ -132,7 +133,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (limit > r->t_max && !mlfab__link_less(end, r->limit)) r->over = 1;
+  if (is_free && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;

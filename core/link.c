@@ -32,6 +32,7 @@ MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *roo
 
 #define LINK_GROW(net, array, room, need)                                                       \
   do {                                                                                          \
+    if ((need) <= (net)->room && (net)->array != NULL) break;                                   \
     void *grown_ =                                                                              \
         mlfab__link_grow((net)->env, (net)->array, &(net)->room, (need), sizeof *(net)->array); \
     if (grown_ == NULL) return MLFAB_ERR_MEMORY;                                                \
@@ -41,7 +42,7 @@ MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *roo
 static uint32_t link_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
 
 /* Room for `need` steps in a profile. */
-static int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+static inline int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
   if (need <= profile->room) return 0;
   uint32_t room = profile->room;
   void *old = room > LINK_FIRST ? profile->steps : NULL;
@@ -473,7 +474,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
                         double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
-    *end_p = available;
+    *end_p = net->began = available;
     if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
     link_tell(net, from, to, bytes, available, available, component, 0);
     return MLFAB__ENDS;
@@ -491,6 +492,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
     uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
     for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
   }
+  net->began = record.n > 0 ? record.pieces[0].from : available;
   link_tell(net, from, to, bytes, available, *end_p, component, record.n);
   return MLFAB__ENDS;
 }

@@ -122,7 +122,8 @@ typedef struct mlfab__network {
   mlfab__step *built; /* scratch of a reservation */
   mlfab__stretch *pieces;
   struct mlfab__cursor *cursors;
-  uint32_t npieces, built_room, pieces_room, cursors_room;
+  uint32_t built_room, pieces_room, cursors_room;
+  double began; /* when the first byte of the newest reservation goes */
   /* 1: every transfer is charged what the one in the opposite direction costs. */
   int mirror;
   /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */

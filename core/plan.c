@@ -116,7 +116,8 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                            .servers = batch->servers,
                            .aggregators = batch->aggregators,
                            .k = batch->k,
-                           .start = batch->backlog};
+                           .start = batch->backlog,
+                           .cut = batch->cut};
   code = mlfab__group_plan(&planner->grouper, net, &in, batch->best, planner->grouped, &choice);
   if (code) return code;
   *applied_p = plan_write(planner, batch, ordered, out);

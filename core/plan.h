@@ -26,6 +26,7 @@ typedef struct mlfab__batch {
   double backlog;      /* when everything that was planned before is at the server; 0: it is now */
   int list;            /* no order and no drops: the updates stay as listed */
   int best;            /* variants of Alg. 3 are tried too */
+  int cut;             /* aggregators cut through */
 } mlfab__batch;
 
 enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };

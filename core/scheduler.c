@@ -6,6 +6,7 @@
 
 enum {
   SCHEDULER_AHEAD_NS = 150000000,
+  SCHEDULER_MARGIN_NS = 1000000,
   /* What a worker may have under way at a server: the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
@@ -102,7 +103,6 @@ MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config 
   s->workers = config->workers;
   s->servers = config->servers;
   s->heartbeat_ns = config->heartbeat_ns;
-  s->seed = config->seed;
   mlfab__prng_seed(&s->prng, mlfab__mix(config->seed ^ 0x7363686564756c65u));
   s->schedule.delay_bound = MLFAB_UNBOUNDED;
   s->alike_in = s->alike_out = SCHEDULER_RATE;
@@ -213,6 +213,7 @@ MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) 
   scheduler_unlink(s, &s->waiting, item);
   scheduler_append(s, &s->placed, item);
   s->items[item].placed = 1;
+  s->items[item].serial = s->serial;
 }
 
 /* A waiting one without parts, or NO_ITEM without memory. */
@@ -314,9 +315,8 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
     scheduler_drop(s, server, "a SCHEDULE that does not parse, or admits nothing");
     return;
   }
-  mlfab__served *served = &s->served[server];
-  served->key = scheduler_key(m.host, (uint64_t)s->workers + server);
-  served->host = scheduler_host(s, served->key);
+  uint64_t node = (uint64_t)s->workers + server;
+  s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
   if (server == 0) s->schedule = m;
 }
 
@@ -339,8 +339,7 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
     return;
   }
   station->accumulators = (uint32_t)mlfab__min(m.accumulators, SCHEDULER_ACCUMULATORS);
-  station->key = scheduler_key(m.host, m.worker);
-  station->host = scheduler_host(s, station->key);
+  station->host = scheduler_host(s, scheduler_key(m.host, m.worker));
 }
 
 static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
@@ -458,8 +457,7 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
     if (found == MLFAB__NO_ITEM || item->placed) found = i;
   }
   if (found == MLFAB__NO_ITEM) return; /* granted first come, first served */
-  const mlfab__item_part *part = mlfab__scheduler_part(s, found, server);
-  served->confirmed = mlfab__max(served->confirmed, part->serial);
+  served->confirmed = mlfab__max(served->confirmed, s->items[found].serial);
   scheduler_forget(s, found, server);
 }
 
@@ -534,7 +532,7 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
       const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       mlfab__booking *b = item->kind == MLFAB__TRANSFER_PUSH ? &served->in : &served->out;
       if (part->state != MLFAB__ITEM_PLACED || item->dropped) continue;
-      int unsure = part->serial > served->confirmed;
+      int unsure = item->serial > served->confirmed;
       if (unsure && item->kind == MLFAB__TRANSFER_PUSH) served->unsure += item->members;
       const mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
       double left = leg ? mlfab__scheduler_left(leg, s->now_ns) : 0.0;
@@ -574,13 +572,17 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-static uint64_t scheduler_ahead(const mlfab__scheduler *s) {
-  return s->schedule.plan_ahead_ns ? s->schedule.plan_ahead_ns : SCHEDULER_AHEAD_NS;
+/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as this transfer takes on
+ * it, and a little more. With less, the link would stand idle until the plan has come through; with more, batches
+ * are smaller, and nothing is added up or handed on. */
+static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
+  if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
+  if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
+  return mlfab__scheduler_ns(1.06 * (double)bytes / rate) + SCHEDULER_MARGIN_NS;
 }
 
-/* The first instant at which it is booked for less than plan_ahead_ns. */
-static uint64_t scheduler_free_at(const mlfab__scheduler *s, uint64_t until_ns) {
-  uint64_t ahead = scheduler_ahead(s);
+/* The first instant at which it is booked for less than that. */
+static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
@@ -619,9 +621,11 @@ static uint64_t scheduler_item_due(const mlfab__scheduler *s, uint32_t i) {
     if (mlfab__scheduler_part(s, i, k)->state == MLFAB__ITEM_NONE) continue;
     if (interval && pull && served->pulled)
       due = mlfab__max(due, mlfab__add_sat(served->last_pull_ns, interval));
-    if (!interval)
-      due =
-          mlfab__max(due, scheduler_free_at(s, pull ? served->out_until_ns : served->in_until_ns));
+    if (interval) continue;
+    uint64_t ahead = scheduler_ahead(s, mlfab__scheduler_part(s, i, k)->bytes,
+                                     mlfab__scheduler_rate(s, served->host, pull));
+    due = mlfab__max(due,
+                     scheduler_free_at(pull ? served->out_until_ns : served->in_until_ns, ahead));
   }
   return due;
 }
@@ -669,7 +673,7 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
   scheduler_reckon(s);
   /* A link that is slower than predicted would come near its time in ever smaller steps. */
   if (timer && s->due_ns > now_ns && s->due_ns != MLFAB__NEVER)
-    s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, scheduler_ahead(s) / 32));
+    s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, SCHEDULER_MARGIN_NS));
   if (scheduler_is_due(s, MLFAB__TRANSFER_PUSH, 0)) {
     s->planned_before = 1;
     s->last_ns = now_ns;
