@@ -229,10 +229,12 @@ static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
 /* Remembers a key, to be able to go back to the network before the last acceptance. */
 static int order_trail_push(order_run *r, uint32_t update) {
   mlfab__orderer *o = r->o;
-  void *trail = mlfab__link_grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
-                                 sizeof *o->trail);
-  if (trail == NULL) return MLFAB_ERR_MEMORY;
-  o->trail = trail;
+  if (r->trail >= o->trail_room) {
+    void *trail = mlfab__link_grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
+                                   sizeof *o->trail);
+    if (trail == NULL) return MLFAB_ERR_MEMORY;
+    o->trail = trail;
+  }
   o->trail[r->trail++] = (struct mlfab__key_before){o->key[update], o->seen[update], update};
   return 0;
 }

@@ -42,9 +42,9 @@ static const char HELP[] =
     "  --backlog TIME  when everything that was planned before is at the server (0)\n"
     "\n"
     "A computed time, which the format gives as a fraction and the nearest double, is printed as\n"
-    "the double twice. The last element of the bound counts like this: an update whose version is\n"
-    "v may be applied at the positions up to v + tau_max - v_init, so its delay is below tau_max;\n"
-    "a version from the future only makes that larger, and its delay may be negative.\n"
+    "the double twice. An update of version v may be applied at the positions up to\n"
+    "v + tau_max - v_init, so that its delay is below tau_max; a version from the future (above\n"
+    "v_init) only makes that larger, and its delay may be negative.\n"
     "Exit status: 0, or 2 when the file or an argument is wrong.\n";
 
 /* ---- input ---- */
@@ -903,8 +903,14 @@ static void put_batch(input *in) {
     order[i] = ordered[i].update;
     ids[i] = in->ids[order[i]];
   }
-  mlfab__group_input group = {in->updates,       order,           applied,     in->server,
-                              in->batch.servers, in->aggregators, in->batch.k, in->batch.backlog};
+  mlfab__group_input group = {.updates = in->updates,
+                              .order = order,
+                              .n = applied,
+                              .server = in->server,
+                              .servers = in->batch.servers,
+                              .aggregators = in->aggregators,
+                              .k = in->batch.k,
+                              .start = in->batch.backlog};
   watch(in, 1);
   must(in, mlfab__group_plan(&in->planner.grouper, &in->net, &group, in->best, grouped, &choice),
        "groups");

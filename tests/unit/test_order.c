@@ -10,6 +10,17 @@ static mlfab__env env;
 static mlfab__planner planner;
 static random_batch it;
 
+static mlfab__group_input input_of(const uint32_t *order, uint32_t n) {
+  return (mlfab__group_input){.updates = it.updates,
+                              .order = order,
+                              .n = n,
+                              .server = it.server,
+                              .servers = it.b.servers,
+                              .aggregators = it.aggregators,
+                              .k = it.b.k,
+                              .start = it.b.backlog};
+}
+
 /* ---- plans are those of the algorithms as they are written ---- */
 
 static void same_bits(double a, double b, const char *what, uint64_t seed) {
@@ -115,8 +126,7 @@ static void compare_groups(const mlfab__network *base, const mlfab__ordered *ord
   mlfab__group_choice choice;
   uint32_t order[BATCH_MOST];
   for (uint32_t i = 0; i < n; i++) order[i] = ordered[i].update;
-  mlfab__group_input in = {it.updates,   order,          n,      it.server,
-                           it.b.servers, it.aggregators, it.b.k, it.b.backlog};
+  mlfab__group_input in = input_of(order, n);
   mlfab__group_choice c = literal_group(base, &in, it.b.best, wanted);
   same((uint64_t)mlfab__group_plan(&planner.grouper, &it.net, &in, it.b.best, out, &choice), 0,
        "the code", seed);
@@ -276,8 +286,7 @@ static void test_gaps(void **state) {
     fewer += most - n;
     applied_all += most;
     for (uint32_t i = 0; i < n; i++) order[i] = out[i].update;
-    mlfab__group_input in = {it.updates,   order,          n,      it.server,
-                             it.b.servers, it.aggregators, it.b.k, it.b.backlog};
+    mlfab__group_input in = input_of(order, n);
     if (n > 0) {
       gap_add(&groups, literal_group(&it.net, &in, 0, grouped).time, try_groups(&it.net, &in));
     }

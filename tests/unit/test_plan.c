@@ -265,8 +265,13 @@ static void check_batch(vector *v) {
     check_order(v, "order", "a", 1, ordered, &applied);
   }
   for (uint32_t i = 0; i < applied; i++) order[i] = ordered[i].update;
-  mlfab__group_input in = {it.updates,   order,          applied, it.server,
-                           it.b.servers, it.aggregators, it.b.k,  0};
+  mlfab__group_input in = {.updates = it.updates,
+                           .order = order,
+                           .n = applied,
+                           .server = it.server,
+                           .servers = it.b.servers,
+                           .aggregators = it.aggregators,
+                           .k = it.b.k};
   vector_expect(v, "partition", 4);
   it.net.watch = on_reserve;
   assert_int_equal(mlfab__group_plan(&planner.grouper, &it.net, &in, 0, grouped, &choice), 0);
