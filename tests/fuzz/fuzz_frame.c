@@ -23,6 +23,8 @@ static uint64_t versions[MLFAB__SLICES_MAX];
 static mlfab__plan_entry entries[MLFAB__PLAN_ENTRIES_MAX];
 static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
+static uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
+static mlfab__tree_node nodes[MLFAB__TREE_NODES_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -94,6 +96,12 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(PULL_VIA, pull_via)
     TRY(HOP_MODEL, hop_model)
     TRY(PULL_DONE, pull_done)
+    TRY(REDUCE, reduce)
+    TRY(REDUCE_DONE, reduce_done)
+    TRY(TREE_JOIN, tree_join)
+    TRY(TREE_GRANT, tree_grant)
+    TRY(TREE_UP, tree_bytes)
+    TRY(TREE_DOWN, tree_bytes)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -131,6 +139,27 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
       mlfab__spread m;
       if (mlfab__decode_spread(meta, bytes, &m, readers)) return 0;
       taken = mlfab__encode_spread(again, &m, readers);
+      break;
+    }
+    case MLFAB__TREE: {
+      mlfab__tree_place m, counts;
+      int code = mlfab__decode_tree_place(meta, bytes, &counts, NULL);
+      require(mlfab__decode_tree_place(meta, bytes, &m, ranks) == code, "counts alone");
+      if (code) return 0;
+      require(m.children == counts.children && m.takers == counts.takers, "counts alone");
+      taken = mlfab__encode_tree_place(again, &m, ranks);
+      break;
+    }
+    case MLFAB__TREE_ASK: {
+      mlfab__tree_ask m;
+      if (mlfab__decode_tree_ask(meta, bytes, &m, ranks)) return 0;
+      taken = mlfab__encode_tree_ask(again, &m, ranks);
+      break;
+    }
+    case MLFAB__TREE_PLAN: {
+      mlfab__tree_plan m;
+      if (mlfab__decode_tree_plan(meta, bytes, &m, nodes)) return 0;
+      taken = mlfab__encode_tree_plan(again, &m, nodes);
       break;
     }
     default:
@@ -248,8 +277,9 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0, 40, 8, 8, 28, 68, 8,  4,  12, 80, 16, 0,  20, 20, 44, 44, 16, 0,  40, 16, 8,  8,  8,  36, 36,
-    8, 8,  8, 4, 12, 24, 24, 52, 68, 0,  52, 24, 0,  8,  16, 24, 16, 28, 28, 0,  24, 16, 48, 8};
+    0,  40, 8,  8,  28, 68, 8,  4,  12, 80, 16, 0,  20, 20, 44, 44, 16, 0, 40, 16,
+    8,  8,  8,  36, 36, 8,  8,  8,  4,  12, 24, 24, 52, 68, 0,  52, 24, 0, 8,  16,
+    24, 16, 28, 28, 0,  24, 16, 48, 8,  32, 16, 0,  16, 24, 16, 16, 0,  0};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
     [MLFAB__JOIN] = 1,       [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,  [MLFAB__MEMBER] = 1,
     [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1};
@@ -269,6 +299,14 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
   }
   group.segments = random_list(prng, &list);
   group.bytes = list.bytes;
+  mlfab__tree_place place = {1, 2, 3, 4, n, 6 - n};
+  mlfab__tree_ask ask = {1, 2, 3, n};
+  mlfab__tree_plan tree = {1, n};
+  for (uint32_t i = 0; i < 6; i++) ranks[i] = i;
+  for (uint32_t i = 0; i < n; i++) nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
+  if (type == MLFAB__TREE) return mlfab__encode_tree_place(meta, &place, ranks);
+  if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
+  if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, nodes);
   if (type == MLFAB__PLAN) return mlfab__encode_plan(meta, &plan, entries);
   if (type == MLFAB__GROUP) return mlfab__encode_group(meta, &group, members, segments);
   return mlfab__encode_spread(meta, &spread, readers);
@@ -276,7 +314,8 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
 
 static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
-  if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD)
+  if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD || type == MLFAB__TREE ||
+      type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
@@ -300,9 +339,10 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
 
 /* A frame as a well-behaved sender makes it. */
 static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
-  static const uint8_t bulk_types[] = {
-      MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
-      MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL};
+  static const uint8_t bulk_types[] = {MLFAB__WELCOME,    MLFAB__DEFINE,  MLFAB__PUSH,
+                                       MLFAB__CHUNK,      MLFAB__MODEL,   MLFAB__BCAST,
+                                       MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK,
+                                       MLFAB__HOP_MODEL,  MLFAB__TREE_UP, MLFAB__TREE_DOWN};
   mlfab__header h = {0};
   uint8_t *bulk;
   h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));
