@@ -24,7 +24,7 @@ static mlfab__plan_entry entries[MLFAB__PLAN_ENTRIES_MAX];
 static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
-static mlfab__tree_node nodes[MLFAB__TREE_NODES_MAX];
+static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -158,8 +158,8 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     }
     case MLFAB__TREE_PLAN: {
       mlfab__tree_plan m;
-      if (mlfab__decode_tree_plan(meta, bytes, &m, nodes)) return 0;
-      taken = mlfab__encode_tree_plan(again, &m, nodes);
+      if (mlfab__decode_tree_plan(meta, bytes, &m, tree_nodes)) return 0;
+      taken = mlfab__encode_tree_plan(again, &m, tree_nodes);
       break;
     }
     default:
@@ -303,10 +303,10 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
   mlfab__tree_ask ask = {1, 2, 3, n};
   mlfab__tree_plan tree = {1, n};
   for (uint32_t i = 0; i < 6; i++) ranks[i] = i;
-  for (uint32_t i = 0; i < n; i++) nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
+  for (uint32_t i = 0; i < n; i++) tree_nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
   if (type == MLFAB__TREE) return mlfab__encode_tree_place(meta, &place, ranks);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
-  if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, nodes);
+  if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, tree_nodes);
   if (type == MLFAB__PLAN) return mlfab__encode_plan(meta, &plan, entries);
   if (type == MLFAB__GROUP) return mlfab__encode_group(meta, &group, members, segments);
   return mlfab__encode_spread(meta, &spread, readers);
