@@ -2660,7 +2660,8 @@ typedef struct mlfab__network {
   mlfab__step *built; /* scratch of a reservation */
   mlfab__stretch *pieces;
   struct mlfab__cursor *cursors;
-  uint32_t npieces, built_room, pieces_room, cursors_room;
+  uint32_t built_room, pieces_room, cursors_room;
+  double began; /* when the first byte of the newest reservation goes */
   /* 1: every transfer is charged what the one in the opposite direction costs. */
   int mirror;
   /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
@@ -2794,6 +2795,7 @@ MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *roo
 
 #define LINK_GROW(net, array, room, need)                                                       \
   do {                                                                                          \
+    if ((need) <= (net)->room && (net)->array != NULL) break;                                   \
     void *grown_ =                                                                              \
         mlfab__link_grow((net)->env, (net)->array, &(net)->room, (need), sizeof *(net)->array); \
     if (grown_ == NULL) return MLFAB_ERR_MEMORY;                                                \
@@ -2803,7 +2805,7 @@ MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *roo
 static uint32_t link_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
 
 /* Room for `need` steps in a profile. */
-static int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
+static inline int link_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
   if (need <= profile->room) return 0;
   uint32_t room = profile->room;
   void *old = room > LINK_FIRST ? profile->steps : NULL;
@@ -3235,7 +3237,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
                         double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
-    *end_p = available;
+    *end_p = net->began = available;
     if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
     link_tell(net, from, to, bytes, available, available, component, 0);
     return MLFAB__ENDS;
@@ -3253,6 +3255,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
     uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
     for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
   }
+  net->began = record.n > 0 ? record.pieces[0].from : available;
   link_tell(net, from, to, bytes, available, *end_p, component, record.n);
   return MLFAB__ENDS;
 }
@@ -3391,7 +3394,7 @@ typedef struct mlfab__meter {
 
 /* A capacity as reckoned now; `chunk` is the usual size of a frame. */
 static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
-  double window = rate > 0.0 ? 16.0 * 1e9 * (double)chunk / rate : 20e6;
+  double window = rate > 0.0 ? 4.0 * 1e9 * (double)chunk / rate : 20e6;
   meter->rate = rate;
   meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
 }
@@ -3458,7 +3461,7 @@ typedef struct mlfab__monitor_side {
   double set;        /* by hand; negative: measured */
   double told;       /* what take said last; negative: nothing, or not known */
   double lower;      /* the largest of the smaller samples since confirmed_ns */
-  uint64_t since_ns; /* of the last probe, or rise */
+  uint64_t since_ns; /* of the last probe, or change */
   uint64_t confirmed_ns;
   uint32_t lower_samples;
   uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
@@ -3543,6 +3546,7 @@ static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed
       now_ns - side->confirmed_ns < MONITOR_PATIENCE_BEATS * heartbeat_ns)
     return;
   side->rate = side->lower;
+  side->since_ns = now_ns;
   monitor_confirm(side, now_ns);
 }
 
@@ -4531,10 +4535,12 @@ static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
 /* Remembers a key, to be able to go back to the network before the last acceptance. */
 static int order_trail_push(order_run *r, uint32_t update) {
   mlfab__orderer *o = r->o;
-  void *trail = mlfab__link_grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
-                                 sizeof *o->trail);
-  if (trail == NULL) return MLFAB_ERR_MEMORY;
-  o->trail = trail;
+  if (r->trail >= o->trail_room) {
+    void *trail = mlfab__link_grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
+                                   sizeof *o->trail);
+    if (trail == NULL) return MLFAB_ERR_MEMORY;
+    o->trail = trail;
+  }
   o->trail[r->trail++] = (struct mlfab__key_before){o->key[update], o->seen[update], update};
   return 0;
 }
@@ -4930,6 +4936,10 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
  * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
  * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
  *
+ * Aggregators that cut through (`cut`) forward a sum while its last member still comes in. Then a member is in
+ * time when it is there before the forward, begun at t_max, would end without it: the server's NIC does not wait
+ * either, groups are a member larger, and a sum is there a transfer earlier.
+ *
  * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
  * reserved from the server on, last group first, and distributors send when the servers' transfers are
  * all placed. AllReduce is the one behind the other, with a worker for a server.
@@ -4954,6 +4964,7 @@ typedef struct mlfab__group_input {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   double start; /* t_max before the batch */
+  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
 } mlfab__group_input;
 
 /* What becomes of an update, in the order of the input. */
@@ -4984,12 +4995,12 @@ typedef struct mlfab__group_tail {
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
-  double *hubs;
+  double *hubs, *begins;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
+  uint32_t times_room, sizes_room, hubs_room, begins_room, tail_room, candidates_room, grouped_room,
       members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
@@ -5019,6 +5030,7 @@ typedef struct mlfab__distribution {
   const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
+  int cut; /* distributors cut through */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {
@@ -5086,6 +5098,7 @@ typedef struct group_run {
   /* The group that is being filled. */
   uint32_t first, members;
   double ready;
+  double forward; /* cutting through: when its sum would be at the server, begun at t_max */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -5142,11 +5155,14 @@ static int group_flush(group_run *r, uint32_t q) {
                           .n = r->in->servers,
                           .available = r->ready};
   double end;
+  /* What comes in later than t_max is forwarded as it comes. */
+  if (r->in->cut && bundle.available > r->t_max) bundle.available = r->t_max;
   r->net->purpose = MLFAB__AGGREGATE;
   r->net->index = q;
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
   if (walked != MLFAB__ENDS) return walked;
+  if (end < r->ready) end = r->ready;
   if (end > r->t_max) r->t_max = end;
   r->number++;
   for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
@@ -5160,10 +5176,26 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
+/* When the sum at aggregator q, of this size, would be at the server if it were forwarded from t_max on. */
+static double group_forward(const group_run *r, uint32_t q, const double *bytes) {
+  double end = r->t_max;
+  for (uint32_t j = 0; j < r->in->servers; j++) {
+    double e =
+        mlfab__network_end(r->net, group_aggregator(r, q)[j], r->in->server[j], bytes[j], r->t_max);
+    if (e > end) end = e;
+  }
+  return end;
+}
+
 /* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit = r->t_max, end;
-  if (r->variant == MLFAB__GROUP_FIRST_FREE && q == 1) {
+  int is_free = r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
+  if (r->in->cut) {
+    if (r->members == 0) r->forward = group_forward(r, q, group_update(r, i)->bytes);
+    limit = r->forward;
+  }
+  if (is_free) {
     if (r->members == r->first_most) return 0;
     limit = mlfab__link_never();
   }
@@ -5173,7 +5205,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->g->evaluations++;
   int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (limit > r->t_max && !mlfab__link_less(end, r->limit)) r->over = 1;
+  if (is_free && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;
@@ -5252,6 +5284,7 @@ static void group_sum(group_run *r) {
  * reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
+  if (r->in->cut) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   double t = r->t_max, room = 0, end;
   /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
@@ -5371,6 +5404,7 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
   if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  if (g->begins) mlfab__free(env, g->begins, g->begins_room * sizeof *g->begins);
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {
     mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
@@ -5493,8 +5527,8 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
 
 /* What the servers send: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
-                                   const mlfab__distribution *d, mlfab__delivery *out,
-                                   double *hubs) {
+                                   const mlfab__distribution *d, mlfab__delivery *out, double *hubs,
+                                   double *begins) {
   uint32_t last = 0;
   net->purpose = MLFAB__TO_DISTRIBUTOR;
   for (uint32_t i = d->n; i > 0; i--) {
@@ -5503,6 +5537,7 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
     net->index = last = q;
     int sent = distribute_send(net, d, d->server, distribute_hub(d, q), 1, d->now, &hubs[q - 1]);
     if (sent != MLFAB__ENDS) return sent;
+    begins[q - 1] = d->cut ? net->began : hubs[q - 1];
   }
   net->purpose = MLFAB__TO_WORKER;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -5518,15 +5553,16 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
 /* What the distributors send, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
-                                const double *hubs) {
+                                const double *hubs, const double *begins) {
   for (uint32_t end = d->n; end > 0;) {
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
       net->index = d->names ? d->names[i] : i;
-      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, hubs[q - 1],
+      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, begins[q - 1],
                                  &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
+      if (out[i].end < hubs[q - 1]) out[i].end = hubs[q - 1];
     }
     end = first;
   }
@@ -5541,7 +5577,8 @@ static int distribute_plan(mlfab__grouper *g, mlfab__network *net, const mlfab__
                            .servers = d->servers,
                            .aggregators = d->distributors,
                            .k = d->k,
-                           .start = d->now};
+                           .start = d->now,
+                           .cut = d->cut};
   uint32_t mark = mlfab__network_mark(net);
   net->mirror = !net->mirror;
   net->searching++;
@@ -5562,10 +5599,14 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
   if (!code) code = distribute_plan(g, net, d, &choice);
   if (code) return code;
   double never = mlfab__link_never(), makespan = d->now;
+  void *begins = mlfab__link_grow(net->env, g->begins, &g->begins_room, d->k, sizeof *g->begins);
+  if (begins == NULL) return MLFAB_ERR_MEMORY;
+  g->begins = begins;
   for (uint32_t q = 0; q < d->k; q++) hubs[q] = never;
   int sent = 0;
-  if (mlfab__link_finite(choice.time)) sent = distribute_from_servers(g, net, d, out, hubs);
-  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs);
+  if (mlfab__link_finite(choice.time))
+    sent = distribute_from_servers(g, net, d, out, hubs, g->begins);
+  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs, g->begins);
   if (sent != 1) mlfab__network_undo(net, mark);
   if (sent < 0) return sent;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -6091,6 +6132,7 @@ typedef struct mlfab__batch {
   double backlog;      /* when everything that was planned before is at the server; 0: it is now */
   int list;            /* no order and no drops: the updates stay as listed */
   int best;            /* variants of Alg. 3 are tried too */
+  int cut;             /* aggregators cut through */
 } mlfab__batch;
 
 enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
@@ -6253,7 +6295,8 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                            .servers = batch->servers,
                            .aggregators = batch->aggregators,
                            .k = batch->k,
-                           .start = batch->backlog};
+                           .start = batch->backlog,
+                           .cut = batch->cut};
   code = mlfab__group_plan(&planner->grouper, net, &in, batch->best, planner->grouped, &choice);
   if (code) return code;
   *applied_p = plan_write(planner, batch, ordered, out);
@@ -13361,6 +13404,7 @@ static void muster_end(mlfab__muster *muster, int32_t code, int32_t rank, uint64
   muster->phase = MLFAB__MUSTER_IDLE;
   for (uint32_t i = 0; i < muster->inside; i++) {
     mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->state != MLFAB__CALLER_INSIDE) continue; /* its process is another now */
     caller->state = MLFAB__CALLER_OVER;
     caller->code = code;
     caller->rank = rank;
@@ -13661,8 +13705,8 @@ MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker,
   caller->gone = 0;
   if (!fresh) return;
   int inside = caller->state == MLFAB__CALLER_INSIDE;
-  if (inside) muster_end(muster, MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
   memset(caller, 0, sizeof *caller);
+  if (inside) muster_end(muster, MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,
@@ -15241,7 +15285,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 #define MLFAB__BATCH_AGGREGATORS 8u
 #define MLFAB__NO_ITEM 0xffffffffu
 
-enum { MLFAB__HOP_STRETCHES = 64 };
+enum { MLFAB__HOP_STRETCHES = 8 };
 
 /* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
 typedef struct mlfab__leg {
@@ -15420,6 +15464,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
 
 enum {
   SCHEDULER_AHEAD_NS = 150000000,
+  SCHEDULER_MARGIN_NS = 1000000,
   /* What a worker may have under way at a server: the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
@@ -15985,13 +16030,17 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-static uint64_t scheduler_ahead(const mlfab__scheduler *s) {
-  return s->schedule.plan_ahead_ns ? s->schedule.plan_ahead_ns : SCHEDULER_AHEAD_NS;
+/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as this transfer takes on
+ * it, and a little more. With less, the link would stand idle until the plan has come through; with more, batches
+ * are smaller, and nothing is added up or handed on. */
+static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
+  if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
+  if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
+  return mlfab__scheduler_ns(1.06 * (double)bytes / rate) + SCHEDULER_MARGIN_NS;
 }
 
-/* The first instant at which it is booked for less than plan_ahead_ns. */
-static uint64_t scheduler_free_at(const mlfab__scheduler *s, uint64_t until_ns) {
-  uint64_t ahead = scheduler_ahead(s);
+/* The first instant at which it is booked for less than that. */
+static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
@@ -16030,9 +16079,11 @@ static uint64_t scheduler_item_due(const mlfab__scheduler *s, uint32_t i) {
     if (mlfab__scheduler_part(s, i, k)->state == MLFAB__ITEM_NONE) continue;
     if (interval && pull && served->pulled)
       due = mlfab__max(due, mlfab__add_sat(served->last_pull_ns, interval));
-    if (!interval)
-      due =
-          mlfab__max(due, scheduler_free_at(s, pull ? served->out_until_ns : served->in_until_ns));
+    if (interval) continue;
+    uint64_t ahead = scheduler_ahead(s, mlfab__scheduler_part(s, i, k)->bytes,
+                                     mlfab__scheduler_rate(s, served->host, pull));
+    due = mlfab__max(due,
+                     scheduler_free_at(pull ? served->out_until_ns : served->in_until_ns, ahead));
   }
   return due;
 }
@@ -16080,7 +16131,7 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
   scheduler_reckon(s);
   /* A link that is slower than predicted would come near its time in ever smaller steps. */
   if (timer && s->due_ns > now_ns && s->due_ns != MLFAB__NEVER)
-    s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, scheduler_ahead(s) / 32));
+    s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, SCHEDULER_MARGIN_NS));
   if (scheduler_is_due(s, MLFAB__TRANSFER_PUSH, 0)) {
     s->planned_before = 1;
     s->last_ns = now_ns;
@@ -16255,6 +16306,9 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
+    /* Members of a spread stand in a row: the others know what the first knows, should it go before them. */
+    if (!leg && part->state == MLFAB__ITEM_PLACED)
+      part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
     uint32_t to = batch_node(s, item->group ? part->aggregator : item->worker);
     code = batch_leg(s, leg, s->served[k].host, to, 0.0, &end);
@@ -16710,7 +16764,8 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
                         .delay_bound = bound > INT64_MAX / 2 ? INT64_MAX : (int64_t)bound,
                         .backlog = batch_backlog(s),
                         .list = s->schedule.rounds != 0,
-                        .best = s->schedule.best != 0};
+                        .best = s->schedule.best != 0,
+                        .cut = s->schedule.whole == 0};
   memset(s->sums, 0, (size_t)s->k * s->nbatch_servers * sizeof *s->sums);
   s->watching_batch = 1;
   int code = mlfab__plan_batch(&s->planner, &s->network, &batch, s->planned, &applied, NULL);
@@ -16762,7 +16817,8 @@ static int batch_distribute(mlfab__scheduler *s) {
                            .distributors = s->aggregator_nodes,
                            .k = s->k,
                            .requests = s->nodes,
-                           .n = s->nbatch};
+                           .n = s->nbatch,
+                           .cut = s->schedule.whole == 0};
   memset(s->sums, 0, (size_t)s->k * sizeof *s->sums);
   s->watching_batch = 1;
   int code = mlfab__group_distribute(&s->grouper, &s->network, &d, s->deliveries, hubs, &choice,
@@ -19116,7 +19172,6 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                         "schedule.size is not set (call mlfab_schedule_init)");
   memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
   schedule->size = sizeof *schedule;
-  if (schedule->plan_ahead_ns == 0) schedule->plan_ahead_ns = 150000000u;
   if (schedule->delay_bound > 0) return 0;
   return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                       "schedule.delay_bound is 0: no update has a delay below 0, all would be "
@@ -19917,7 +19972,6 @@ MLFAB_API void mlfab_config_init(mlfab_config *config) {
   memset(config, 0, sizeof *config);
   config->size = sizeof *config;
   mlfab_schedule_init(&config->schedule);
-  config->schedule.plan_ahead_ns = 0;
 }
 
 MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
@@ -19925,7 +19979,6 @@ MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
   memset(schedule, 0, sizeof *schedule);
   schedule->size = sizeof *schedule;
   schedule->delay_bound = MLFAB_UNBOUNDED;
-  schedule->plan_ahead_ns = 150000000u;
 }
 
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {

@@ -63,6 +63,7 @@ static void muster_end(mlfab__muster *muster, int32_t code, int32_t rank, uint64
   muster->phase = MLFAB__MUSTER_IDLE;
   for (uint32_t i = 0; i < muster->inside; i++) {
     mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->state != MLFAB__CALLER_INSIDE) continue; /* its process is another now */
     caller->state = MLFAB__CALLER_OVER;
     caller->code = code;
     caller->rank = rank;
@@ -363,8 +364,8 @@ MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker,
   caller->gone = 0;
   if (!fresh) return;
   int inside = caller->state == MLFAB__CALLER_INSIDE;
-  if (inside) muster_end(muster, MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
   memset(caller, 0, sizeof *caller);
+  if (inside) muster_end(muster, MLFAB_ERR_PEER_DEAD, (int32_t)worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,

@@ -79,6 +79,11 @@ static const codec codecs[] = {
     CODEC(pull_via, 8 + 2 * 4),
     CODEC(hop_model, 4 * 8 + 4 * 4),
     CODEC(pull_done, 8),
+    CODEC(reduce, 2 * 8 + 4 * 4),
+    CODEC(reduce_done, 8 + 2 * 4),
+    CODEC(tree_join, 2 * 8),
+    CODEC(tree_grant, 3 * 8),
+    CODEC(tree_bytes, 2 * 8),
 };
 
 static void random_bytes(mlfab__prng *prng, void *to, size_t bytes) {
@@ -646,9 +651,10 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {
-    MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
-    MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL};
+static const uint8_t bulk_types[] = {MLFAB__WELCOME,    MLFAB__DEFINE,  MLFAB__PUSH,
+                                     MLFAB__CHUNK,      MLFAB__MODEL,   MLFAB__BCAST,
+                                     MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK,
+                                     MLFAB__HOP_MODEL,  MLFAB__TREE_UP, MLFAB__TREE_DOWN};
 
 static void random_frame(mlfab__prng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;
