@@ -93,7 +93,6 @@ typedef struct mlfab__item_part {
   uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
   uint64_t bytes, shape;
   uint64_t placed, lag; /* as announced */
-  uint64_t serial;      /* of the plan that placed it */
   mlfab__leg own;       /* to its aggregator, or to the server; a pull: to its worker */
   mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
 } mlfab__item_part;
@@ -106,6 +105,7 @@ typedef struct mlfab__item {
   uint64_t due_ns;   /* when it may be planned, as far as is known */
   uint64_t group;    /* placed items with one number are one group; 0: alone */
   uint64_t delay;    /* that it will have, or would have had */
+  uint64_t serial;   /* of the plan that placed it */
   uint32_t kind, worker, incarnation, members;
   uint32_t parts;   /* servers that will announce it, without those that have placed their part */
   uint32_t placed;  /* stands in the list of the placed */
@@ -127,7 +127,6 @@ typedef struct mlfab__station_state {
   uint32_t incarnation, accumulators, host; /* host: index */
   uint32_t first, items;                    /* of the worker */
   uint32_t in_use;                          /* accumulators, while a batch is planned */
-  uint64_t key;
 } mlfab__station_state;
 
 /* How full one of a server's links is. */
@@ -142,8 +141,7 @@ typedef struct mlfab__booking {
 
 typedef struct mlfab__served {
   int live, seen;
-  uint32_t host; /* index */
-  uint64_t key;
+  uint32_t host;      /* index */
   uint64_t placed;    /* members, as reported last */
   uint64_t estimate;  /* the same when all plans have arrived there */
   uint64_t confirmed; /* the newest plan of which something is over */
@@ -176,7 +174,7 @@ struct mlfab__scheduler {
   mlfab__port port;
   mlfab_stats *stats;
   uint32_t workers, servers;
-  uint64_t seed, heartbeat_ns, now_ns;
+  uint64_t heartbeat_ns, now_ns;
   mlfab__prng prng;
   mlfab__schedule schedule;
   mlfab__served *served;
@@ -238,7 +236,7 @@ MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint3
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
 /* Seconds as nanoseconds; never stays never. */
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
-/* Moves an item from the waiting to the end of the placed. */
+/* Moves an item from the waiting to the end of the placed, as this plan does. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
 /* Plans what is due in one go: updates, or the pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
