@@ -39,7 +39,7 @@ CORE = [
     (4, "worker", "push.c", "pull.c"),
     (4, "server", "intake.c", "place.c", "answer.c"),
     (4, "member"),
-    (4, "tree", "muster.c"),
+    (4, "tree", "carry.c", "muster.c"),
     (4, "aggregator", "distributor.c"),
     (4, "scheduler", "batch.c", "explain.c"),
     (5, "node", "boot.c", "hop.c"),

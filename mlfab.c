@@ -3446,6 +3446,8 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *  - receivers release no more than the link is said to carry, and would never see that it carries more. So
  *    now and then a full link is said to carry a quarter more, for a heartbeat; if more does not come then,
  *    what stood before stands again.
+ * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are alike in both
+ * directions, so what is sent is taken to be what could come in, at least.
  *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * What was set by hand hides the measured estimate, which goes on underneath.
@@ -3618,8 +3620,8 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
-static int monitor_is_news(const mlfab__monitor_side *side) {
-  double now = monitor_now(side), change = now > side->told ? now - side->told : side->told - now;
+static int monitor_is_news(const mlfab__monitor_side *side, double now) {
+  double change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
   return change > MONITOR_NEWS * side->told;
 }
@@ -3628,8 +3630,9 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
+  if (monitor->in.set < 0.0 && *in_p >= 0.0 && *out_p > *in_p) *in_p = *out_p;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
-  if (!monitor_is_news(&monitor->in) && !monitor_is_news(&monitor->out)) return 0;
+  if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
   monitor->in.told = *in_p;
   monitor->out.told = *out_p;
@@ -12512,7 +12515,7 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
 /* tree.h - allreduce: the sum of all workers' arrays, up one tree and down another. Layer 4.
  *
  * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it is over;
- * workers (`tree`, tree.c) call each other over links of their own and move the bytes:
+ * workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their own:
  *
  *    muster:  IDLE --all live workers ASK--> [PLANNING, while a scheduler arranges] --TREE to all--> RUNNING
  *               ^                                                                          |
@@ -12708,6 +12711,43 @@ MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
 /* 1 when the token was of this role. `peer` is a child or taker, or (hop) the parent. */
 MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token);
 
+/* --- between tree.c and carry.c --- */
+
+static inline int mlfab__tree_is_root(const mlfab__tree *tree) {
+  return tree->parent == MLFAB__NO_NODE;
+}
+/* Is it a worker that this one calls in the present tree? */
+static inline int mlfab__tree_calls(const mlfab__tree *tree, uint32_t peer) {
+  return tree->number && !mlfab__tree_is_root(tree) &&
+         (peer == tree->parent || peer == tree->giver);
+}
+/* One that calls this one: NULL when it is not. */
+static inline mlfab__tree_child *mlfab__tree_child_of(const mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].child : 0;
+  return place ? &tree->children[place - 1] : NULL;
+}
+static inline mlfab__tree_taker *mlfab__tree_taker_of(const mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].taker : 0;
+  return place ? &tree->takers[place - 1] : NULL;
+}
+/* Bulks that are lent in this allreduce, on any link. */
+static inline uint64_t mlfab__tree_token(const mlfab__tree *tree) {
+  return MLFAB__TREE_TOKEN | (tree->number & 0xffffffffu);
+}
+/* Tells server 0 how the call stands; said again on a new link. */
+MLFAB__INTERNAL void mlfab__tree_tell(mlfab__tree *tree);
+/* Raises the k-th child's credit, if it is worth it; `resume`: in any case, it is on a new link. */
+MLFAB__INTERNAL void mlfab__tree_credit(mlfab__tree *tree, uint32_t k, int resume);
+/* More may be complete here than was said. */
+MLFAB__INTERNAL void mlfab__tree_progress(mlfab__tree *tree);
+/* TREE_UP of a child, TREE_GRANT of the parent, TREE_DOWN of the giver. */
+MLFAB__INTERNAL void mlfab__tree_from_child(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__tree_granted(mlfab__tree *tree, uint32_t peer,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__tree_from_giver(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame);
+
 
 /* ==============================================================================================
  * core/tree.c
@@ -12738,27 +12778,10 @@ MLFAB__INTERNAL void mlfab__tree_free(mlfab__tree *tree) {
   memset(tree, 0, sizeof *tree);
 }
 
-static int tree_is_root(const mlfab__tree *tree) { return tree->parent == MLFAB__NO_NODE; }
-
-/* Bulks that are lent in this allreduce, on any link. */
-static uint64_t tree_token(const mlfab__tree *tree) {
-  return MLFAB__TREE_TOKEN | (tree->number & 0xffffffffu);
-}
-
-static mlfab__tree_child *tree_child(mlfab__tree *tree, uint32_t peer) {
-  uint32_t place = tree->number && tree->peers ? tree->peers[peer].child : 0;
-  return place ? &tree->children[place - 1] : NULL;
-}
-
-static mlfab__tree_taker *tree_taker(mlfab__tree *tree, uint32_t peer) {
-  uint32_t place = tree->number && tree->peers ? tree->peers[peer].taker : 0;
-  return place ? &tree->takers[place - 1] : NULL;
-}
-
 /* --- the call, and its end --- */
 
 /* Tells server 0 how the call stands; said again on a new link. */
-static void tree_tell(mlfab__tree *tree) {
+MLFAB__INTERNAL void mlfab__tree_tell(mlfab__tree *tree) {
   mlfab__reduce reduce = {.ask = tree->asks,
                           .count = tree->bytes / tree->width,
                           .dtype = tree->dtype,
@@ -12781,10 +12804,10 @@ static void tree_forget_lists(mlfab__tree *tree) {
 
 /* The caller gets its array back: nothing of it is lent any more, and no frame finds a place. */
 static void tree_leave(mlfab__tree *tree) {
-  if (tree->lent > 0) tree->hop.detach(tree->hop.self, tree->parent, tree_token(tree));
+  if (tree->lent > 0) tree->hop.detach(tree->hop.self, tree->parent, mlfab__tree_token(tree));
   for (uint32_t i = 0; i < tree->ntakers; i++) {
     if (tree->takers[i].lent > 0)
-      tree->down.detach(tree->down.self, tree->takers[i].rank, tree_token(tree));
+      tree->down.detach(tree->down.self, tree->takers[i].rank, mlfab__tree_token(tree));
   }
   tree_forget_lists(tree);
   tree->lent = 0;
@@ -12796,7 +12819,7 @@ static void tree_give_up(mlfab__tree *tree, int32_t code, uint32_t rank) {
   if (tree->gave_up) return;
   tree->gave_up = code;
   tree->blamed = (int32_t)rank;
-  tree_tell(tree);
+  mlfab__tree_tell(tree);
 }
 
 static int tree_check(const mlfab__tree *tree, const void *data, uint64_t count, int dtype,
@@ -12845,7 +12868,7 @@ MLFAB__INTERNAL int mlfab__tree_start(mlfab__tree *tree, void *data, uint64_t co
   tree->bytes = count * tree->width;
   tree->missing = MLFAB_NO_RANK;
   tree->gave_up = 0;
-  tree_tell(tree);
+  mlfab__tree_tell(tree);
   return 0;
 }
 
@@ -12869,7 +12892,7 @@ static int32_t tree_awaits(const mlfab__tree *tree) {
   for (uint32_t i = 0; i < tree->nchildren; i++) {
     if (tree->children[i].added < tree->bytes) return (int32_t)tree->children[i].rank;
   }
-  return tree_is_root(tree) ? MLFAB_NO_RANK : (int32_t)tree->giver;
+  return mlfab__tree_is_root(tree) ? MLFAB_NO_RANK : (int32_t)tree->giver;
 }
 
 MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *request, int code,
@@ -12893,7 +12916,7 @@ MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *req
 
 MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree) {
   /* What was given up may not have been heard. */
-  if (tree->request || tree->gave_up) tree_tell(tree);
+  if (tree->request || tree->gave_up) mlfab__tree_tell(tree);
 }
 
 MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns) {
@@ -12904,168 +12927,14 @@ MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uin
   if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, text);
 }
 
-/* --- the way up --- */
-
-/* What of the children's shares may be added: the k-th waits for the one before it. */
-static uint64_t tree_limit(const mlfab__tree *tree, uint32_t k) {
-  return k == 0 || MLFAB__PLANTED(30) ? tree->bytes : tree->children[k - 1].added;
-}
-
-static void tree_add(mlfab__tree *tree, mlfab__tree_child *child, const void *bytes, uint64_t n) {
-  uint8_t *at = tree->data + child->added;
-  /* Sums that are not finite are everybody's: nobody is refused. */
-  (void)mlfab__reduce_add((int)tree->dtype, at, at, bytes, 1.0, n / tree->width, 0);
-  child->added += n;
-}
-
-static uint8_t *tree_ring(const mlfab__tree *tree, uint32_t k) {
-  return tree->stage + (uint64_t)(k - 1) * tree->ring;
-}
-
-/* Puts what cannot be added yet into the child's ring. */
-static void tree_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uint8_t *bytes,
-                      uint64_t n) {
-  while (n > 0) {
-    uint64_t at = offset % tree->ring, part = mlfab__min(n, tree->ring - at);
-    memcpy(tree_ring(tree, k) + at, bytes, part);
-    offset += part;
-    bytes += part;
-    n -= part;
-  }
-}
-
-/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
-static uint32_t tree_drain(mlfab__tree *tree, uint32_t k) {
-  for (; k < tree->nchildren; k++) {
-    mlfab__tree_child *child = &tree->children[k];
-    uint64_t before = child->added, end = mlfab__min(child->received, tree_limit(tree, k));
-    while (child->added < end) {
-      uint64_t at = child->added % tree->ring;
-      tree_add(tree, child, tree_ring(tree, k) + at,
-               mlfab__min(end - child->added, tree->ring - at));
-    }
-    if (child->added == before) break;
-  }
-  return k;
-}
-
-/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
-static void tree_grant(mlfab__tree *tree, uint32_t k, int resume) {
-  mlfab__tree_child *child = &tree->children[k];
-  uint64_t upto = mlfab__min(tree->bytes, tree_limit(tree, k) + (k > 0 ? tree->ring : 0));
-  upto = mlfab__min(upto, tree->complete + MLFAB__TREE_WINDOW);
-  if (tree->peers[child->rank].joined != tree->number) return;
-  /* Not for every crumb, unless it is the last or the child has nothing to send. */
-  uint64_t step = mlfab__min(tree->ring ? tree->ring / 2 : 1, MLFAB__TREE_WINDOW / 4);
-  int worth =
-      upto - child->granted >= step || upto == tree->bytes || child->granted == child->received;
-  if (!resume && (upto <= child->granted || !worth)) return;
-  child->granted = mlfab__max(child->granted, upto);
-  mlfab__tree_grant grant = {tree->number, child->received, child->granted};
-  uint8_t meta[32];
-  tree->down.post(tree->down.self, child->rank, MLFAB__TREE_GRANT, meta,
-                  mlfab__encode_tree_grant(meta, &grant));
-}
-
-/* More of the sum is here: it goes on to those who take it from us. */
-static void tree_has(mlfab__tree *tree, uint64_t have) {
-  tree->have = have;
-  for (uint32_t i = 0; i < tree->ntakers; i++)
-    tree->down.ready(tree->down.self, tree->takers[i].rank);
-  if (have == tree->bytes) tree_tell(tree);
-}
-
-/* More is complete here: all children, in their order, have added it. */
-static void tree_progress(mlfab__tree *tree) {
-  uint64_t complete = tree->nchildren ? tree->children[tree->nchildren - 1].added : tree->bytes;
-  if (complete == tree->complete) return;
-  tree->complete = complete;
-  if (tree_is_root(tree)) {
-    tree_has(tree, complete);
-  } else {
-    tree->hop.ready(tree->hop.self, tree->parent);
-  }
-}
-
-static void tree_took(mlfab__tree *tree, uint32_t k, const uint8_t *bytes, uint64_t n) {
-  mlfab__tree_child *child = &tree->children[k];
-  uint64_t direct = 0, before = tree->complete;
-  if (child->added == child->received) direct = mlfab__min(n, tree_limit(tree, k) - child->added);
-  if (direct > 0) tree_add(tree, child, bytes, direct);
-  if (n > direct) tree_keep(tree, k, child->received + direct, bytes + direct, n - direct);
-  child->received += n;
-  uint32_t last = direct > 0 ? tree_drain(tree, k + 1) : k;
-  tree_progress(tree);
-  /* The credit of those changes whose predecessor has moved; of all, when the window has. */
-  int window = tree->complete != before;
-  for (uint32_t i = window ? 0 : k; i < tree->nchildren && (window || i <= last); i++)
-    tree_grant(tree, i, 0);
-}
-
-/* Bytes of a child's share. */
-static void tree_from_child(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_bytes in;
-  const mlfab__tree_child *child = tree_child(tree, peer);
-  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
-    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a TREE_UP that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number) return;
-  if (!child || tree->peers[peer].joined != tree->number || !frame->bulk ||
-      in.offset != child->received || frame->bulk_bytes > child->granted - in.offset ||
-      frame->bulk_bytes % tree->width) {
-    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a share's bytes out of place");
-    return;
-  }
-  tree_took(tree, tree->peers[peer].child - 1, frame->bulk, frame->bulk_bytes);
-}
-
-static void tree_granted(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_grant in;
-  if (mlfab__decode_tree_grant(frame->meta, frame->meta_bytes, &in)) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_GRANT that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number || peer != tree->parent) return;
-  uint64_t from = tree->resumes ? in.from : tree->sent;
-  if (from > tree->sent_most || from % tree->width || in.upto < from || in.upto > tree->bytes ||
-      in.upto % tree->width) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a grant out of place");
-    return;
-  }
-  tree->resumes = 0;
-  tree->sent = from;
-  tree->granted = mlfab__max(tree->granted, in.upto);
-  tree->hop.ready(tree->hop.self, peer);
-}
-
-/* --- the way down --- */
-
-/* Bytes of the sum: they take the place of the share that is in them. */
-static void tree_from_giver(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_bytes in;
-  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_DOWN that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number) return;
-  if (peer != tree->giver || !frame->bulk || in.offset != tree->have ||
-      frame->bulk_bytes > tree->sent_most - in.offset) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a sum's bytes out of place");
-    return;
-  }
-  memcpy(tree->data + in.offset, frame->bulk, frame->bulk_bytes);
-  tree_has(tree, in.offset + frame->bulk_bytes);
-}
-
 /* --- links --- */
 
 /* A child or taker is on a link that is new to it; perhaps before we know of this tree. */
 static void tree_met(mlfab__tree *tree, uint32_t peer) {
   const mlfab__tree_peer *p = &tree->peers[peer];
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!tree->number || p->joined != tree->number) return;
-  if (tree_child(tree, peer)) tree_grant(tree, p->child - 1, 1);
+  if (mlfab__tree_child_of(tree, peer)) mlfab__tree_credit(tree, p->child - 1, 1);
   if (!taker) return;
   taker->given = mlfab__min(p->have, tree->have);
   tree->down.ready(tree->down.self, peer);
@@ -13078,26 +12947,22 @@ static void tree_join(mlfab__tree *tree, uint32_t peer) {
                  mlfab__encode_tree_join(meta, &join));
 }
 
-static int tree_calls(const mlfab__tree *tree, uint32_t peer) {
-  return tree->number && !tree_is_root(tree) && (peer == tree->parent || peer == tree->giver);
-}
-
 MLFAB__INTERNAL void mlfab__tree_hop_up(mlfab__tree *tree, uint32_t peer) {
-  if (!tree_calls(tree, peer)) return;
+  if (!mlfab__tree_calls(tree, peer)) return;
   if (peer == tree->parent) tree->parent_since_ns = 0;
   if (peer == tree->giver) tree->giver_since_ns = 0;
   tree_join(tree, peer);
 }
 
 MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer) {
-  if (!tree_calls(tree, peer) || peer != tree->parent) return;
+  if (!mlfab__tree_calls(tree, peer) || peer != tree->parent) return;
   tree->lent = 0;
   tree->granted = 0;
   tree->resumes = 1;
 }
 
 MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns) {
-  if (!tree_calls(tree, peer)) return 0;
+  if (!mlfab__tree_calls(tree, peer)) return 0;
   uint64_t *since = peer == tree->parent ? &tree->parent_since_ns : &tree->giver_since_ns;
   if (*since == 0) *since = now_ns;
   if (now_ns - *since >= MLFAB__TREE_PATIENCE * tree->config->heartbeat_ns)
@@ -13106,7 +12971,7 @@ MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, ui
 }
 
 MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer) {
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!tree->peers) return;
   tree->peers[peer].joined = 0;
   if (taker) taker->lent = 0;
@@ -13176,9 +13041,9 @@ static void tree_begin(mlfab__tree *tree, const mlfab__tree_place *place) {
   tree_rings(tree);
   for (uint32_t i = 0; i < tree->nchildren; i++) tree_met(tree, tree->children[i].rank);
   for (uint32_t i = 0; i < tree->ntakers; i++) {
-    if (!tree_child(tree, tree->takers[i].rank)) tree_met(tree, tree->takers[i].rank);
+    if (!mlfab__tree_child_of(tree, tree->takers[i].rank)) tree_met(tree, tree->takers[i].rank);
   }
-  if (!tree_is_root(tree)) {
+  if (!mlfab__tree_is_root(tree)) {
     tree_join(tree, tree->parent);
     tree->hop.ready(tree->hop.self, tree->parent);
     if (tree->giver != tree->parent) {
@@ -13186,7 +13051,7 @@ static void tree_begin(mlfab__tree *tree, const mlfab__tree_place *place) {
       tree->hop.ready(tree->hop.self, tree->giver);
     }
   }
-  tree_progress(tree);
+  mlfab__tree_progress(tree);
 }
 
 static void tree_placed(mlfab__tree *tree, const mlfab__frame_in *frame) {
@@ -13262,9 +13127,9 @@ MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__fra
 MLFAB__INTERNAL int mlfab__tree_hop_frame(mlfab__tree *tree, uint32_t peer,
                                           const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__TREE_GRANT) {
-    tree_granted(tree, peer, frame);
+    mlfab__tree_granted(tree, peer, frame);
   } else if (frame->type == MLFAB__TREE_DOWN) {
-    tree_from_giver(tree, peer, frame);
+    mlfab__tree_from_giver(tree, peer, frame);
   } else {
     return 0;
   }
@@ -13275,7 +13140,7 @@ MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
                                              const mlfab__frame_in *frame) {
   mlfab__tree_join join;
   if (frame->type == MLFAB__TREE_UP) {
-    tree_from_child(tree, peer, frame);
+    mlfab__tree_from_child(tree, peer, frame);
   } else if (frame->type != MLFAB__TREE_JOIN) {
     return 0;
   } else if (mlfab__decode_tree_join(frame->meta, frame->meta_bytes, &join)) {
@@ -13288,10 +13153,172 @@ MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
   return 1;
 }
 
+/* ==============================================================================================
+ * core/carry.c
+ * ============================================================================================== */
+/* carry.c - allreduce at a worker: shares on their way up, the sum on its way down. See tree.h. */
+
+/* --- the way up --- */
+
+/* What of the children's shares may be added: the k-th waits for the one before it. */
+static uint64_t carry_limit(const mlfab__tree *tree, uint32_t k) {
+  return k == 0 || MLFAB__PLANTED(30) ? tree->bytes : tree->children[k - 1].added;
+}
+
+static void carry_add(mlfab__tree *tree, mlfab__tree_child *child, const void *bytes, uint64_t n) {
+  uint8_t *at = tree->data + child->added;
+  /* Sums that are not finite are everybody's: nobody is refused. */
+  (void)mlfab__reduce_add((int)tree->dtype, at, at, bytes, 1.0, n / tree->width, 0);
+  child->added += n;
+}
+
+static uint8_t *carry_ring(const mlfab__tree *tree, uint32_t k) {
+  return tree->stage + (uint64_t)(k - 1) * tree->ring;
+}
+
+/* Puts what cannot be added yet into the child's ring. */
+static void carry_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uint8_t *bytes,
+                       uint64_t n) {
+  while (n > 0) {
+    uint64_t at = offset % tree->ring, part = mlfab__min(n, tree->ring - at);
+    memcpy(carry_ring(tree, k) + at, bytes, part);
+    offset += part;
+    bytes += part;
+    n -= part;
+  }
+}
+
+/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
+static uint32_t carry_drain(mlfab__tree *tree, uint32_t k) {
+  for (; k < tree->nchildren; k++) {
+    mlfab__tree_child *child = &tree->children[k];
+    uint64_t before = child->added, end = mlfab__min(child->received, carry_limit(tree, k));
+    while (child->added < end) {
+      uint64_t at = child->added % tree->ring;
+      carry_add(tree, child, carry_ring(tree, k) + at,
+                mlfab__min(end - child->added, tree->ring - at));
+    }
+    if (child->added == before) break;
+  }
+  return k;
+}
+
+/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
+MLFAB__INTERNAL void mlfab__tree_credit(mlfab__tree *tree, uint32_t k, int resume) {
+  mlfab__tree_child *child = &tree->children[k];
+  uint64_t upto = mlfab__min(tree->bytes, carry_limit(tree, k) + (k > 0 ? tree->ring : 0));
+  upto = mlfab__min(upto, tree->complete + MLFAB__TREE_WINDOW);
+  if (tree->peers[child->rank].joined != tree->number) return;
+  /* Not for every crumb, unless it is the last or the child has nothing to send. */
+  uint64_t step = mlfab__min(tree->ring ? tree->ring / 2 : 1, MLFAB__TREE_WINDOW / 4);
+  int worth =
+      upto - child->granted >= step || upto == tree->bytes || child->granted == child->received;
+  if (!resume && (upto <= child->granted || !worth)) return;
+  child->granted = mlfab__max(child->granted, upto);
+  mlfab__tree_grant grant = {tree->number, child->received, child->granted};
+  uint8_t meta[32];
+  tree->down.post(tree->down.self, child->rank, MLFAB__TREE_GRANT, meta,
+                  mlfab__encode_tree_grant(meta, &grant));
+}
+
+/* More of the sum is here: it goes on to those who take it from us. */
+static void carry_has(mlfab__tree *tree, uint64_t have) {
+  tree->have = have;
+  for (uint32_t i = 0; i < tree->ntakers; i++)
+    tree->down.ready(tree->down.self, tree->takers[i].rank);
+  if (have == tree->bytes) mlfab__tree_tell(tree);
+}
+
+/* More is complete here: all children, in their order, have added it. */
+MLFAB__INTERNAL void mlfab__tree_progress(mlfab__tree *tree) {
+  uint64_t complete = tree->nchildren ? tree->children[tree->nchildren - 1].added : tree->bytes;
+  if (complete == tree->complete) return;
+  tree->complete = complete;
+  if (mlfab__tree_is_root(tree)) {
+    carry_has(tree, complete);
+  } else {
+    tree->hop.ready(tree->hop.self, tree->parent);
+  }
+}
+
+static void carry_took(mlfab__tree *tree, uint32_t k, const uint8_t *bytes, uint64_t n) {
+  mlfab__tree_child *child = &tree->children[k];
+  uint64_t direct = 0, before = tree->complete;
+  if (child->added == child->received) direct = mlfab__min(n, carry_limit(tree, k) - child->added);
+  if (direct > 0) carry_add(tree, child, bytes, direct);
+  if (n > direct) carry_keep(tree, k, child->received + direct, bytes + direct, n - direct);
+  child->received += n;
+  uint32_t last = direct > 0 ? carry_drain(tree, k + 1) : k;
+  mlfab__tree_progress(tree);
+  /* The credit of those changes whose predecessor has moved; of all, when the window has. */
+  int window = tree->complete != before;
+  for (uint32_t i = window ? 0 : k; i < tree->nchildren && (window || i <= last); i++)
+    mlfab__tree_credit(tree, i, 0);
+}
+
+/* Bytes of a child's share. */
+MLFAB__INTERNAL void mlfab__tree_from_child(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame) {
+  mlfab__tree_bytes in;
+  const mlfab__tree_child *child = mlfab__tree_child_of(tree, peer);
+  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
+    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a TREE_UP that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number) return;
+  if (!child || tree->peers[peer].joined != tree->number || !frame->bulk ||
+      in.offset != child->received || frame->bulk_bytes > child->granted - in.offset ||
+      frame->bulk_bytes % tree->width) {
+    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a share's bytes out of place");
+    return;
+  }
+  carry_took(tree, tree->peers[peer].child - 1, frame->bulk, frame->bulk_bytes);
+}
+
+MLFAB__INTERNAL void mlfab__tree_granted(mlfab__tree *tree, uint32_t peer,
+                                         const mlfab__frame_in *frame) {
+  mlfab__tree_grant in;
+  if (mlfab__decode_tree_grant(frame->meta, frame->meta_bytes, &in)) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_GRANT that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number || peer != tree->parent) return;
+  uint64_t from = tree->resumes ? in.from : tree->sent;
+  if (from > tree->sent_most || from % tree->width || in.upto < from || in.upto > tree->bytes ||
+      in.upto % tree->width) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a grant out of place");
+    return;
+  }
+  tree->resumes = 0;
+  tree->sent = from;
+  tree->granted = mlfab__max(tree->granted, in.upto);
+  tree->hop.ready(tree->hop.self, peer);
+}
+
+/* --- the way down --- */
+
+/* Bytes of the sum: they take the place of the share that is in them. */
+MLFAB__INTERNAL void mlfab__tree_from_giver(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame) {
+  mlfab__tree_bytes in;
+  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_DOWN that does not parse");
+    return;
+  }
+  if (!tree->number || in.number != tree->number) return;
+  if (peer != tree->giver || !frame->bulk || in.offset != tree->have ||
+      frame->bulk_bytes > tree->sent_most - in.offset) {
+    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a sum's bytes out of place");
+    return;
+  }
+  memcpy(tree->data + in.offset, frame->bulk, frame->bulk_bytes);
+  carry_has(tree, in.offset + frame->bulk_bytes);
+}
+
 /* --- what goes out --- */
 
-static int tree_frame(const mlfab__tree *tree, mlfab__frame_out *frame, uint8_t type, uint64_t from,
-                      uint64_t to) {
+static int carry_frame(const mlfab__tree *tree, mlfab__frame_out *frame, uint8_t type,
+                       uint64_t from, uint64_t to) {
   if (from >= to) return 0;
   mlfab__tree_bytes bytes = {tree->number, from};
   uint64_t chunk = mlfab__max(tree->config->chunk_bytes / 64 * 64, 64);
@@ -13299,14 +13326,14 @@ static int tree_frame(const mlfab__tree *tree, mlfab__frame_out *frame, uint8_t 
   frame->meta_bytes = mlfab__encode_tree_bytes(frame->meta, &bytes);
   frame->bulk = tree->data + from;
   frame->bulk_bytes = (uint32_t)mlfab__min(to - from, chunk);
-  frame->token = frame->bulk_bytes > MLFAB__TREE_COPY ? tree_token(tree) : 0;
+  frame->token = frame->bulk_bytes > MLFAB__TREE_COPY ? mlfab__tree_token(tree) : 0;
   return 1;
 }
 
 MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame) {
-  if (!tree_calls(tree, peer) || peer != tree->parent || tree->resumes) return 0;
-  return tree_frame(tree, frame, MLFAB__TREE_UP, tree->sent,
-                    mlfab__min(tree->granted, tree->complete));
+  if (!mlfab__tree_calls(tree, peer) || peer != tree->parent || tree->resumes) return 0;
+  return carry_frame(tree, frame, MLFAB__TREE_UP, tree->sent,
+                     mlfab__min(tree->granted, tree->complete));
 }
 
 MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame) {
@@ -13317,14 +13344,14 @@ MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_
 
 MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,
                                           mlfab__frame_out *frame) {
-  const mlfab__tree_taker *taker = tree_taker(tree, peer);
+  const mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!taker || tree->peers[peer].joined != tree->number) return 0;
-  return tree_frame(tree, frame, MLFAB__TREE_DOWN, taker->given, tree->have);
+  return carry_frame(tree, frame, MLFAB__TREE_DOWN, taker->given, tree->have);
 }
 
 MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
                                             const mlfab__frame_out *frame) {
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!taker) return;
   taker->given += frame->bulk_bytes;
   if (frame->token != 0) taker->lent++;
@@ -13332,8 +13359,8 @@ MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
 
 MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token) {
   if ((token & MLFAB__TREE_TOKEN) != MLFAB__TREE_TOKEN) return 0;
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
-  if (!tree->number || token != tree_token(tree)) return 1; /* taken back meanwhile */
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
+  if (!tree->number || token != mlfab__tree_token(tree)) return 1; /* taken back meanwhile */
   if (hop && peer == tree->parent && tree->lent > 0) tree->lent--;
   if (!hop && taker && taker->lent > 0) taker->lent--;
   return 1;
@@ -15232,7 +15259,8 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
  *
  * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * ahead (what is placed and has not come, over the capacity), or interval_ns has passed since the last one.
+ * ahead (what is placed and has not come, over the capacity; unless it is set: as long as what waits takes on the
+ * link, and a little more), or interval_ns has passed since the last one.
  * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
  * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
  * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
@@ -15247,7 +15275,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
  * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
  * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators, from the seed. (6) Items are bounded by what workers may
+ * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
  * Files: scheduler.c (what was told, and when to plan), batch.c (planning), explain.c (for people).
@@ -15428,6 +15456,7 @@ struct mlfab__scheduler {
   uint64_t *counted;  /* by server: the group that was looked at last */
   mlfab__leg *sums;   /* k x servers of the batch */
   double *ready;      /* by server: when the members of a group have arrived */
+  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
   mlfab__leg *target; /* the next reservation is told to it */
   int watching_batch;
   mlfab__story stories[2]; /* the last plan of updates, and of pulls */
@@ -15495,6 +15524,7 @@ static void scheduler_free_batch(mlfab__scheduler *s) {
   mlfab__free(env, s->counted, s->servers * sizeof *s->counted);
   mlfab__free(env, s->sums, (size_t)k * s->servers * sizeof *s->sums);
   mlfab__free(env, s->ready, s->servers * sizeof *s->ready);
+  mlfab__free(env, s->latest, s->servers * sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     mlfab__free(env, s->stories[kind].told, n * sizeof *s->stories[kind].told);
 }
@@ -15520,12 +15550,14 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   s->counted = mlfab__alloc_array(env, s->servers, sizeof *s->counted);
   s->sums = mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->sums);
   s->ready = mlfab__alloc_array(env, s->servers, sizeof *s->ready);
+  s->latest = mlfab__alloc_array(env, s->servers, sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     s->stories[kind].told = mlfab__alloc_array(env, n, sizeof *s->stories[kind].told);
   int all = s->batch && s->candidates && s->bytes && s->planned && s->deliveries && s->entries;
   all = all && s->meta && s->batch_servers && s->server_nodes && s->aggregators;
   all = all && s->aggregator_nodes && s->nodes && s->draw && s->marks && s->counted && s->sums &&
         s->ready;
+  all = all && s->latest;
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -16265,6 +16297,11 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
+/* What comes to a server is in, in the order of places, not before this. */
+static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
+  if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
+}
+
 /* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
@@ -16281,6 +16318,10 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   }
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
+    double arrived = s->ready[k];
+    /* Cutting through, what comes in later than t_max is forwarded as it comes. */
+    if (!s->schedule.whole && mlfab__link_finite(arrived) && arrived > s->latest[k])
+      s->ready[k] = s->latest[k];
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
@@ -16293,6 +16334,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
                        s->ready[k], &arrive);
       sum = &part->sum;
+      batch_in(s, k, arrive > arrived ? arrive : arrived);
     }
   }
   return code;
@@ -16324,6 +16366,13 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
+/* When a distributor may begin: with the first byte that comes, or with the whole. */
+static double batch_spread_from(const mlfab__scheduler *s, const mlfab__leg *sum) {
+  if (s->schedule.whole || sum->lost || sum->n == 0) return batch_leg_end(s, sum);
+  double from = sum->stretches[0].from - 1e-9 * (double)(s->now_ns - sum->since_ns);
+  return from > 0.0 ? from : 0.0;
+}
+
 /* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   uint64_t group = 0;
@@ -16335,7 +16384,7 @@ static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
-      if (item->group != group) ready = batch_leg_end(s, &part->sum);
+      if (item->group != group) ready = batch_spread_from(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
                            batch_node(s, item->worker), ready, &arrive);
@@ -16354,6 +16403,7 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
     if (part->state != MLFAB__ITEM_PLACED) continue;
     code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker), s->served[k].host, 0.0,
                      &arrive);
+    batch_in(s, k, arrive);
   }
   return code;
 }
@@ -16366,6 +16416,11 @@ static int batch_network(mlfab__scheduler *s) {
   s->watching_batch = 0;
   batch_shorten(s);
   int code = batch_capacities(s);
+  for (uint32_t k = 0; k < s->servers; k++) {
+    double rate = mlfab__scheduler_rate(s, s->served[k].host, 0), excess = s->served[k].in.excess;
+    s->latest[k] = 0.0;
+    if (rate > 0.0 && excess > 0.0) batch_in(s, k, excess / rate);
+  }
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   for (uint32_t i = plan, end; !code && i != MLFAB__NO_ITEM; i = end) {
     const mlfab__item *item = &s->items[i];

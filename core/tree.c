@@ -25,27 +25,10 @@ MLFAB__INTERNAL void mlfab__tree_free(mlfab__tree *tree) {
   memset(tree, 0, sizeof *tree);
 }
 
-static int tree_is_root(const mlfab__tree *tree) { return tree->parent == MLFAB__NO_NODE; }
-
-/* Bulks that are lent in this allreduce, on any link. */
-static uint64_t tree_token(const mlfab__tree *tree) {
-  return MLFAB__TREE_TOKEN | (tree->number & 0xffffffffu);
-}
-
-static mlfab__tree_child *tree_child(mlfab__tree *tree, uint32_t peer) {
-  uint32_t place = tree->number && tree->peers ? tree->peers[peer].child : 0;
-  return place ? &tree->children[place - 1] : NULL;
-}
-
-static mlfab__tree_taker *tree_taker(mlfab__tree *tree, uint32_t peer) {
-  uint32_t place = tree->number && tree->peers ? tree->peers[peer].taker : 0;
-  return place ? &tree->takers[place - 1] : NULL;
-}
-
 /* --- the call, and its end --- */
 
 /* Tells server 0 how the call stands; said again on a new link. */
-static void tree_tell(mlfab__tree *tree) {
+MLFAB__INTERNAL void mlfab__tree_tell(mlfab__tree *tree) {
   mlfab__reduce reduce = {.ask = tree->asks,
                           .count = tree->bytes / tree->width,
                           .dtype = tree->dtype,
@@ -68,10 +51,10 @@ static void tree_forget_lists(mlfab__tree *tree) {
 
 /* The caller gets its array back: nothing of it is lent any more, and no frame finds a place. */
 static void tree_leave(mlfab__tree *tree) {
-  if (tree->lent > 0) tree->hop.detach(tree->hop.self, tree->parent, tree_token(tree));
+  if (tree->lent > 0) tree->hop.detach(tree->hop.self, tree->parent, mlfab__tree_token(tree));
   for (uint32_t i = 0; i < tree->ntakers; i++) {
     if (tree->takers[i].lent > 0)
-      tree->down.detach(tree->down.self, tree->takers[i].rank, tree_token(tree));
+      tree->down.detach(tree->down.self, tree->takers[i].rank, mlfab__tree_token(tree));
   }
   tree_forget_lists(tree);
   tree->lent = 0;
@@ -83,7 +66,7 @@ static void tree_give_up(mlfab__tree *tree, int32_t code, uint32_t rank) {
   if (tree->gave_up) return;
   tree->gave_up = code;
   tree->blamed = (int32_t)rank;
-  tree_tell(tree);
+  mlfab__tree_tell(tree);
 }
 
 static int tree_check(const mlfab__tree *tree, const void *data, uint64_t count, int dtype,
@@ -132,7 +115,7 @@ MLFAB__INTERNAL int mlfab__tree_start(mlfab__tree *tree, void *data, uint64_t co
   tree->bytes = count * tree->width;
   tree->missing = MLFAB_NO_RANK;
   tree->gave_up = 0;
-  tree_tell(tree);
+  mlfab__tree_tell(tree);
   return 0;
 }
 
@@ -156,7 +139,7 @@ static int32_t tree_awaits(const mlfab__tree *tree) {
   for (uint32_t i = 0; i < tree->nchildren; i++) {
     if (tree->children[i].added < tree->bytes) return (int32_t)tree->children[i].rank;
   }
-  return tree_is_root(tree) ? MLFAB_NO_RANK : (int32_t)tree->giver;
+  return mlfab__tree_is_root(tree) ? MLFAB_NO_RANK : (int32_t)tree->giver;
 }
 
 MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *request, int code,
@@ -180,7 +163,7 @@ MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *req
 
 MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree) {
   /* What was given up may not have been heard. */
-  if (tree->request || tree->gave_up) tree_tell(tree);
+  if (tree->request || tree->gave_up) mlfab__tree_tell(tree);
 }
 
 MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns) {
@@ -191,168 +174,14 @@ MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uin
   if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, text);
 }
 
-/* --- the way up --- */
-
-/* What of the children's shares may be added: the k-th waits for the one before it. */
-static uint64_t tree_limit(const mlfab__tree *tree, uint32_t k) {
-  return k == 0 || MLFAB__PLANTED(30) ? tree->bytes : tree->children[k - 1].added;
-}
-
-static void tree_add(mlfab__tree *tree, mlfab__tree_child *child, const void *bytes, uint64_t n) {
-  uint8_t *at = tree->data + child->added;
-  /* Sums that are not finite are everybody's: nobody is refused. */
-  (void)mlfab__reduce_add((int)tree->dtype, at, at, bytes, 1.0, n / tree->width, 0);
-  child->added += n;
-}
-
-static uint8_t *tree_ring(const mlfab__tree *tree, uint32_t k) {
-  return tree->stage + (uint64_t)(k - 1) * tree->ring;
-}
-
-/* Puts what cannot be added yet into the child's ring. */
-static void tree_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uint8_t *bytes,
-                      uint64_t n) {
-  while (n > 0) {
-    uint64_t at = offset % tree->ring, part = mlfab__min(n, tree->ring - at);
-    memcpy(tree_ring(tree, k) + at, bytes, part);
-    offset += part;
-    bytes += part;
-    n -= part;
-  }
-}
-
-/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
-static uint32_t tree_drain(mlfab__tree *tree, uint32_t k) {
-  for (; k < tree->nchildren; k++) {
-    mlfab__tree_child *child = &tree->children[k];
-    uint64_t before = child->added, end = mlfab__min(child->received, tree_limit(tree, k));
-    while (child->added < end) {
-      uint64_t at = child->added % tree->ring;
-      tree_add(tree, child, tree_ring(tree, k) + at,
-               mlfab__min(end - child->added, tree->ring - at));
-    }
-    if (child->added == before) break;
-  }
-  return k;
-}
-
-/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
-static void tree_grant(mlfab__tree *tree, uint32_t k, int resume) {
-  mlfab__tree_child *child = &tree->children[k];
-  uint64_t upto = mlfab__min(tree->bytes, tree_limit(tree, k) + (k > 0 ? tree->ring : 0));
-  upto = mlfab__min(upto, tree->complete + MLFAB__TREE_WINDOW);
-  if (tree->peers[child->rank].joined != tree->number) return;
-  /* Not for every crumb, unless it is the last or the child has nothing to send. */
-  uint64_t step = mlfab__min(tree->ring ? tree->ring / 2 : 1, MLFAB__TREE_WINDOW / 4);
-  int worth =
-      upto - child->granted >= step || upto == tree->bytes || child->granted == child->received;
-  if (!resume && (upto <= child->granted || !worth)) return;
-  child->granted = mlfab__max(child->granted, upto);
-  mlfab__tree_grant grant = {tree->number, child->received, child->granted};
-  uint8_t meta[32];
-  tree->down.post(tree->down.self, child->rank, MLFAB__TREE_GRANT, meta,
-                  mlfab__encode_tree_grant(meta, &grant));
-}
-
-/* More of the sum is here: it goes on to those who take it from us. */
-static void tree_has(mlfab__tree *tree, uint64_t have) {
-  tree->have = have;
-  for (uint32_t i = 0; i < tree->ntakers; i++)
-    tree->down.ready(tree->down.self, tree->takers[i].rank);
-  if (have == tree->bytes) tree_tell(tree);
-}
-
-/* More is complete here: all children, in their order, have added it. */
-static void tree_progress(mlfab__tree *tree) {
-  uint64_t complete = tree->nchildren ? tree->children[tree->nchildren - 1].added : tree->bytes;
-  if (complete == tree->complete) return;
-  tree->complete = complete;
-  if (tree_is_root(tree)) {
-    tree_has(tree, complete);
-  } else {
-    tree->hop.ready(tree->hop.self, tree->parent);
-  }
-}
-
-static void tree_took(mlfab__tree *tree, uint32_t k, const uint8_t *bytes, uint64_t n) {
-  mlfab__tree_child *child = &tree->children[k];
-  uint64_t direct = 0, before = tree->complete;
-  if (child->added == child->received) direct = mlfab__min(n, tree_limit(tree, k) - child->added);
-  if (direct > 0) tree_add(tree, child, bytes, direct);
-  if (n > direct) tree_keep(tree, k, child->received + direct, bytes + direct, n - direct);
-  child->received += n;
-  uint32_t last = direct > 0 ? tree_drain(tree, k + 1) : k;
-  tree_progress(tree);
-  /* The credit of those changes whose predecessor has moved; of all, when the window has. */
-  int window = tree->complete != before;
-  for (uint32_t i = window ? 0 : k; i < tree->nchildren && (window || i <= last); i++)
-    tree_grant(tree, i, 0);
-}
-
-/* Bytes of a child's share. */
-static void tree_from_child(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_bytes in;
-  const mlfab__tree_child *child = tree_child(tree, peer);
-  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
-    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a TREE_UP that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number) return;
-  if (!child || tree->peers[peer].joined != tree->number || !frame->bulk ||
-      in.offset != child->received || frame->bulk_bytes > child->granted - in.offset ||
-      frame->bulk_bytes % tree->width) {
-    tree->down.drop(tree->down.self, peer, MLFAB_ERR_FRAME, "a share's bytes out of place");
-    return;
-  }
-  tree_took(tree, tree->peers[peer].child - 1, frame->bulk, frame->bulk_bytes);
-}
-
-static void tree_granted(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_grant in;
-  if (mlfab__decode_tree_grant(frame->meta, frame->meta_bytes, &in)) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_GRANT that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number || peer != tree->parent) return;
-  uint64_t from = tree->resumes ? in.from : tree->sent;
-  if (from > tree->sent_most || from % tree->width || in.upto < from || in.upto > tree->bytes ||
-      in.upto % tree->width) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a grant out of place");
-    return;
-  }
-  tree->resumes = 0;
-  tree->sent = from;
-  tree->granted = mlfab__max(tree->granted, in.upto);
-  tree->hop.ready(tree->hop.self, peer);
-}
-
-/* --- the way down --- */
-
-/* Bytes of the sum: they take the place of the share that is in them. */
-static void tree_from_giver(mlfab__tree *tree, uint32_t peer, const mlfab__frame_in *frame) {
-  mlfab__tree_bytes in;
-  if (mlfab__decode_tree_bytes(frame->meta, frame->meta_bytes, &in)) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a TREE_DOWN that does not parse");
-    return;
-  }
-  if (!tree->number || in.number != tree->number) return;
-  if (peer != tree->giver || !frame->bulk || in.offset != tree->have ||
-      frame->bulk_bytes > tree->sent_most - in.offset) {
-    tree->hop.drop(tree->hop.self, peer, MLFAB_ERR_FRAME, "a sum's bytes out of place");
-    return;
-  }
-  memcpy(tree->data + in.offset, frame->bulk, frame->bulk_bytes);
-  tree_has(tree, in.offset + frame->bulk_bytes);
-}
-
 /* --- links --- */
 
 /* A child or taker is on a link that is new to it; perhaps before we know of this tree. */
 static void tree_met(mlfab__tree *tree, uint32_t peer) {
   const mlfab__tree_peer *p = &tree->peers[peer];
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!tree->number || p->joined != tree->number) return;
-  if (tree_child(tree, peer)) tree_grant(tree, p->child - 1, 1);
+  if (mlfab__tree_child_of(tree, peer)) mlfab__tree_credit(tree, p->child - 1, 1);
   if (!taker) return;
   taker->given = mlfab__min(p->have, tree->have);
   tree->down.ready(tree->down.self, peer);
@@ -365,26 +194,22 @@ static void tree_join(mlfab__tree *tree, uint32_t peer) {
                  mlfab__encode_tree_join(meta, &join));
 }
 
-static int tree_calls(const mlfab__tree *tree, uint32_t peer) {
-  return tree->number && !tree_is_root(tree) && (peer == tree->parent || peer == tree->giver);
-}
-
 MLFAB__INTERNAL void mlfab__tree_hop_up(mlfab__tree *tree, uint32_t peer) {
-  if (!tree_calls(tree, peer)) return;
+  if (!mlfab__tree_calls(tree, peer)) return;
   if (peer == tree->parent) tree->parent_since_ns = 0;
   if (peer == tree->giver) tree->giver_since_ns = 0;
   tree_join(tree, peer);
 }
 
 MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer) {
-  if (!tree_calls(tree, peer) || peer != tree->parent) return;
+  if (!mlfab__tree_calls(tree, peer) || peer != tree->parent) return;
   tree->lent = 0;
   tree->granted = 0;
   tree->resumes = 1;
 }
 
 MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns) {
-  if (!tree_calls(tree, peer)) return 0;
+  if (!mlfab__tree_calls(tree, peer)) return 0;
   uint64_t *since = peer == tree->parent ? &tree->parent_since_ns : &tree->giver_since_ns;
   if (*since == 0) *since = now_ns;
   if (now_ns - *since >= MLFAB__TREE_PATIENCE * tree->config->heartbeat_ns)
@@ -393,7 +218,7 @@ MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, ui
 }
 
 MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer) {
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
+  mlfab__tree_taker *taker = mlfab__tree_taker_of(tree, peer);
   if (!tree->peers) return;
   tree->peers[peer].joined = 0;
   if (taker) taker->lent = 0;
@@ -463,9 +288,9 @@ static void tree_begin(mlfab__tree *tree, const mlfab__tree_place *place) {
   tree_rings(tree);
   for (uint32_t i = 0; i < tree->nchildren; i++) tree_met(tree, tree->children[i].rank);
   for (uint32_t i = 0; i < tree->ntakers; i++) {
-    if (!tree_child(tree, tree->takers[i].rank)) tree_met(tree, tree->takers[i].rank);
+    if (!mlfab__tree_child_of(tree, tree->takers[i].rank)) tree_met(tree, tree->takers[i].rank);
   }
-  if (!tree_is_root(tree)) {
+  if (!mlfab__tree_is_root(tree)) {
     tree_join(tree, tree->parent);
     tree->hop.ready(tree->hop.self, tree->parent);
     if (tree->giver != tree->parent) {
@@ -473,7 +298,7 @@ static void tree_begin(mlfab__tree *tree, const mlfab__tree_place *place) {
       tree->hop.ready(tree->hop.self, tree->giver);
     }
   }
-  tree_progress(tree);
+  mlfab__tree_progress(tree);
 }
 
 static void tree_placed(mlfab__tree *tree, const mlfab__frame_in *frame) {
@@ -549,9 +374,9 @@ MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__fra
 MLFAB__INTERNAL int mlfab__tree_hop_frame(mlfab__tree *tree, uint32_t peer,
                                           const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__TREE_GRANT) {
-    tree_granted(tree, peer, frame);
+    mlfab__tree_granted(tree, peer, frame);
   } else if (frame->type == MLFAB__TREE_DOWN) {
-    tree_from_giver(tree, peer, frame);
+    mlfab__tree_from_giver(tree, peer, frame);
   } else {
     return 0;
   }
@@ -562,7 +387,7 @@ MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
                                              const mlfab__frame_in *frame) {
   mlfab__tree_join join;
   if (frame->type == MLFAB__TREE_UP) {
-    tree_from_child(tree, peer, frame);
+    mlfab__tree_from_child(tree, peer, frame);
   } else if (frame->type != MLFAB__TREE_JOIN) {
     return 0;
   } else if (mlfab__decode_tree_join(frame->meta, frame->meta_bytes, &join)) {
@@ -572,56 +397,5 @@ MLFAB__INTERNAL int mlfab__tree_member_frame(mlfab__tree *tree, uint32_t peer,
     tree->peers[peer].have = join.have;
     tree_met(tree, peer);
   }
-  return 1;
-}
-
-/* --- what goes out --- */
-
-static int tree_frame(const mlfab__tree *tree, mlfab__frame_out *frame, uint8_t type, uint64_t from,
-                      uint64_t to) {
-  if (from >= to) return 0;
-  mlfab__tree_bytes bytes = {tree->number, from};
-  uint64_t chunk = mlfab__max(tree->config->chunk_bytes / 64 * 64, 64);
-  frame->type = type;
-  frame->meta_bytes = mlfab__encode_tree_bytes(frame->meta, &bytes);
-  frame->bulk = tree->data + from;
-  frame->bulk_bytes = (uint32_t)mlfab__min(to - from, chunk);
-  frame->token = frame->bulk_bytes > MLFAB__TREE_COPY ? tree_token(tree) : 0;
-  return 1;
-}
-
-MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame) {
-  if (!tree_calls(tree, peer) || peer != tree->parent || tree->resumes) return 0;
-  return tree_frame(tree, frame, MLFAB__TREE_UP, tree->sent,
-                    mlfab__min(tree->granted, tree->complete));
-}
-
-MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame) {
-  tree->sent += frame->bulk_bytes;
-  tree->sent_most = mlfab__max(tree->sent_most, tree->sent);
-  if (frame->token != 0) tree->lent++;
-}
-
-MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,
-                                          mlfab__frame_out *frame) {
-  const mlfab__tree_taker *taker = tree_taker(tree, peer);
-  if (!taker || tree->peers[peer].joined != tree->number) return 0;
-  return tree_frame(tree, frame, MLFAB__TREE_DOWN, taker->given, tree->have);
-}
-
-MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
-                                            const mlfab__frame_out *frame) {
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
-  if (!taker) return;
-  taker->given += frame->bulk_bytes;
-  if (frame->token != 0) taker->lent++;
-}
-
-MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token) {
-  if ((token & MLFAB__TREE_TOKEN) != MLFAB__TREE_TOKEN) return 0;
-  mlfab__tree_taker *taker = tree_taker(tree, peer);
-  if (!tree->number || token != tree_token(tree)) return 1; /* taken back meanwhile */
-  if (hop && peer == tree->parent && tree->lent > 0) tree->lent--;
-  if (!hop && taker && taker->lent > 0) taker->lent--;
   return 1;
 }

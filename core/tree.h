@@ -1,7 +1,7 @@
 /* tree.h - allreduce: the sum of all workers' arrays, up one tree and down another. Layer 4.
  *
  * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it is over;
- * workers (`tree`, tree.c) call each other over links of their own and move the bytes:
+ * workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their own:
  *
  *    muster:  IDLE --all live workers ASK--> [PLANNING, while a scheduler arranges] --TREE to all--> RUNNING
  *               ^                                                                          |
@@ -203,5 +203,42 @@ MLFAB__INTERNAL void mlfab__tree_taken_down(mlfab__tree *tree, uint32_t peer,
                                             const mlfab__frame_out *frame);
 /* 1 when the token was of this role. `peer` is a child or taker, or (hop) the parent. */
 MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, uint64_t token);
+
+/* --- between tree.c and carry.c --- */
+
+static inline int mlfab__tree_is_root(const mlfab__tree *tree) {
+  return tree->parent == MLFAB__NO_NODE;
+}
+/* Is it a worker that this one calls in the present tree? */
+static inline int mlfab__tree_calls(const mlfab__tree *tree, uint32_t peer) {
+  return tree->number && !mlfab__tree_is_root(tree) &&
+         (peer == tree->parent || peer == tree->giver);
+}
+/* One that calls this one: NULL when it is not. */
+static inline mlfab__tree_child *mlfab__tree_child_of(const mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].child : 0;
+  return place ? &tree->children[place - 1] : NULL;
+}
+static inline mlfab__tree_taker *mlfab__tree_taker_of(const mlfab__tree *tree, uint32_t peer) {
+  uint32_t place = tree->number && tree->peers ? tree->peers[peer].taker : 0;
+  return place ? &tree->takers[place - 1] : NULL;
+}
+/* Bulks that are lent in this allreduce, on any link. */
+static inline uint64_t mlfab__tree_token(const mlfab__tree *tree) {
+  return MLFAB__TREE_TOKEN | (tree->number & 0xffffffffu);
+}
+/* Tells server 0 how the call stands; said again on a new link. */
+MLFAB__INTERNAL void mlfab__tree_tell(mlfab__tree *tree);
+/* Raises the k-th child's credit, if it is worth it; `resume`: in any case, it is on a new link. */
+MLFAB__INTERNAL void mlfab__tree_credit(mlfab__tree *tree, uint32_t k, int resume);
+/* More may be complete here than was said. */
+MLFAB__INTERNAL void mlfab__tree_progress(mlfab__tree *tree);
+/* TREE_UP of a child, TREE_GRANT of the parent, TREE_DOWN of the giver. */
+MLFAB__INTERNAL void mlfab__tree_from_child(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__tree_granted(mlfab__tree *tree, uint32_t peer,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__tree_from_giver(mlfab__tree *tree, uint32_t peer,
+                                            const mlfab__frame_in *frame);
 
 #endif
