@@ -109,6 +109,7 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
+  TCP_UNSENT_BYTES = 128 << 10,
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
@@ -198,6 +199,7 @@ typedef struct tcp_link {
 
   /* Measuring, in the present window. */
   uint8_t counted;            /* it leaves this host */
+  int shallow;                /* little of it waits in the kernel */
   uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
   uint64_t moved_in, moved_out;
   uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
@@ -1731,6 +1733,17 @@ static double tcp_nominal(const char *name) {
   return megabits > 0 ? (double)megabits * 125000.0 : 0;
 }
 
+/* Only fabrics with a scheduler are measured. There the order of what goes out matters, and what the kernel
+ * has taken is past ordering: without a limit it takes whole models, and shares the link among all of them. */
+static void tcp_link_shallow(tcp_link *link) {
+#ifdef TCP_NOTSENT_LOWAT
+  unsigned bytes = TCP_UNSENT_BYTES;
+  if (!link->shallow)
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+#endif
+  link->shallow = 1;
+}
+
 static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
   tcp_self *self = opaque;
   mlfab_measure m = {.limited_in = 1, .limited_out = 1};
@@ -1752,8 +1765,10 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
   self->told_out = out;
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
-    if (link && link->state == TCP_LINK_OPEN && link->counted)
+    if (link && link->state == TCP_LINK_OPEN && link->counted) {
+      tcp_link_shallow(link);
       tcp_link_measure(self, link, now_ns, &m, &together);
+    }
   }
   if (together > m.delivery_out) m.delivery_out = together;
   if (first) return 0;
