@@ -127,8 +127,8 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
-static int monitor_is_news(const mlfab__monitor_side *side) {
-  double now = monitor_now(side), change = now > side->told ? now - side->told : side->told - now;
+static int monitor_is_news(const mlfab__monitor_side *side, double now) {
+  double change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
   return change > MONITOR_NEWS * side->told;
 }
@@ -137,8 +137,9 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
+  if (monitor->in.set < 0.0 && *in_p >= 0.0 && *out_p > *in_p) *in_p = *out_p;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
-  if (!monitor_is_news(&monitor->in) && !monitor_is_news(&monitor->out)) return 0;
+  if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
   monitor->in.told = *in_p;
   monitor->out.told = *out_p;

@@ -17,6 +17,8 @@
  *  - receivers release no more than the link is said to carry, and would never see that it carries more. So
  *    now and then a full link is said to carry a quarter more, for a heartbeat; if more does not come then,
  *    what stood before stands again.
+ * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are alike in both
+ * directions, so what is sent is taken to be what could come in, at least.
  *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * What was set by hand hides the measured estimate, which goes on underneath.
