@@ -282,7 +282,10 @@ static figure measure(uint32_t n, int mode, int trials, int naive) {
 }
 
 static void row(FILE *tsv, const char *name, double ours, const char *peer, double value) {
-  if (tsv) fprintf(tsv, "%s\t%g\tms\t%s\t%g\t\t\n", name, ours, peer, value);
+  if (!tsv) return;
+  fprintf(tsv, "%s\t%.6g\tms\t%s\t", name, ours, peer);
+  if (value > 0) fprintf(tsv, "%.6g", value);
+  fprintf(tsv, "%s\t-\t-\n", value > 0 ? "" : "-");
 }
 
 static void report(FILE *tsv, uint32_t n, int mode, int quick) {
@@ -298,7 +301,7 @@ static void report(FILE *tsv, uint32_t n, int mode, int quick) {
   printf("\n");
   if (naive) row(tsv, name, f.ours, "literal", f.naive);
   if (paper > 0) row(tsv, name, f.ours, "paper", paper);
-  if (!naive && !(paper > 0)) row(tsv, name, f.ours, "", 0);
+  if (!naive && !(paper > 0)) row(tsv, name, f.ours, "-", 0);
 }
 
 int main(int argc, char **argv) {
