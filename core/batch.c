@@ -110,6 +110,11 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
+/* What comes to a server is in, in the order of places, not before this. */
+static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
+  if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
+}
+
 /* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
@@ -126,6 +131,10 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   }
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
+    double arrived = s->ready[k];
+    /* Cutting through, what comes in later than t_max is forwarded as it comes. */
+    if (!s->schedule.whole && mlfab__link_finite(arrived) && arrived > s->latest[k])
+      s->ready[k] = s->latest[k];
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
@@ -138,6 +147,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
                        s->ready[k], &arrive);
       sum = &part->sum;
+      batch_in(s, k, arrive > arrived ? arrive : arrived);
     }
   }
   return code;
@@ -169,6 +179,13 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
+/* When a distributor may begin: with the first byte that comes, or with the whole. */
+static double batch_spread_from(const mlfab__scheduler *s, const mlfab__leg *sum) {
+  if (s->schedule.whole || sum->lost || sum->n == 0) return batch_leg_end(s, sum);
+  double from = sum->stretches[0].from - 1e-9 * (double)(s->now_ns - sum->since_ns);
+  return from > 0.0 ? from : 0.0;
+}
+
 /* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   uint64_t group = 0;
@@ -180,7 +197,7 @@ static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
-      if (item->group != group) ready = batch_leg_end(s, &part->sum);
+      if (item->group != group) ready = batch_spread_from(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
                            batch_node(s, item->worker), ready, &arrive);
@@ -199,6 +216,7 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
     if (part->state != MLFAB__ITEM_PLACED) continue;
     code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker), s->served[k].host, 0.0,
                      &arrive);
+    batch_in(s, k, arrive);
   }
   return code;
 }
@@ -211,6 +229,11 @@ static int batch_network(mlfab__scheduler *s) {
   s->watching_batch = 0;
   batch_shorten(s);
   int code = batch_capacities(s);
+  for (uint32_t k = 0; k < s->servers; k++) {
+    double rate = mlfab__scheduler_rate(s, s->served[k].host, 0), excess = s->served[k].in.excess;
+    s->latest[k] = 0.0;
+    if (rate > 0.0 && excess > 0.0) batch_in(s, k, excess / rate);
+  }
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   for (uint32_t i = plan, end; !code && i != MLFAB__NO_ITEM; i = end) {
     const mlfab__item *item = &s->items[i];

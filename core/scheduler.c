@@ -37,6 +37,7 @@ static void scheduler_free_batch(mlfab__scheduler *s) {
   mlfab__free(env, s->counted, s->servers * sizeof *s->counted);
   mlfab__free(env, s->sums, (size_t)k * s->servers * sizeof *s->sums);
   mlfab__free(env, s->ready, s->servers * sizeof *s->ready);
+  mlfab__free(env, s->latest, s->servers * sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     mlfab__free(env, s->stories[kind].told, n * sizeof *s->stories[kind].told);
 }
@@ -62,12 +63,14 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   s->counted = mlfab__alloc_array(env, s->servers, sizeof *s->counted);
   s->sums = mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->sums);
   s->ready = mlfab__alloc_array(env, s->servers, sizeof *s->ready);
+  s->latest = mlfab__alloc_array(env, s->servers, sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     s->stories[kind].told = mlfab__alloc_array(env, n, sizeof *s->stories[kind].told);
   int all = s->batch && s->candidates && s->bytes && s->planned && s->deliveries && s->entries;
   all = all && s->meta && s->batch_servers && s->server_nodes && s->aggregators;
   all = all && s->aggregator_nodes && s->nodes && s->draw && s->marks && s->counted && s->sums &&
         s->ready;
+  all = all && s->latest;
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 

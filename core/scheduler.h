@@ -14,7 +14,8 @@
  * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
  *
  * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * ahead (what is placed and has not come, over the capacity), or interval_ns has passed since the last one.
+ * ahead (what is placed and has not come, over the capacity; unless it is set: as long as what waits takes on the
+ * link, and a little more), or interval_ns has passed since the last one.
  * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
  * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
  * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
@@ -29,7 +30,7 @@
  * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
  * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
  * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators, from the seed. (6) Items are bounded by what workers may
+ * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
  * Files: scheduler.c (what was told, and when to plan), batch.c (planning), explain.c (for people).
@@ -217,6 +218,7 @@ struct mlfab__scheduler {
   uint64_t *counted;  /* by server: the group that was looked at last */
   mlfab__leg *sums;   /* k x servers of the batch */
   double *ready;      /* by server: when the members of a group have arrived */
+  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
   mlfab__leg *target; /* the next reservation is told to it */
   int watching_batch;
   mlfab__story stories[2]; /* the last plan of updates, and of pulls */
