@@ -41,7 +41,7 @@ CORE = [
     (4, "member"),
     (4, "tree", "carry.c", "muster.c"),
     (4, "aggregator", "distributor.c"),
-    (4, "scheduler", "batch.c", "explain.c"),
+    (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
     (5, "node", "boot.c", "hop.c"),
     (6, "config"),
     (6, "drive"),

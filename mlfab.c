@@ -13534,6 +13534,10 @@ MLFAB__INTERNAL int mlfab__muster_scheduler_frame(mlfab__muster *muster,
   mlfab__tree_node *nodes = muster->scratch->nodes;
   int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, nodes);
   if (!code && plan.number != muster->number) return 1;
+  if (!code && plan.nodes == 0) {
+    muster_star(muster); /* it has none */
+    return 1;
+  }
   if (!code) code = muster_take_plan(muster, nodes, plan.nodes);
   for (uint32_t i = 0; i < muster->inside; i++) muster->callers[muster->order[i]].have = 0;
   if (code) {
@@ -15259,8 +15263,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
  *
  * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * ahead (what is placed and has not come, over the capacity; unless it is set: as long as what waits takes on the
- * link, and a little more), or interval_ns has passed since the last one.
+ * ahead (what is placed and has not come, over the capacity), or interval_ns has passed since the last one.
  * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
  * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
  * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
@@ -15275,10 +15278,11 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
  * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
  * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
+ * accumulator and are reachable are chosen as aggregators, from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
- * Files: scheduler.c (what was told, and when to plan), batch.c (planning), explain.c (for people).
+ * Files: scheduler.c (what was told, and when to plan), batch.c (planning), arrange.c (trees of
+ * allreduce), explain.c (for people).
  *
  * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
  * interval is an option); the server, not the scheduler, grants. */
@@ -15295,7 +15299,8 @@ MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
                                            uint64_t now_ns);
-/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT. */
+/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT,
+ * TREE_ASK. */
 MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
@@ -15456,7 +15461,6 @@ struct mlfab__scheduler {
   uint64_t *counted;  /* by server: the group that was looked at last */
   mlfab__leg *sums;   /* k x servers of the batch */
   double *ready;      /* by server: when the members of a group have arrived */
-  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
   mlfab__leg *target; /* the next reservation is told to it */
   int watching_batch;
   mlfab__story stories[2]; /* the last plan of updates, and of pulls */
@@ -15478,6 +15482,9 @@ MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
 /* Moves an item from the waiting to the end of the placed, as this plan does. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
+/* TREE_ASK: arranges the tree of an allreduce, and tells it. */
+MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
+                                              const mlfab__frame_in *frame);
 /* Plans what is due in one go: updates, or the pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
 MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
@@ -15524,7 +15531,6 @@ static void scheduler_free_batch(mlfab__scheduler *s) {
   mlfab__free(env, s->counted, s->servers * sizeof *s->counted);
   mlfab__free(env, s->sums, (size_t)k * s->servers * sizeof *s->sums);
   mlfab__free(env, s->ready, s->servers * sizeof *s->ready);
-  mlfab__free(env, s->latest, s->servers * sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     mlfab__free(env, s->stories[kind].told, n * sizeof *s->stories[kind].told);
 }
@@ -15550,14 +15556,12 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   s->counted = mlfab__alloc_array(env, s->servers, sizeof *s->counted);
   s->sums = mlfab__alloc_array(env, (size_t)k * s->servers, sizeof *s->sums);
   s->ready = mlfab__alloc_array(env, s->servers, sizeof *s->ready);
-  s->latest = mlfab__alloc_array(env, s->servers, sizeof *s->latest);
   for (uint32_t kind = 0; kind < 2; kind++)
     s->stories[kind].told = mlfab__alloc_array(env, n, sizeof *s->stories[kind].told);
   int all = s->batch && s->candidates && s->bytes && s->planned && s->deliveries && s->entries;
   all = all && s->meta && s->batch_servers && s->server_nodes && s->aggregators;
   all = all && s->aggregator_nodes && s->nodes && s->draw && s->marks && s->counted && s->sums &&
         s->ready;
-  all = all && s->latest;
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -15972,6 +15976,9 @@ MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_
     case MLFAB__REPORT:
       scheduler_report(scheduler, server, frame);
       break;
+    case MLFAB__TREE_ASK:
+      mlfab__scheduler_arrange(scheduler, server, frame);
+      break;
     default:
       scheduler_drop(scheduler, server, "a frame that no scheduler gets");
       break;
@@ -16297,11 +16304,6 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
-/* What comes to a server is in, in the order of places, not before this. */
-static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
-  if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
-}
-
 /* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
@@ -16318,10 +16320,6 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   }
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
-    double arrived = s->ready[k];
-    /* Cutting through, what comes in later than t_max is forwarded as it comes. */
-    if (!s->schedule.whole && mlfab__link_finite(arrived) && arrived > s->latest[k])
-      s->ready[k] = s->latest[k];
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
@@ -16334,7 +16332,6 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
                        s->ready[k], &arrive);
       sum = &part->sum;
-      batch_in(s, k, arrive > arrived ? arrive : arrived);
     }
   }
   return code;
@@ -16366,13 +16363,6 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor may begin: with the first byte that comes, or with the whole. */
-static double batch_spread_from(const mlfab__scheduler *s, const mlfab__leg *sum) {
-  if (s->schedule.whole || sum->lost || sum->n == 0) return batch_leg_end(s, sum);
-  double from = sum->stretches[0].from - 1e-9 * (double)(s->now_ns - sum->since_ns);
-  return from > 0.0 ? from : 0.0;
-}
-
 /* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   uint64_t group = 0;
@@ -16384,7 +16374,7 @@ static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
-      if (item->group != group) ready = batch_spread_from(s, &part->sum);
+      if (item->group != group) ready = batch_leg_end(s, &part->sum);
       group = item->group;
       int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
                            batch_node(s, item->worker), ready, &arrive);
@@ -16403,7 +16393,6 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
     if (part->state != MLFAB__ITEM_PLACED) continue;
     code = batch_leg(s, &part->own, batch_node(s, s->items[i].worker), s->served[k].host, 0.0,
                      &arrive);
-    batch_in(s, k, arrive);
   }
   return code;
 }
@@ -16416,11 +16405,6 @@ static int batch_network(mlfab__scheduler *s) {
   s->watching_batch = 0;
   batch_shorten(s);
   int code = batch_capacities(s);
-  for (uint32_t k = 0; k < s->servers; k++) {
-    double rate = mlfab__scheduler_rate(s, s->served[k].host, 0), excess = s->served[k].in.excess;
-    s->latest[k] = 0.0;
-    if (rate > 0.0 && excess > 0.0) batch_in(s, k, excess / rate);
-  }
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   for (uint32_t i = plan, end; !code && i != MLFAB__NO_ITEM; i = end) {
     const mlfab__item *item = &s->items[i];
@@ -16940,6 +16924,182 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   s->groups += s->k;
   if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
   batch_tell_all(s, before, groups);
+}
+
+/* ==============================================================================================
+ * core/arrange.c
+ * ============================================================================================== */
+/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and tree.h for what it is for.
+ *
+ * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its mirror, on the network
+ * of the capacities as reported last. Updates that are under way are not reckoned with: who reduces in rounds has
+ * none. A worker that adds up for others adds its own share too, whatever group the plan put it into, and goes
+ * to the root: so a way has two steps at most.
+ *
+ * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and listed where
+ * their group probably begins (see batch.c). Without a plan an empty one is told, and the root is the only aggregator.
+ *
+ * Source: MLfabric §6 (AllReduce), §5.2, §10.3. */
+
+enum { ARRANGE_MAX = 1024 };
+
+/* All that one tree takes; made for it, since trees are rare. */
+typedef struct arrange_work {
+  uint32_t ranks[ARRANGE_MAX]; /* the root first */
+  uint32_t nodes[ARRANGE_MAX]; /* of the network, in this order */
+  uint32_t hubs[MLFAB__BATCH_AGGREGATORS], hub_nodes[MLFAB__BATCH_AGGREGATORS];
+  uint8_t adds[MLFAB__BATCH_AGGREGATORS], gives[MLFAB__BATCH_AGGREGATORS];
+  double available[ARRANGE_MAX], arrive[ARRANGE_MAX];
+  mlfab__grouped push[ARRANGE_MAX];
+  mlfab__delivery get[ARRANGE_MAX];
+  mlfab__tree_node places[ARRANGE_MAX];
+  uint32_t n, k;
+} arrange_work;
+
+/* The narrower of a worker's two links. */
+static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
+  double in = mlfab__scheduler_rate(s, s->stations[worker].host, 0);
+  double out = mlfab__scheduler_rate(s, s->stations[worker].host, 1);
+  return in < out ? in : out;
+}
+
+/* Those asked for, the root first and then the fastest; 0 when they are not workers of this fabric. */
+static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
+  uint32_t root = 0;
+  while (root < ask->nodes && work->ranks[root] != ask->root) root++;
+  if (root == ask->nodes) return 0;
+  work->n = ask->nodes;
+  work->ranks[root] = work->ranks[0];
+  work->ranks[0] = ask->root;
+  for (uint32_t i = 1; i < work->n; i++) {
+    uint32_t rank = work->ranks[i], k = i;
+    if (rank >= s->workers) return 0;
+    double rate = arrange_rate(s, rank);
+    for (; k > 1; k--) {
+      uint32_t before = work->ranks[k - 1];
+      double other = arrange_rate(s, before);
+      if (other > rate || (!(rate > other) && before < rank)) break;
+      work->ranks[k] = before;
+    }
+    work->ranks[k] = rank;
+  }
+  return 1;
+}
+
+/* Puts the hubs where their groups probably begin. */
+static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
+  uint32_t rank = work->ranks[from];
+  memmove(work->ranks + 1 + to, work->ranks + to, (from - to) * sizeof *work->ranks);
+  work->ranks[to] = rank;
+}
+
+/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the root's, where they could
+ * save nothing. */
+static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
+  uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
+  while (work->k < most && at < work->n) {
+    double rate = arrange_rate(s, work->ranks[at]);
+    uint32_t equals = at;
+    if (!(rate > 0.0)) break;
+    while (equals < work->n && !(arrange_rate(s, work->ranks[equals]) < rate)) equals++;
+    uint32_t pick = at + (uint32_t)mlfab__prng_below(&s->prng, equals - at);
+    uint32_t worker = work->ranks[pick], host = s->stations[worker].host;
+    arrange_move(work, pick, at++);
+    int taken = host == s->stations[work->ranks[0]].host;
+    for (uint32_t q = 0; q < work->k; q++) taken |= work->hub_nodes[q] == host;
+    if (taken) continue;
+    work->hub_nodes[work->k] = host;
+    work->hubs[work->k++] = worker;
+  }
+  /* Item q (q + 1) / 2 of the list, counted from 0 behind the root. */
+  for (uint32_t q = work->k; q > 0; q--) {
+    uint32_t from = 1, to = 1 + q * (q + 1) / 2;
+    while (work->ranks[from] != work->hubs[q - 1]) from++;
+    if (to >= work->n) to = work->n - 1;
+    for (; from < to; from++) work->ranks[from] = work->ranks[from + 1];
+    if (from > to) arrange_move(work, from, to);
+    work->ranks[to] = work->hubs[q - 1];
+  }
+}
+
+/* 1 when everybody can be reached. */
+static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
+  mlfab__group_choice up, down;
+  double makespan;
+  for (uint32_t i = 0; i < work->n; i++) work->nodes[i] = s->stations[work->ranks[i]].host;
+  mlfab__network_reset(&s->network);
+  s->network.watch = NULL;
+  for (uint32_t i = 0; i <= s->nhosts; i++) {
+    uint32_t host = i < s->nhosts ? i : s->hosts_room - 1;
+    mlfab__network_constant(&s->network, MLFAB__INGRESS, host, mlfab__scheduler_rate(s, host, 0));
+    mlfab__network_constant(&s->network, MLFAB__EGRESS, host, mlfab__scheduler_rate(s, host, 1));
+  }
+  mlfab__allreduce reduce = {.root = work->nodes[0],
+                             .bytes = bytes,
+                             .aggregators = work->hub_nodes,
+                             .distributors = work->hub_nodes,
+                             .k = work->k,
+                             .distributors_k = work->k,
+                             .nodes = work->nodes,
+                             .available = work->available,
+                             .n = work->n};
+  return !mlfab__group_allreduce(&s->grouper, &s->network, &reduce, work->push, work->get, &up,
+                                 &down, &makespan) &&
+         mlfab__link_finite(makespan);
+}
+
+/* The plan as a tree, children in the order in which their shares come. */
+static void arrange_places(arrange_work *work) {
+  for (uint32_t i = 1; i < work->n; i++) {
+    uint32_t up = work->push[i].q, down = work->get[i].q;
+    if (up > 0 && work->hubs[up - 1] != work->ranks[i]) work->adds[up - 1] = 1;
+    if (down > 0 && work->hubs[down - 1] != work->ranks[i]) work->gives[down - 1] = 1;
+  }
+  for (uint32_t i = 0; i < work->n; i++) {
+    uint32_t rank = work->ranks[i], root = i == 0 ? MLFAB__NO_NODE : work->ranks[0], k = i;
+    uint32_t up = work->push[i].q, down = work->get[i].q;
+    mlfab__tree_node place = {rank, root, root};
+    double arrive = i == 0 ? -1.0 : up > 0 ? work->push[i].arrive : work->push[i].end;
+    if (i > 0 && up > 0) place.parent = work->hubs[up - 1];
+    if (i > 0 && down > 0) place.giver = work->hubs[down - 1];
+    for (uint32_t q = 0; q < work->k; q++) {
+      if (work->hubs[q] != rank) continue;
+      if (work->adds[q] || place.parent == rank) place.parent = root;
+      if (work->gives[q] || place.giver == rank) place.giver = root;
+      if (work->adds[q] && up > 0) arrive = work->push[i].end;
+    }
+    for (; k > 0 && work->arrive[k - 1] > arrive; k--) {
+      work->arrive[k] = work->arrive[k - 1];
+      work->places[k] = work->places[k - 1];
+    }
+    work->arrive[k] = arrive;
+    work->places[k] = place;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
+                                              const mlfab__frame_in *frame) {
+  mlfab__tree_ask ask;
+  if (mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, NULL)) {
+    s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, "a TREE_ASK that does not parse");
+    return;
+  }
+  mlfab__tree_plan plan = {ask.number, 0};
+  arrange_work *work = NULL;
+  if (ask.nodes <= ARRANGE_MAX) work = mlfab__alloc(s->env, sizeof *work);
+  if (work) {
+    (void)mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, work->ranks);
+    if (arrange_list(s, work, &ask)) {
+      arrange_hubs(s, work);
+      if (arrange_plan(s, work, (double)ask.bytes)) {
+        arrange_places(work);
+        plan.nodes = work->n;
+      }
+    }
+  }
+  s->port.post(s->port.self, server, MLFAB__TREE_PLAN, s->meta,
+               mlfab__encode_tree_plan(s->meta, &plan, work ? work->places : NULL));
+  mlfab__free(s->env, work, sizeof *work);
 }
 
 /* ==============================================================================================
@@ -21368,6 +21528,7 @@ enum {
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,
+  TCP_UNSENT_BYTES = 128 << 10,
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
@@ -21457,6 +21618,7 @@ typedef struct tcp_link {
 
   /* Measuring, in the present window. */
   uint8_t counted;            /* it leaves this host */
+  int shallow;                /* little of it waits in the kernel */
   uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
   uint64_t moved_in, moved_out;
   uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
@@ -22990,6 +23152,17 @@ static double tcp_nominal(const char *name) {
   return megabits > 0 ? (double)megabits * 125000.0 : 0;
 }
 
+/* Only fabrics with a scheduler are measured. There the order of what goes out matters, and what the kernel
+ * has taken is past ordering: without a limit it takes whole models, and shares the link among all of them. */
+static void tcp_link_shallow(tcp_link *link) {
+#ifdef TCP_NOTSENT_LOWAT
+  unsigned bytes = TCP_UNSENT_BYTES;
+  if (!link->shallow)
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+#endif
+  link->shallow = 1;
+}
+
 static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
   tcp_self *self = opaque;
   mlfab_measure m = {.limited_in = 1, .limited_out = 1};
@@ -23011,8 +23184,10 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
   self->told_out = out;
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
-    if (link && link->state == TCP_LINK_OPEN && link->counted)
+    if (link && link->state == TCP_LINK_OPEN && link->counted) {
+      tcp_link_shallow(link);
       tcp_link_measure(self, link, now_ns, &m, &together);
+    }
   }
   if (together > m.delivery_out) m.delivery_out = together;
   if (first) return 0;

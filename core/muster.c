@@ -166,6 +166,10 @@ MLFAB__INTERNAL int mlfab__muster_scheduler_frame(mlfab__muster *muster,
   mlfab__tree_node *nodes = muster->scratch->nodes;
   int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, nodes);
   if (!code && plan.number != muster->number) return 1;
+  if (!code && plan.nodes == 0) {
+    muster_star(muster); /* it has none */
+    return 1;
+  }
   if (!code) code = muster_take_plan(muster, nodes, plan.nodes);
   for (uint32_t i = 0; i < muster->inside; i++) muster->callers[muster->order[i]].have = 0;
   if (code) {

@@ -33,7 +33,8 @@
  * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
- * Files: scheduler.c (what was told, and when to plan), batch.c (planning), explain.c (for people).
+ * Files: scheduler.c (what was told, and when to plan), batch.c (planning), arrange.c (trees of
+ * allreduce), explain.c (for people).
  *
  * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
  * interval is an option); the server, not the scheduler, grants. */
@@ -57,7 +58,8 @@ MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
                                            uint64_t now_ns);
-/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT. */
+/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT,
+ * TREE_ASK. */
 MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
@@ -240,6 +242,9 @@ MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
 /* Moves an item from the waiting to the end of the placed, as this plan does. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
+/* TREE_ASK: arranges the tree of an allreduce, and tells it. */
+MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
+                                              const mlfab__frame_in *frame);
 /* Plans what is due in one go: updates, or the pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
 MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
