@@ -125,8 +125,8 @@ static int plan_scheduler(plan *p, uint64_t seed) {
   if (chance(&d, 0.5)) return 0;
   p->scheduler = chance(&d, 0.5) ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_OWN;
   if (p->scheduler == MLFAB_SCHEDULER_OWN) p->workers--;
-  s->best = chance(&d, 0.3);
-  s->whole = chance(&d, 0.3);
+  s->best = (uint32_t)chance(&d, 0.3);
+  s->whole = (uint32_t)chance(&d, 0.3);
   s->plan_ahead_ns = (1 + below(&d, 200)) * MS;
   if (chance(&d, 0.2)) s->interval_ns = (5 + below(&d, 100)) * MS;
   if (chance(&d, 0.3)) s->delay_bound = 2 + below(&d, 20);

@@ -285,7 +285,7 @@ static void send(uint32_t link, made *m) {
 
 static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
   made m;
-  mlfab__hello hello = {worker, incarnation, MLFAB_ROLE_WORKER, 0};
+  mlfab__hello hello = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0};
   uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, bytes, 0);
   send(link, &m);
@@ -328,7 +328,7 @@ static void again(uint32_t *link) {
 static void test_damage(void **state) {
   float before[COUNT];
   made m;
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
   (void)state;
   pull(1, before);
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
@@ -364,7 +364,7 @@ static void test_strangers(void **state) {
   pull(1, before);
   uint64_t strangers = stats(0).strangers_refused;
   uint32_t link = dial();
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, meta, 0);
   m.h.job++;
