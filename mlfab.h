@@ -593,11 +593,18 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
  * every rank: up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
- * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with the same
- * count and type. Without a scheduler the root is the only aggregator.
- * Errors: ARGUMENT, DTYPE, LIMIT, SHAPE (naming a rank whose count or type differs), TIMEOUT naming
- * the first rank that is missing, PEER_DEAD naming who died in it, UNSUPPORTED.
- * Cost: the array's bytes up and down once per worker; an aggregator holds one copy of it. */
+ * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with the
+ * same count and type (MLFAB_F32, F64, I64). Without a scheduler, or with no more than eager_bytes, the root is
+ * the only aggregator. Those who have called mlfab_join are not waited for. NaN and infinity are added like
+ * any number.
+ * `data` is borrowed until the call returns. The sum is formed in it; after a failure what it holds is not
+ * specified. A failure is told to all ranks, with one code and one rank; the next call works again. Whoever runs out
+ * of time while a rank has not called yet ends alone, and may call again; later it ends all.
+ * Errors: ARGUMENT (also data that is not aligned), DTYPE, LIMIT (more than model_max_bytes), SHAPE (naming a
+ * rank whose count or type differs), TIMEOUT naming the first rank that is missing, PEER_DEAD or PEER_CLOSED
+ * naming who died in it or left, AGAIN (another one is under way), CANCELLED and MEMORY naming the rank.
+ * Cost: the array's bytes up and down once per worker; an aggregator adds in its own `data`, and stages up to
+ * 4 MiB of what comes early. Four round trips beside. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
