@@ -7317,7 +7317,7 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
     return;
   }
   /* The server's words come in order; only an aggregator's grant can have been faster than them. */
-  if (part->adopted && via.group < part->group) return;
+  if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
   if (!known) push_route(worker, update, server, via.group, via.aggregator);
@@ -7465,7 +7465,8 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return;
-    if ((part->lent > 0 || part->lent_hop > 0) && !update->withdrawn) return;
+    uint32_t lent = MLFAB__PLANTED(41) ? part->lent : part->lent + part->lent_hop;
+    if (lent > 0 && !update->withdrawn) return;
   }
   uint32_t server, applied, refused;
   int code = push_verdict(worker, update, &server, &applied, &refused);
@@ -8542,7 +8543,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   }
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || in.attempt < part->attempt) return;
+  if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
   mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};

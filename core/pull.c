@@ -229,7 +229,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   }
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || in.attempt < part->attempt) return;
+  if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
   mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};
