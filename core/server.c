@@ -389,6 +389,10 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.epsilon = define->epsilon;
   options.weight_decay = define->weight_decay;
   mlfab__env *env = server->env;
+  if (mlfab__sync_rounds(define->sync) && server->schedule.delay_bound != MLFAB_UNBOUNDED)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: a delay bound (schedule.delay_bound) with rounds, "
+                        "which drop nothing");
   server->definition = mlfab__alloc_array(env, define->tensors, sizeof *server->definition);
   if (!server->definition)
     return mlfab__error(error, MLFAB_ERR_MEMORY, (int32_t)server->number, 1, 0,
