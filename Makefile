@@ -139,7 +139,7 @@ demo: all
 
 # ---- tests
 
-PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config
+PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2
 
 ##: installs what the tests need (apt, as root)
 deps:
