@@ -1,0 +1,118 @@
+/* 05_scheduling.c - a scheduler: the same workers on the same network without it, and with it.
+ *
+ * Twelve workers compute for 60 ms, push 5 MB and pull 5 MB. Links carry 1 Gbit/s, worker 11's a fifth of
+ * it: first come, first served, all wait 200 ms whenever its update comes in, and old it is besides.
+ * Shows:  the two lines that switch a scheduler on. It orders the transfers, has updates added up at other
+ *         workers on the way, hands the model on likewise, and drops what would come too late or hold the
+ *         others up, before a byte of it is sent. A dropped one is not lost: the next is added to it.
+ * Run:    build/examples/05_scheduling
+ * SPDX-License-Identifier: MIT
+ */
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { WORKERS = 12, SERVER = WORKERS, SLOW = 11, COUNT = 1250000, BOUND = 13, MS = 1000000 };
+
+static struct worker {
+  enum { COMPUTES, PUSHES, PULLS } does;
+  uint64_t until_ns;
+  mlfab_request request;
+  uint64_t computed, applied, dropped, delay_max;
+  float weights[COUNT], update[COUNT]; /* a gradient is 1 everywhere: the model counts them */
+} worker[WORKERS];
+static mlfab *node[WORKERS + 1];
+static mlfab_sim *sim;
+static char text[65536], plan[65536];
+
+static int open_all(int scheduled) {
+  mlfab_config config;
+  mlfab_config_init(&config);
+  config.workers = WORKERS;
+  config.dedicated = 1;
+  strcpy(config.coordinator, "sim:12");
+  if (scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE; /* the server's process plans, too */
+  if (scheduled) config.schedule.delay_bound = BOUND;       /* what is applied has delays below */
+  for (int i = 0; i <= WORKERS; i++) {
+    config.roles = i == SERVER ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
+    config.rank = i % WORKERS;
+    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
+  }
+  for (int i = 0; i < WORKERS; i++) {
+    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
+    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
+    if (mlfab_model_start(node[i], NULL, NULL, 0)) return 1;
+  }
+  return mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
+}
+
+/* What became of a push. */
+static void pushed(struct worker *w, const mlfab_result *result) {
+  if (result->status == MLFAB_ERR_DROPPED) {
+    w->dropped++; /* and `update` stays as it is */
+    return;
+  }
+  memset(w->update, 0, sizeof w->update);
+  w->applied += result->status == 0;
+  if (result->delay > w->delay_max) w->delay_max = result->delay;
+  mlfab_explain(node[SERVER], text, sizeof text, NULL); /* the last plan of pushes, and of pulls */
+  if (strstr(text, ", group")) memcpy(plan, text, sizeof plan);
+}
+
+/* Does what a worker can do now; 1 while it is at work. */
+static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_ns) {
+  mlfab_buf update = {0, 0, w->update, COUNT}, weights = {0, 0, w->weights, COUNT};
+  mlfab_result result;
+  int done = 0;
+  if (w->does == COMPUTES) {
+    if (now_ns < w->until_ns || now_ns >= end_ns) return now_ns < end_ns;
+    for (int k = 0; k < COUNT; k++) w->update[k] += 1; /* on top of what was dropped */
+    w->computed++;
+    w->does = PUSHES;
+    return mlfab_push_start(fabric, &update, 1, NULL, &w->request) == 0;
+  }
+  if (mlfab_test(fabric, w->request, &done, &result) || !done) return 1;
+  w->until_ns = now_ns + 60 * MS;
+  w->does = w->does == PUSHES ? PULLS : COMPUTES;
+  if (w->does == COMPUTES) return 1;
+  pushed(w, &result);
+  return mlfab_pull_start(fabric, &weights, 1, NULL, &w->request) == 0;
+}
+
+/* Four seconds of training; 0 when every gradient is in the model, or in an update that was dropped. */
+static int run(int scheduled) {
+  mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS + 1};
+  mlfab_buf weights = {0, 0, worker[0].weights, COUNT};
+  network.rate_bytes_per_s = 125000000;
+  memset(worker, 0, sizeof worker);
+  if (mlfab_sim_create(&network, &sim) || open_all(scheduled)) return 1;
+  uint64_t applied = 0, delay_max = 0, end_ns = mlfab_sim_clock(sim) + 4000ull * MS;
+  for (int busy = 1; busy; mlfab_sim_run(sim, MS / 10)) {
+    busy = 0;
+    for (int i = 0; i < WORKERS; i++)
+      busy |= turn(&worker[i], node[i], mlfab_sim_clock(sim), end_ns);
+  }
+  float lost = (float)mlfab_pull(node[0], &weights, 1, NULL, NULL) - worker[0].weights[0];
+  for (int i = 0; i < WORKERS; i++) {
+    lost += (float)worker[i].computed - worker[i].update[0];
+    applied += worker[i].applied;
+    if (worker[i].delay_max > delay_max) delay_max = worker[i].delay_max;
+  }
+  printf(
+      "%s: %.1f updates/s, delays up to %d; of the slow worker's %d gradients %d were applied at "
+      "once, "
+      "%d added to the next\n",
+      scheduled ? "with a scheduler" : "first come, first served", (double)applied / 4,
+      (int)delay_max, (int)worker[SLOW].computed, (int)worker[SLOW].applied,
+      (int)worker[SLOW].dropped);
+  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
+  mlfab_sim_destroy(&sim);
+  return lost != 0;
+}
+
+int main(void) {
+  int status = run(0) || run(1);
+  printf("\nThe last plan with a group in it:\n%s", plan);
+  return status;
+}

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""The programs of examples/: each is run as its head says, and must end well and say what it promises."""
+import os
+import re
+import tempfile
+
+from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, start
+
+EXAMPLES = os.path.join(BUILD, "examples")
+
+
+def example(name, *arguments, workers=0):
+    """Its output; by itself, or as so many workers of mlfab-run."""
+    program = os.path.join(EXAMPLES, name)
+    if not os.path.exists(program):
+        raise Skip("the examples are not built")
+    launcher = [RUN, "-n", workers, "-s", 1] if workers else []
+    result = finish(start(*launcher, program, *arguments,
+                          env=clean_environment(MLFAB_TIMEOUT_MS=30000)))
+    expect(result.code == 0, "%s failed" % name, result)
+    return result.out
+
+
+def test_hello_sim():
+    out = example("01_hello_sim")
+    expect("every weight is 6" in out, "the sum is wrong", out)
+
+
+def test_push_pull():
+    out = example("02_push_pull", workers=2)
+    expect(len(re.findall(r"pulled 30 and 15, expected 30 and 15", out)) == 2,
+           "both workers pull the sum", out)
+
+
+def test_trainer():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.safetensors")
+        out = example("03_trainer", path, workers=4)
+        expect(os.path.getsize(path) > 20 * 4, "the model was not saved", out)
+    weights = re.search(r"weights 1, 2, 3 are (\S+) (\S+) (\S+)", out)
+    expect(weights and all(abs(float(w) - k) < 0.05 for k, w in enumerate(weights.groups(), 1)),
+           "it has not learned", out)
+
+
+def test_event_loop():
+    out = example("04_event_loop")
+    expect("pulled 1 after" in out, "the pull is wrong", out)
+
+
+def test_scheduling():
+    """Its exit status says that no gradient was lost; here: that the scheduler was worth it."""
+    out = example("05_scheduling")
+    lines = re.findall(r": ([\d.]+) updates/s, delays up to (\d+).* (\d+) added to the next", out)
+    expect(len(lines) == 2, "two runs", out)
+    (direct, _, kept), (planned, delay, folded) = lines
+    expect(float(planned) > 1.2 * float(direct), "the scheduler is not faster", out)
+    expect(int(delay) < 13 and int(kept) == 0 and int(folded) > 0, "the bound has no effect", out)
+    expect(re.search(r"^push .*, group 1 at worker", out, re.M) or
+           re.search(r"^pull .*, group 1 at worker", out, re.M), "no group", out)
+
+
+if __name__ == "__main__":
+    main(globals())
