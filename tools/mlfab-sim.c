@@ -2,6 +2,8 @@
  *
  *    mlfab-sim --workers 100 --servers 4 --model-bytes 100m --rate 1.25e9 --compute 80e6 --sync bsp
  *
+ *    mlfab-sim --workers 12 --model-bytes 5m --rate 125m --scheduler beside --delay-bound 13 --explain
+ *
  * Every worker computes (for a time that is given or read from a trace), pushes an update of the whole
  * model and pulls it, --steps times. Tensors are ghosts, so a large model costs no memory. Only the
  * public header is used: it is also an example of driving the simulator.
@@ -24,7 +26,8 @@ typedef struct settings {
   uint64_t workers, servers, model_bytes, rate, latency_ns, compute_ns, steps, seed, timeout_ns;
   double spread, loss, duplicate, reorder, partition, pause, slow;
   const char *rate_file, *compute_file;
-  int bsp, csv;
+  int bsp, csv, scheduled, explain;
+  uint64_t delay_bound; /* 0: none */
 } settings;
 
 struct run;
@@ -36,7 +39,7 @@ typedef struct worker {
   mlfab_request request;
   int pulling, ended;
   uint64_t began_ns, ended_ns;
-  uint64_t push_ns, pull_ns, compute_ns, delay_sum, delay_max, failed;
+  uint64_t push_ns, pull_ns, compute_ns, delay_sum, delay_max, applied, dropped, failed;
   mlfab_error error;
 } worker;
 
@@ -83,13 +86,17 @@ static const char usage[] =
     "  --servers N           hosts of their own, 0 .. N-1; workers come behind them (1)\n"
     "  --model-bytes B       (100m)\n"
     "  --rate R|FILE         of each host, bytes a second (1.25e9), or a trace with lines\n"
-    "                        `time_ns host in out`, time from the start of training\n"
+    "                        `time_ns host in out`, time from the start of training; or\n"
+    "                        both, one --rate each: the trace changes what the number says\n"
     "  --latency NS          one way (50e3)\n"
     "  --compute NS|FILE     a step's computation (100e6), or a trace with lines `worker step "
     "ns`;\n"
     "                        a step without a line takes as long as the one before it\n"
     "  --spread F            computations vary by up to this part of them, 0..1 (0)\n"
     "  --sync async|bsp      (async)\n"
+    "  --scheduler none|beside  beside: server 0 plans how pushes and pulls go (none)\n"
+    "  --delay-bound N       drops updates that would come N or more versions late (no bound)\n"
+    "  --explain             prints the scheduler's last plans at the end\n"
     "  --steps N             of each worker (10)\n"
     "  --seed N              (1)\n"
     "  --timeout NS          of a push or a pull, in virtual time (3600e9)\n"
@@ -130,6 +137,7 @@ static const struct numeric {
                 WHOLE("--steps", steps, 1, 1e9),
                 WHOLE("--seed", seed, 1, 9e15),
                 WHOLE("--timeout", timeout_ns, 1, 9e18),
+                WHOLE("--delay-bound", delay_bound, 1, 9e15),
                 PART("--spread", spread),
                 PART("--loss", loss),
                 PART("--duplicate", duplicate),
@@ -167,6 +175,10 @@ static void take_arguments(settings *set, int argc, char **argv) {
       set->csv = 1;
       continue;
     }
+    if (!strcmp(name, "--explain")) {
+      set->explain = 1;
+      continue;
+    }
     if (!text || strncmp(name, "--", 2) != 0)
       die("\"%s\": not an option, or without its value; try --help", name);
     i++;
@@ -178,10 +190,17 @@ static void take_arguments(settings *set, int argc, char **argv) {
       set->bsp = !strcmp(text, "bsp");
       if (!set->bsp && strcmp(text, "async") != 0)
         die("--sync: \"%s\" is neither async nor bsp", text);
+    } else if (!strcmp(name, "--scheduler")) {
+      set->scheduled = !strcmp(text, "beside");
+      if (!set->scheduled && strcmp(text, "none") != 0)
+        die("--scheduler: \"%s\" is neither none nor beside", text);
     } else {
       take_number(set, name, text);
     }
   }
+  if (!set->scheduled && (set->delay_bound || set->explain))
+    die("--delay-bound and --explain need --scheduler beside");
+  if (set->bsp && set->delay_bound) die("--delay-bound does not go with --sync bsp");
 }
 
 /* Calls `line` with the `fields` whole numbers of every line that is not empty or a # comment. */
@@ -291,7 +310,9 @@ static void look(void *user) {
     if (mlfab_sim_at(r->sim, now + later, look, w)) die("out of memory");
     return;
   }
-  if (status || result.status) {
+  if (!status && result.status == MLFAB_ERR_DROPPED) {
+    w->dropped++;
+  } else if (status || result.status) {
     if (!w->failed++) mlfab_last_error(w->ctx, &w->error);
     if (status) {
       leave(w, now);
@@ -300,8 +321,11 @@ static void look(void *user) {
   }
   *(w->pulling ? &w->pull_ns : &w->push_ns) += result.waited_ns;
   if (!w->pulling) {
-    w->delay_sum += result.delay;
-    if (result.delay > w->delay_max) w->delay_max = result.delay;
+    if (!result.status) {
+      w->applied++;
+      w->delay_sum += result.delay;
+      if (result.delay > w->delay_max) w->delay_max = result.delay;
+    }
     ask(w, 1);
   } else {
     compute(w, w->began_ns + result.waited_ns);
@@ -326,6 +350,8 @@ static void open_node(run *r, uint32_t host, int server, uint64_t rank, mlfab **
   config.dedicated = 1;
   config.timeout_ns = r->set.timeout_ns;
   config.seed = r->set.seed;
+  if (r->set.scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  if (r->set.delay_bound) config.schedule.delay_bound = r->set.delay_bound;
   config.model_max_bytes = r->set.model_bytes * 2 + (1u << 20);
   if (mlfab_sim_open(r->sim, host, &config, ctx_p, &error)) die("host %u: %s", host, error.text);
 }
@@ -366,29 +392,38 @@ static void train(run *r) {
   while (r->running && mlfab_sim_step(r->sim)) continue;
 }
 
+static void explain(const run *r) {
+  size_t bytes = 1;
+  int status = mlfab_explain(r->servers[0], NULL, 0, &bytes);
+  char *text = room(bytes, 1);
+  if (!status) status = mlfab_explain(r->servers[0], text, bytes, &bytes);
+  fputs(status ? mlfab_error_text(status) : text, stdout);
+  free(text);
+}
+
 /* One line a worker; 1 when one of them failed. */
 static int report(const run *r) {
   int failed = 0;
   uint64_t hash = 0;
   puts(r->set.csv
            ? "worker,steps,mean_delay,max_delay,compute_s,push_s,pull_s,total_s,"
-             "bytes_sent,bytes_received,failed"
+             "bytes_sent,bytes_received,failed,dropped"
            : "worker  steps   mean delay  max   compute s      push s      pull s     total s"
-             "        sent B    received B  failed");
+             "        sent B    received B  failed dropped");
   for (uint64_t i = 0; i < r->set.workers; i++) {
     worker *w = &r->workers[i];
     mlfab_stats stats = {0};
     mlfab_get_stats(w->ctx, &stats, sizeof stats);
     uint64_t end_ns = w->ended ? w->ended_ns : mlfab_sim_clock(r->sim);
     printf(r->set.csv ? "%" PRIu64 ",%" PRIu64 ",%.3f,%" PRIu64 ",%.9f,%.9f,%.9f,%.9f,%" PRIu64
-                        ",%" PRIu64 ",%" PRIu64 "\n"
+                        ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n"
                       : "%6" PRIu64 " %6" PRIu64 " %12.3f %4" PRIu64
                         " %11.6f %11.6f %11.6f %11.6f"
-                        " %13" PRIu64 " %13" PRIu64 " %7" PRIu64 "\n",
-           i, w->step, w->step ? (double)w->delay_sum / (double)w->step : 0.0, w->delay_max,
+                        " %13" PRIu64 " %13" PRIu64 " %7" PRIu64 " %7" PRIu64 "\n",
+           i, w->step, w->applied ? (double)w->delay_sum / (double)w->applied : 0.0, w->delay_max,
            (double)w->compute_ns * 1e-9, (double)w->push_ns * 1e-9, (double)w->pull_ns * 1e-9,
-           (double)(end_ns - r->start_ns) * 1e-9, stats.bytes_sent, stats.bytes_received,
-           w->failed);
+           (double)(end_ns - r->start_ns) * 1e-9, stats.bytes_sent, stats.bytes_received, w->failed,
+           w->dropped);
     if (w->failed) fprintf(stderr, "mlfab-sim: worker %" PRIu64 ": %s\n", i, w->error.text);
     failed |= w->failed || !w->ended;
   }
@@ -434,6 +469,7 @@ int main(int argc, char **argv) {
   open_all(&r);
   train(&r);
   status = report(&r);
+  if (r.set.explain) explain(&r);
   for (uint64_t i = 0; i < r.set.workers; i++) mlfab_abandon(&r.workers[i].ctx);
   for (uint64_t i = 0; i < r.set.servers; i++) mlfab_abandon(&r.servers[i]);
   mlfab_sim_destroy(&r.sim);
