@@ -7,7 +7,7 @@
  * This header is the manual. It goes from simple to expert:
  *
  *    1  a complete program          8  push and pull
- *    2  version                     9  barrier, broadcast, join
+ *    2  version                     9  barrier, broadcast, join, allreduce, schedule
  *    3  errors                     10  telemetry
  *    4  types and units            11  stepping by hand (the node level)
  *    5  env: memory, clock, log    12  transport interface
@@ -248,23 +248,24 @@ enum mlfab_scheduler_kind {
 
 #define MLFAB_UNBOUNDED UINT64_MAX
 
-/* How large pushes and pulls travel in a fabric with a scheduler (MLfabric §3 to §5.2, §10.2, §10.3): those of
- * more than eager_bytes are announced, planned over the measured links, and come in the planned
- * order, directly or added up at aggregators on the way; the model goes down distribution trees.
- * Small ones are sent at once and enter the queue behind what is planned. While the scheduler is
- * away, servers grant first come, first served, and the bound still holds. */
+/* How large pushes and pulls travel in a fabric with a scheduler (MLfabric §3 to §5.2, §10.2, §10.3):
+ * those of more than eager_bytes are announced, planned over the measured links, and come in the
+ * planned order, directly or added up at aggregators on the way; the model goes down distribution
+ * trees. Small ones are sent at once and enter the queue behind what is planned. While the scheduler
+ * is away, servers grant first come, first served, and the bound still holds. */
 typedef struct mlfab_schedule {
   uint32_t size;
-  uint32_t best;        /* 1: also try plans that the paper rules out, keep the shortest */
-  uint64_t delay_bound; /* tau_max: every applied update has a delay below it, others are dropped
-                               (MLFAB_ERR_DROPPED). At least 1; MLFAB_UNBOUNDED, the default: none.
-                               Not with rounds (BSP) */
-  uint64_t
-      plan_ahead_ns; /* plan when the server's link is booked for less than this (MLfabric's setting
-                             behaves best with 150 ms); 0: for less than what waits takes on it, and a little more */
-  uint64_t interval_ns; /* plan every so often instead, as in the paper; 0: as above */
-  uint32_t
-      whole; /* 1: aggregators and distributors store and forward, as in the paper; 0: cut through */
+  uint32_t best; /* 1: also try plans that the paper rules out, keep the shortest */
+  /* tau_max: every applied update has a delay below it, others are dropped (MLFAB_ERR_DROPPED). At
+   * least 1; MLFAB_UNBOUNDED, the default: none. Not with rounds (BSP). */
+  uint64_t delay_bound;
+  /* Plan when the server's link is booked for less than this (MLfabric's setting behaves best with
+   * 150 ms). 0: for less than what waits takes on it, and a little more. */
+  uint64_t plan_ahead_ns;
+  /* Plan every so often instead, as in the paper. 0: as above. */
+  uint64_t interval_ns;
+  /* 1: aggregators and distributors store and forward, as in the paper. 0: they cut through. */
+  uint32_t whole;
   uint32_t no_aggregation;  /* 1: order only */
   uint32_t no_distribution; /* 1: every pull comes from the server itself */
   uint32_t reserved;
@@ -344,10 +345,10 @@ typedef struct mlfab_config {
   void *transport_user; /* passed to its open */
   /* A fabric with a scheduler. */
   uint32_t scheduler; /* MLFAB_SCHEDULER_*; all nodes must agree */
-  uint32_t
-      accumulators; /* workers: updates that this node may add up or hand on for others at a time,
-                            each worth a shard of memory once it is used; 0: 2; ~0: none */
-  uint64_t host;    /* nodes with one number share network links; 0: told by the address */
+  /* Workers: groups that this node may add up or models that it may hand on for others at a time, each
+   * worth a shard of memory once it is used. 0: 2; ~0: none. */
+  uint32_t accumulators;
+  uint64_t host;           /* nodes with one number share network links; 0: told by the address */
   mlfab_schedule schedule; /* server 0's counts; size 0: defaults */
 } mlfab_config;
 
@@ -355,11 +356,12 @@ typedef struct mlfab_config {
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
 /* Fills members that are still at their default from the environment: MLFAB_* first (MLFAB_RANK,
- * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED, MLFAB_COORDINATOR,
- * MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE, MLFAB_TRANSPORT=auto|tcp|shm,
- * MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS, MLFAB_PAYLOAD_CRC=0|1,
- * MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
- * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none), then torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, then the launcher's:
+ * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED,
+ * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
+ * MLFAB_TRANSPORT=auto|tcp|shm, MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS,
+ * MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
+ * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none), then torchrun's RANK, WORLD_SIZE,
+ * MASTER_ADDR, MASTER_PORT, then the launcher's:
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
  * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
  * error_p may be NULL.
@@ -569,7 +571,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
 
 /* ------------------------------------------------------------------------------------------------
- * 9. Barrier, broadcast, join
+ * 9. Barrier, broadcast, join, allreduce, schedule
  */
 
 /* Waits until every live worker that has not joined (see mlfab_join) is here. timeout_ns 0: the
@@ -593,24 +595,26 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
  * every rank: up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
- * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with the
- * same count and type (MLFAB_F32, F64, I64). Without a scheduler, or with no more than eager_bytes, the root is
- * the only aggregator. Those who have called mlfab_join are not waited for. NaN and infinity are added like
- * any number.
- * `data` is borrowed until the call returns. The sum is formed in it; after a failure what it holds is not
- * specified. A failure is told to all ranks, with one code and one rank; the next call works again. Whoever runs out
- * of time while a rank has not called yet ends alone, and may call again; later it ends all.
- * Errors: ARGUMENT (also data that is not aligned), DTYPE, LIMIT (more than model_max_bytes), SHAPE (naming a
- * rank whose count or type differs), TIMEOUT naming the first rank that is missing, PEER_DEAD or PEER_CLOSED
- * naming who died in it or left, AGAIN (another one is under way), CANCELLED and MEMORY naming the rank.
- * Cost: the array's bytes up and down once per worker; an aggregator adds in its own `data`, and stages up to
- * 4 MiB of what comes early. Four round trips beside. */
+ * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with
+ * the same count and type (MLFAB_F32, F64, I64). Without a scheduler, or with no more than eager_bytes,
+ * the root is the only aggregator. Those who have called mlfab_join are not waited for. NaN and
+ * infinity are added like any number.
+ * `data` is borrowed until the call returns. The sum is formed in it; after a failure what it holds is
+ * not specified. A failure is told to all ranks, with one code and one rank; the next call works again.
+ * Whoever runs out of time while a rank has not called yet ends alone, and may call again; later it ends
+ * all.
+ * Errors: ARGUMENT (also data that is not aligned), DTYPE, LIMIT (more than model_max_bytes), SHAPE
+ * (naming a rank whose count or type differs), TIMEOUT naming the first rank that is missing, PEER_DEAD
+ * or PEER_CLOSED naming who died in it or left, AGAIN (another one is under way), CANCELLED and MEMORY
+ * naming the rank.
+ * Cost: the array's bytes up and down once per worker; an aggregator adds in its own `data`, and stages
+ * up to 4 MiB of what comes early. Four round trips beside. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
-/* Changes the schedule of the fabric while it runs, from any worker; the last change wins. Returns when it was
- * sent. Errors: ARGUMENT (delay_bound 0: no update has a delay below 0), STATE without a scheduler,
- * UNSUPPORTED (a delay bound with rounds). */
+/* Changes the schedule of the fabric while it runs, from any worker; the last change wins. Returns
+ * when it was sent. Errors: ARGUMENT (delay_bound 0: no update has a delay below 0), STATE without a
+ * scheduler, UNSUPPORTED (a delay bound with rounds). */
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* The capacity of this node's network links, for those who know better than what is measured: bytes
@@ -618,9 +622,10 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
  * Errors: ARGUMENT (not a number, infinite), STATE without a scheduler. */
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s);
 
-/* What the scheduler planned last, for people: for each update its hop, group, start, end and delay, or
- * why it was dropped, and the links that it reckoned with. Text of at most `room` bytes with its end; *bytes_p,
- * unless NULL, is how long the whole text is. On the node of the scheduler. Errors: STATE elsewhere. */
+/* What the scheduler planned last, for people: for each update its hop, group, start, end and delay,
+ * or why it was dropped, and the links that it reckoned with. Text of at most `room` bytes with its end;
+ * *bytes_p, unless NULL, is how long the whole text is. On the node of the scheduler. Errors: STATE
+ * elsewhere. */
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p);
 
 /* ------------------------------------------------------------------------------------------------
@@ -641,14 +646,15 @@ typedef struct mlfab_stats {
   uint64_t allocations;          /* calls of env.allocate since open */
   uint64_t memory_bytes;         /* allocated now */
   uint64_t trace_hash;           /* of every event and action so far */
+  /* A fabric with a scheduler. */
   uint64_t updates_dropped; /* server: by plan or bound; worker: pushes that came back DROPPED */
   uint64_t groups_applied, groups_failed;    /* server: aggregates; those that were begun again */
   uint64_t spreads_answered, spreads_failed; /* server: pulls answered by way of a distributor */
   uint64_t members_added, members_served;    /* aggregator: updates added up; pulls handed on */
-  uint64_t plans_made, plans_dropped,
-      plans_grouped; /* scheduler: plans; updates dropped, and grouped */
-  uint64_t link_in,
-      link_out; /* capacity of this node's host as measured or set, bytes a second; 0: unknown */
+  /* Scheduler: plans; updates that they dropped, and grouped. */
+  uint64_t plans_made, plans_dropped, plans_grouped;
+  /* Capacity of this node's host as measured or set, bytes a second; 0: unknown. */
+  uint64_t link_in, link_out;
 } mlfab_stats;
 
 /* A consistent copy of the counters. `size` is sizeof *stats_p. */
