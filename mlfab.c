@@ -8771,6 +8771,7 @@ typedef struct mlfab__server_peer {
   uint32_t incarnation, generation;
   uint32_t queued;
   uint32_t unplaced;      /* of those: wait for a plan */
+  uint64_t walked;        /* the last look at the unplaced that came by one of its */
   uint64_t last_queued;   /* newest member in the queue */
   uint64_t last_progress; /* its round */
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
@@ -8817,6 +8818,8 @@ typedef struct mlfab__server {
   int scheduled;            /* the fabric has a scheduler; small and large differ */
   int scheduler_up;
   mlfab__incoming *unplaced_first, *unplaced_last;
+  int place_due;          /* something may be placed or announced that could not before */
+  uint64_t place_walk;    /* numbers the looks at the unplaced */
   uint64_t placed;        /* members that ever got a place */
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
@@ -9403,6 +9406,10 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.epsilon = define->epsilon;
   options.weight_decay = define->weight_decay;
   mlfab__env *env = server->env;
+  if (mlfab__sync_rounds(define->sync) && server->schedule.delay_bound != MLFAB_UNBOUNDED)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: a delay bound (schedule.delay_bound) with rounds, "
+                        "which drop nothing");
   server->definition = mlfab__alloc_array(env, define->tensors, sizeof *server->definition);
   if (!server->definition)
     return mlfab__error(error, MLFAB_ERR_MEMORY, (int32_t)server->number, 1, 0,
@@ -10203,6 +10210,7 @@ static void intake_close_round(mlfab__server *server) {
   server->applying = MLFAB__APPLY_NONE;
   server->contributors = server->round_members = 0;
   server->v_train++;
+  server->place_due = 1;
   mlfab__answer_check(server);
 }
 
@@ -10317,13 +10325,14 @@ static mlfab__incoming *intake_unreleased(mlfab__server *server) {
  * because they come more slowly than the link carries. What is staged is copied once more. */
 static void intake_release(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
-  uint64_t coming = 0;
+  uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
   if (server->stage_bytes == 0 || !head) return;
-  for (const mlfab__incoming *u = server->first; u; u = u->next)
+  int ends = head->push.bytes - head->received <= little;
+  int idle = server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns);
+  if (!ends && !idle) return;
+  for (const mlfab__incoming *u = server->first; u && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
-  int ends = head->push.bytes - head->received <= 2 * (uint64_t)server->config->chunk_bytes &&
-             coming <= 2 * (uint64_t)server->config->chunk_bytes;
-  if (!ends && !(server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns))) return;
+  if (coming > little) return;
   mlfab__meter_begin(&server->meter, server->now_ns);
   mlfab__incoming *update = intake_unreleased(server);
   if (!update) return;
@@ -10636,6 +10645,7 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
     mlfab__intake_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
+    server->place_due = 1;
     /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
     update->received = update->granted = update->push.bytes;
   }
@@ -10797,6 +10807,7 @@ static void place_now(mlfab__server *server, mlfab__incoming *update) {
 static void place_take(mlfab__server *server, mlfab__incoming *update) {
   mlfab__intake_unlink(server, update);
   server->peers[update->worker].unplaced--;
+  server->place_due = 1;
   update->unplaced = 0;
 }
 
@@ -10804,6 +10815,7 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
   mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->scheduler_up && (place_planned(update) || peer->unplaced > 0)) {
     mlfab__intake_append(server, update, 1);
+    server->place_due = 1;
     update->shape = mlfab__server_shape(update->segments, update->push.segments);
     peer->unplaced++;
   } else {
@@ -10813,18 +10825,21 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
 
 MLFAB__INTERNAL void mlfab__place_forget(mlfab__server *server, mlfab__incoming *update,
                                          int unplaced) {
-  if (unplaced) server->peers[update->worker].unplaced--;
+  if (unplaced) {
+    server->peers[update->worker].unplaced--;
+    server->place_due = 1;
+  }
   if (update->refused == MLFAB_ERR_DROPPED && server->late > 0) server->late--;
   if (update->counted) place_walk(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }
 
-/* The oldest of its worker that waits for a plan? */
-static int place_oldest(const mlfab__server *server, const mlfab__incoming *update) {
-  if (server->peers[update->worker].unplaced == 1) return 1;
-  const mlfab__incoming *first = server->unplaced_first;
-  while (first->worker != update->worker) first = first->next;
-  return first == update;
+/* The oldest of its worker that waits for a plan? Asked once of each, in the order of the list. */
+static int place_oldest(mlfab__server *server, const mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (peer->walked == server->place_walk) return 0;
+  peer->walked = server->place_walk;
+  return 1;
 }
 
 static void place_announce(mlfab__server *server, mlfab__incoming *update) {
@@ -10858,18 +10873,21 @@ static void place_tell_dropped(mlfab__server *server) {
 
 MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server) {
   mlfab__incoming *next;
-  for (mlfab__incoming *update = server->unplaced_first; update; update = next) {
+  if (server->place_due) server->place_walk++;
+  for (mlfab__incoming *update = server->place_due ? server->unplaced_first : NULL; update;
+       update = next) {
     next = update->next;
-    if (!server->scheduler_up || (!place_planned(update) && place_oldest(server, update))) {
+    if (server->scheduler_up && !place_oldest(server, update)) continue;
+    if (!server->scheduler_up || !place_planned(update)) {
+      /* What stands behind it may be the oldest now. */
+      server->peers[update->worker].walked = 0;
       place_take(server, update);
       place_now(server, update);
-      /* What stood behind it may have its place now. */
-      if (server->scheduler_up) next = server->unplaced_first;
-    } else if (!update->announced && place_planned(update) && place_oldest(server, update) &&
-               mlfab__intake_eligible(server, update)) {
+    } else if (!update->announced && mlfab__intake_eligible(server, update)) {
       place_announce(server, update);
     }
   }
+  server->place_due = 0;
   if (server->late > 0) place_tell_dropped(server);
 }
 
@@ -11129,10 +11147,12 @@ MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan
 
 MLFAB__INTERNAL void mlfab__intake_announce_all(mlfab__server *server) {
   for (mlfab__incoming *u = server->unplaced_first; u; u = u->next) u->announced = 0;
+  server->place_due = 1;
   mlfab__intake_advance(server);
 }
 
 MLFAB__INTERNAL void mlfab__intake_unschedule(mlfab__server *server) {
+  server->place_due = 1;
   mlfab__intake_advance(server);
 }
 

@@ -590,6 +590,7 @@ static void intake_close_round(mlfab__server *server) {
   server->applying = MLFAB__APPLY_NONE;
   server->contributors = server->round_members = 0;
   server->v_train++;
+  server->place_due = 1;
   mlfab__answer_check(server);
 }
 
@@ -704,13 +705,14 @@ static mlfab__incoming *intake_unreleased(mlfab__server *server) {
  * because they come more slowly than the link carries. What is staged is copied once more. */
 static void intake_release(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
-  uint64_t coming = 0;
+  uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
   if (server->stage_bytes == 0 || !head) return;
-  for (const mlfab__incoming *u = server->first; u; u = u->next)
+  int ends = head->push.bytes - head->received <= little;
+  int idle = server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns);
+  if (!ends && !idle) return;
+  for (const mlfab__incoming *u = server->first; u && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
-  int ends = head->push.bytes - head->received <= 2 * (uint64_t)server->config->chunk_bytes &&
-             coming <= 2 * (uint64_t)server->config->chunk_bytes;
-  if (!ends && !(server->scheduled && mlfab__meter_idle(&server->meter, server->now_ns))) return;
+  if (coming > little) return;
   mlfab__meter_begin(&server->meter, server->now_ns);
   mlfab__incoming *update = intake_unreleased(server);
   if (!update) return;
@@ -1023,6 +1025,7 @@ MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t work
     mlfab__intake_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
+    server->place_due = 1;
     /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
     update->received = update->granted = update->push.bytes;
   }

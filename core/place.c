@@ -80,6 +80,7 @@ static void place_now(mlfab__server *server, mlfab__incoming *update) {
 static void place_take(mlfab__server *server, mlfab__incoming *update) {
   mlfab__intake_unlink(server, update);
   server->peers[update->worker].unplaced--;
+  server->place_due = 1;
   update->unplaced = 0;
 }
 
@@ -87,6 +88,7 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
   mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->scheduler_up && (place_planned(update) || peer->unplaced > 0)) {
     mlfab__intake_append(server, update, 1);
+    server->place_due = 1;
     update->shape = mlfab__server_shape(update->segments, update->push.segments);
     peer->unplaced++;
   } else {
@@ -96,18 +98,21 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
 
 MLFAB__INTERNAL void mlfab__place_forget(mlfab__server *server, mlfab__incoming *update,
                                          int unplaced) {
-  if (unplaced) server->peers[update->worker].unplaced--;
+  if (unplaced) {
+    server->peers[update->worker].unplaced--;
+    server->place_due = 1;
+  }
   if (update->refused == MLFAB_ERR_DROPPED && server->late > 0) server->late--;
   if (update->counted) place_walk(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }
 
-/* The oldest of its worker that waits for a plan? */
-static int place_oldest(const mlfab__server *server, const mlfab__incoming *update) {
-  if (server->peers[update->worker].unplaced == 1) return 1;
-  const mlfab__incoming *first = server->unplaced_first;
-  while (first->worker != update->worker) first = first->next;
-  return first == update;
+/* The oldest of its worker that waits for a plan? Asked once of each, in the order of the list. */
+static int place_oldest(mlfab__server *server, const mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (peer->walked == server->place_walk) return 0;
+  peer->walked = server->place_walk;
+  return 1;
 }
 
 static void place_announce(mlfab__server *server, mlfab__incoming *update) {
@@ -141,18 +146,21 @@ static void place_tell_dropped(mlfab__server *server) {
 
 MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server) {
   mlfab__incoming *next;
-  for (mlfab__incoming *update = server->unplaced_first; update; update = next) {
+  if (server->place_due) server->place_walk++;
+  for (mlfab__incoming *update = server->place_due ? server->unplaced_first : NULL; update;
+       update = next) {
     next = update->next;
-    if (!server->scheduler_up || (!place_planned(update) && place_oldest(server, update))) {
+    if (server->scheduler_up && !place_oldest(server, update)) continue;
+    if (!server->scheduler_up || !place_planned(update)) {
+      /* What stands behind it may be the oldest now. */
+      server->peers[update->worker].walked = 0;
       place_take(server, update);
       place_now(server, update);
-      /* What stood behind it may have its place now. */
-      if (server->scheduler_up) next = server->unplaced_first;
-    } else if (!update->announced && place_planned(update) && place_oldest(server, update) &&
-               mlfab__intake_eligible(server, update)) {
+    } else if (!update->announced && mlfab__intake_eligible(server, update)) {
       place_announce(server, update);
     }
   }
+  server->place_due = 0;
   if (server->late > 0) place_tell_dropped(server);
 }
 
@@ -412,10 +420,12 @@ MLFAB__INTERNAL void mlfab__intake_plan(mlfab__server *server, const mlfab__plan
 
 MLFAB__INTERNAL void mlfab__intake_announce_all(mlfab__server *server) {
   for (mlfab__incoming *u = server->unplaced_first; u; u = u->next) u->announced = 0;
+  server->place_due = 1;
   mlfab__intake_advance(server);
 }
 
 MLFAB__INTERNAL void mlfab__intake_unschedule(mlfab__server *server) {
+  server->place_due = 1;
   mlfab__intake_advance(server);
 }
 

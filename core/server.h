@@ -100,6 +100,7 @@ typedef struct mlfab__server_peer {
   uint32_t incarnation, generation;
   uint32_t queued;
   uint32_t unplaced;      /* of those: wait for a plan */
+  uint64_t walked;        /* the last look at the unplaced that came by one of its */
   uint64_t last_queued;   /* newest member in the queue */
   uint64_t last_progress; /* its round */
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
@@ -146,6 +147,8 @@ typedef struct mlfab__server {
   int scheduled;            /* the fabric has a scheduler; small and large differ */
   int scheduler_up;
   mlfab__incoming *unplaced_first, *unplaced_last;
+  int place_due;          /* something may be placed or announced that could not before */
+  uint64_t place_walk;    /* numbers the looks at the unplaced */
   uint64_t placed;        /* members that ever got a place */
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
