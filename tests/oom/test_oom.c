@@ -137,6 +137,9 @@ static int alone_pull(alone *a) {
 
 static int alone_barrier(alone *a) { return mlfab_barrier(a->ctx, 0); }
 static int alone_broadcast(alone *a) { return mlfab_broadcast(a->ctx, 0, a->data, 100, 0); }
+static int alone_allreduce(alone *a) {
+  return mlfab_allreduce(a->ctx, a->data, COUNT, MLFAB_I64, 0);
+}
 static int alone_save(alone *a) { return mlfab_save(a->ctx, "a model"); }
 static int alone_join(alone *a) { return mlfab_join(a->ctx, 0); }
 
@@ -144,7 +147,8 @@ static int alone_join(alone *a) { return mlfab_join(a->ctx, 0); }
 static int alone_session(uint64_t fail_at) {
   static const call calls[] = {alone_open,    alone_tensor,    alone_model,      alone_push,
                                alone_start,   alone_snapshot,  alone_difference, alone_pull,
-                               alone_barrier, alone_broadcast, alone_save,       alone_join};
+                               alone_barrier, alone_broadcast, alone_allreduce,  alone_save,
+                               alone_join};
   alone *a = calloc(1, sizeof *a);
   assert_non_null(a);
   a->faults.fail_at = fail_at;
@@ -204,7 +208,7 @@ typedef struct fabric {
   mlfab *node[NODES]; /* the server, then the workers */
   int64_t data[COUNT], weights[COUNT];
   int64_t most, least; /* what the model may hold: a push that failed may have come through */
-  int barriers;
+  int barriers, sums;
   int failures;
 } fabric;
 
@@ -285,6 +289,25 @@ static int fabric_barrier(fabric *f, uint32_t i) {
   return mlfab_barrier(f->node[1], 2 * SECOND);
 }
 
+static void other_allreduce(void *user) {
+  fabric *f = user;
+  int64_t share[COUNT];
+  for (int k = 0; k < COUNT; k++) share[k] = 2;
+  if (!f->node[2] || mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, 2 * SECOND)) return;
+  for (int k = 0; k < COUNT; k++) assert_int_equal(share[k], 3);
+  f->sums++;
+}
+
+/* Whoever has no memory, both hear of it, and both try again. */
+static int fabric_allreduce(fabric *f, uint32_t i) {
+  if (i != 1) return 0;
+  for (int k = 0; k < COUNT; k++) f->data[k] = 1;
+  mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_allreduce, f);
+  int code = mlfab_allreduce(f->node[1], f->data, COUNT, MLFAB_I64, 2 * SECOND);
+  for (int k = 0; k < COUNT && !code; k++) assert_int_equal(f->data[k], 3);
+  return code;
+}
+
 /* Calls once on both workers, and again what fails; a worker that lost the server starts anew. */
 static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
   for (uint32_t i = 1; i < NODES; i++) {
@@ -316,6 +339,8 @@ static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_pull, "pull");
   fabric_call(f, fabric_barrier, "barrier");
+  fabric_call(f, fabric_allreduce, "allreduce");
+  assert_true(f->sums > 0);
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_save, "save");
   fabric_call(f, fabric_pull, "pull");
