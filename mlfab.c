@@ -1046,8 +1046,8 @@ typedef struct mlfab__spread { /* server -> distributor: u32 count and members i
   uint32_t members;
 } mlfab__spread;
 
-typedef struct
-    mlfab__spread_fail { /* distributor -> server: this member has to be served directly */
+/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+typedef struct mlfab__spread_fail {
   uint64_t request, member_request;
   uint32_t worker; /* MLFAB__NO_NODE: all that are left */
   int32_t code;
@@ -8715,7 +8715,7 @@ enum {
   MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 4 /* updates that may come before their turn */
+  MLFAB__SERVER_STAGES = 16 /* updates that may come before their turn */
 };
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
@@ -8757,11 +8757,12 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;     /* for the pull condition */
-  int held;        /* for a plan */
-  uint64_t bytes;  /* of all its segments */
-  uint64_t place;  /* among the pulls that were placed by plans; 0: not placed */
-  uint64_t spread; /* the request that it is handed on from, or 0: answered directly */
+  int waiting;        /* for the pull condition */
+  int held;           /* for a plan */
+  uint64_t bytes;     /* of all its segments */
+  uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
+  uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
+  uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
   uint32_t aggregator;
   uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
 } mlfab__server_pull;
@@ -9635,7 +9636,8 @@ enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
-  INTAKE_STREAM_BYTES = 64 << 20
+  INTAKE_STREAM_BYTES = 64 << 20,
+  INTAKE_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
 };
 
 static int intake_rounds(const mlfab__server *server) {
@@ -10300,7 +10302,9 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
 /* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
  * may come over links of very different speed at the same time. */
 static uint32_t intake_free_stage(mlfab__server *server) {
+  uint64_t fit = INTAKE_STAGES_BYTES / mlfab__max(server->stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
+  if (!server->store.ghost && n > 1 && fit < n) n = (uint32_t)mlfab__max(fit, 2);
   for (uint32_t i = 0; i < n; i++) {
     if (server->stage_owner[i]) continue;
     if (!server->stages[i] && !server->store.ghost)
@@ -11201,7 +11205,8 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
  * as handing on may take if the distributor's links are four times slower than the server's, and 4
  * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
- * directly, at its place.
+ * directly, at its place. A distributor may have become slow while the server's own link stands idle: then
+ * members that should have been served by now are taken back sooner, the last one first.
  *
  * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
  * under the same request, and what its former distributor still sends must be older than every way
@@ -11452,6 +11457,7 @@ static void answer_handed_over(mlfab__server *server, const mlfab__server_pull *
       uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
       uint64_t before = pull->place - own->place - 1;
       pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
+      pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
     }
   }
 }
@@ -11541,7 +11547,7 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->segment = 0;
   pull->in_segment = 0;
   pull->slice = MLFAB__NO_BLOCK;
-  pull->progress = pull->place = pull->spread = 0;
+  pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
   pull->waiting = 0;
@@ -11937,6 +11943,33 @@ static void answer_tick_spread(mlfab__server *server, uint32_t worker, mlfab__se
   }
 }
 
+/* The out-link stands idle: answers the last of those directly that should have been served by now. */
+static void answer_take_back(mlfab__server *server) {
+  mlfab__server_pull *last = NULL;
+  uint32_t worker = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request == 0 || pull->place == 0) continue;
+      if (answer_goes(pull) || pull->held == ANSWER_FOR_TURN) return;
+      if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
+      if (last && pull->place < last->place) continue;
+      last = pull;
+      worker = w;
+    }
+  }
+  if (!last) return;
+  mlfab__spread_fail skip = {last->spread, last->request, worker, 0};
+  uint32_t aggregator = last->aggregator;
+  uint8_t meta[64];
+  server->port.post(server->port.self, aggregator, MLFAB__SPREAD_FAIL, meta,
+                    mlfab__encode_spread_fail(meta, &skip));
+  uint64_t spread = last->spread;
+  answer_direct(server, worker, last);
+  answer_dissolve(server, aggregator, spread, 1);
+  answer_turns(server);
+}
+
 MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
@@ -11955,6 +11988,7 @@ MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
     }
   }
   answer_turns(server);
+  if (server->spreads > 0) answer_take_back(server);
 }
 
 MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {
@@ -13938,6 +13972,8 @@ typedef struct mlfab__accumulator {
   uint64_t wide;        /* bytes of 8-byte elements; they come first */
   uint64_t outstanding; /* granted and not received */
   uint64_t released, sent;
+  uint64_t came_ns,
+      told_ns; /* the last byte of a member; when the server was last told that they come */
   uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes each */
   uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
   /* A spread. */
@@ -14053,6 +14089,8 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
 /* 1 when they were of a spread. */
 MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
                                              const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
+                                            const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
                                                  const mlfab__frame_in *frame);
 /* Gives up all that is left of a spread. */
@@ -14477,6 +14515,7 @@ static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator
   uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
   addend->received += frame->bulk_bytes;
+  group->came_ns = aggregator->now_ns;
   addend->since_ns = aggregator->now_ns;
   group->outstanding -= frame->bulk_bytes;
   if (addend->added == at) {
@@ -14611,6 +14650,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   a->naddends = group->members;
   a->head = a->top = 0;
   a->outstanding = a->released = a->sent = 0;
+  a->came_ns = a->told_ns = aggregator->now_ns;
   memset(a->ring_used, 0, sizeof a->ring_used);
   return 0;
 }
@@ -14707,6 +14747,8 @@ MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator
       return mlfab__distributor_model(aggregator, server, frame);
     case MLFAB__PULL_FAIL:
       return mlfab__distributor_pull_fail(aggregator, server, frame);
+    case MLFAB__SPREAD_FAIL:
+      return mlfab__distributor_skip(aggregator, server, frame);
     default:
       return 0;
   }
@@ -14864,10 +14906,24 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
+/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty FORWARD. */
+static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t beat = aggregator->config->heartbeat_ns;
+  if (group->released <= group->sent || group->came_ns <= group->told_ns ||
+      aggregator->now_ns - group->told_ns < beat)
+    return;
+  mlfab__forward forward = {group->number, group->sent};
+  uint8_t meta[32];
+  group->told_ns = aggregator->now_ns;
+  aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,
+                      mlfab__encode_forward(meta, &forward));
+}
+
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns) {
   aggregator->now_ns = now_ns;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_tell(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
       mlfab__distributor_tick(aggregator, accumulator);
@@ -15128,6 +15184,29 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members itself. */
   if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
     spread->state = MLFAB__ACCUMULATOR_FREE;
+  return 1;
+}
+
+/* The server serves a member itself: one that has not begun is left out. */
+MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
+                                            const mlfab__frame_in *frame) {
+  mlfab__spread_fail fail;
+  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail)) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a SPREAD_FAIL that does not parse");
+    return 1;
+  }
+  mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
+  if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->worker != fail.worker || recipient->request != fail.member_request ||
+        recipient->state != MLFAB__RECIPIENT_WAITING)
+      continue;
+    recipient->state = MLFAB__GIVEN_UP;
+    distributor_closed(aggregator, spread);
+    return 1;
+  }
   return 1;
 }
 

@@ -405,6 +405,7 @@ static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator
   uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
   addend->received += frame->bulk_bytes;
+  group->came_ns = aggregator->now_ns;
   addend->since_ns = aggregator->now_ns;
   group->outstanding -= frame->bulk_bytes;
   if (addend->added == at) {
@@ -539,6 +540,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   a->naddends = group->members;
   a->head = a->top = 0;
   a->outstanding = a->released = a->sent = 0;
+  a->came_ns = a->told_ns = aggregator->now_ns;
   memset(a->ring_used, 0, sizeof a->ring_used);
   return 0;
 }
@@ -635,6 +637,8 @@ MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator
       return mlfab__distributor_model(aggregator, server, frame);
     case MLFAB__PULL_FAIL:
       return mlfab__distributor_pull_fail(aggregator, server, frame);
+    case MLFAB__SPREAD_FAIL:
+      return mlfab__distributor_skip(aggregator, server, frame);
     default:
       return 0;
   }
@@ -792,10 +796,24 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
+/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty FORWARD. */
+static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t beat = aggregator->config->heartbeat_ns;
+  if (group->released <= group->sent || group->came_ns <= group->told_ns ||
+      aggregator->now_ns - group->told_ns < beat)
+    return;
+  mlfab__forward forward = {group->number, group->sent};
+  uint8_t meta[32];
+  group->told_ns = aggregator->now_ns;
+  aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,
+                      mlfab__encode_forward(meta, &forward));
+}
+
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns) {
   aggregator->now_ns = now_ns;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_tell(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
       mlfab__distributor_tick(aggregator, accumulator);

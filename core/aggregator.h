@@ -133,6 +133,8 @@ typedef struct mlfab__accumulator {
   uint64_t wide;        /* bytes of 8-byte elements; they come first */
   uint64_t outstanding; /* granted and not received */
   uint64_t released, sent;
+  uint64_t came_ns,
+      told_ns; /* the last byte of a member; when the server was last told that they come */
   uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes each */
   uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
   /* A spread. */
@@ -248,6 +250,8 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
 /* 1 when they were of a spread. */
 MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
                                              const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
+                                            const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
                                                  const mlfab__frame_in *frame);
 /* Gives up all that is left of a spread. */

@@ -25,7 +25,8 @@
  * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
  * as handing on may take if the distributor's links are four times slower than the server's, and 4
  * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
- * directly, at its place.
+ * directly, at its place. A distributor may have become slow while the server's own link stands idle: then
+ * members that should have been served by now are taken back sooner, the last one first.
  *
  * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
  * under the same request, and what its former distributor still sends must be older than every way
@@ -279,6 +280,7 @@ static void answer_handed_over(mlfab__server *server, const mlfab__server_pull *
       uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
       uint64_t before = pull->place - own->place - 1;
       pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
+      pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
     }
   }
 }
@@ -368,7 +370,7 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->segment = 0;
   pull->in_segment = 0;
   pull->slice = MLFAB__NO_BLOCK;
-  pull->progress = pull->place = pull->spread = 0;
+  pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
   pull->waiting = 0;
@@ -764,6 +766,33 @@ static void answer_tick_spread(mlfab__server *server, uint32_t worker, mlfab__se
   }
 }
 
+/* The out-link stands idle: answers the last of those directly that should have been served by now. */
+static void answer_take_back(mlfab__server *server) {
+  mlfab__server_pull *last = NULL;
+  uint32_t worker = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request == 0 || pull->place == 0) continue;
+      if (answer_goes(pull) || pull->held == ANSWER_FOR_TURN) return;
+      if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
+      if (last && pull->place < last->place) continue;
+      last = pull;
+      worker = w;
+    }
+  }
+  if (!last) return;
+  mlfab__spread_fail skip = {last->spread, last->request, worker, 0};
+  uint32_t aggregator = last->aggregator;
+  uint8_t meta[64];
+  server->port.post(server->port.self, aggregator, MLFAB__SPREAD_FAIL, meta,
+                    mlfab__encode_spread_fail(meta, &skip));
+  uint64_t spread = last->spread;
+  answer_direct(server, worker, last);
+  answer_dissolve(server, aggregator, spread, 1);
+  answer_turns(server);
+}
+
 MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
@@ -782,6 +811,7 @@ MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server) {
     }
   }
   answer_turns(server);
+  if (server->spreads > 0) answer_take_back(server);
 }
 
 MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {

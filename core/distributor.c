@@ -231,6 +231,29 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   return 1;
 }
 
+/* The server serves a member itself: one that has not begun is left out. */
+MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
+                                            const mlfab__frame_in *frame) {
+  mlfab__spread_fail fail;
+  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail)) {
+    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
+                        "a SPREAD_FAIL that does not parse");
+    return 1;
+  }
+  mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
+  if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1;
+  for (uint32_t i = 0; i < spread->nrecipients; i++) {
+    mlfab__recipient *recipient = &spread->recipients[i];
+    if (recipient->worker != fail.worker || recipient->request != fail.member_request ||
+        recipient->state != MLFAB__RECIPIENT_WAITING)
+      continue;
+    recipient->state = MLFAB__GIVEN_UP;
+    distributor_closed(aggregator, spread);
+    return 1;
+  }
+  return 1;
+}
+
 /* --- links --- */
 
 MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator) {

@@ -15,7 +15,8 @@ enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
-  INTAKE_STREAM_BYTES = 64 << 20
+  INTAKE_STREAM_BYTES = 64 << 20,
+  INTAKE_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
 };
 
 static int intake_rounds(const mlfab__server *server) {
@@ -680,7 +681,9 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
 /* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
  * may come over links of very different speed at the same time. */
 static uint32_t intake_free_stage(mlfab__server *server) {
+  uint64_t fit = INTAKE_STAGES_BYTES / mlfab__max(server->stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
+  if (!server->store.ghost && n > 1 && fit < n) n = (uint32_t)mlfab__max(fit, 2);
   for (uint32_t i = 0; i < n; i++) {
     if (server->stage_owner[i]) continue;
     if (!server->stages[i] && !server->store.ghost)

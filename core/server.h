@@ -44,7 +44,7 @@ enum {
   MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 4 /* updates that may come before their turn */
+  MLFAB__SERVER_STAGES = 16 /* updates that may come before their turn */
 };
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
@@ -86,11 +86,12 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;     /* for the pull condition */
-  int held;        /* for a plan */
-  uint64_t bytes;  /* of all its segments */
-  uint64_t place;  /* among the pulls that were placed by plans; 0: not placed */
-  uint64_t spread; /* the request that it is handed on from, or 0: answered directly */
+  int waiting;        /* for the pull condition */
+  int held;           /* for a plan */
+  uint64_t bytes;     /* of all its segments */
+  uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
+  uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
+  uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
   uint32_t aggregator;
   uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
 } mlfab__server_pull;

@@ -422,8 +422,8 @@ typedef struct mlfab__spread { /* server -> distributor: u32 count and members i
   uint32_t members;
 } mlfab__spread;
 
-typedef struct
-    mlfab__spread_fail { /* distributor -> server: this member has to be served directly */
+/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+typedef struct mlfab__spread_fail {
   uint64_t request, member_request;
   uint32_t worker; /* MLFAB__NO_NODE: all that are left */
   int32_t code;

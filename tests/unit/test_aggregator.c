@@ -145,6 +145,11 @@ static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, u
     on_fail(f, peer, &fail);
     return;
   }
+  if (type == MLFAB__FORWARD) { /* a sign of life: where the next bytes will be */
+    mlfab__forward alive;
+    assert_int_equal(mlfab__decode_forward(meta, bytes, &alive), 0);
+    return;
+  }
   assert_int_equal(type, MLFAB__SPREAD_FAIL);
   mlfab__spread_fail spread_fail;
   assert_int_equal(mlfab__decode_spread_fail(meta, bytes, &spread_fail), 0);

@@ -71,6 +71,9 @@ static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta,
     bad = mlfab__decode_pull_via(meta, bytes, &s->via);
   } else if (type == MLFAB__PULL_FAIL) {
     bad = mlfab__decode_pull_fail(meta, bytes, &s->fail);
+  } else if (type == MLFAB__SPREAD_FAIL && !f->world) {
+    mlfab__spread_fail skip;
+    bad = mlfab__decode_spread_fail(meta, bytes, &skip);
   } else if (type == MLFAB__ANNOUNCE) {
     bad = mlfab__decode_announce(meta, bytes, &s->announce);
   } else if (type == MLFAB__REPORT) {
@@ -844,6 +847,9 @@ static void test_distributor_slow(void **state) {
   assert_int_equal(drain(f, 0, number, 10), 10);
   tick(f, BEAT);
   assert_int_equal(drain(f, 0, number, 100), FRAMES - 10);
+  /* The out-link does not stand idle: somebody reads slowly. */
+  ask_all(f, 4, 5);
+  plan_one(f, 4, 5);
   for (int i = 0; i < 4 * (4 + 2 * 2 * 2) - 1; i++) tick(f, BEAT / 4);
   assert_int_equal(count(f, MLFAB__PULL_VIA, 1), 1);
   tick(f, BEAT / 4);
@@ -855,6 +861,32 @@ static void test_distributor_slow(void **state) {
   done(f, 3, 5);
   lost(f, 1);
   assert_int_equal(drain(f, 2, 5, 100), FRAMES);
+  assert_int_equal(drain(f, 4, 5, 100), FRAMES);
+  all_over(f);
+}
+
+/* A distributor has become slow while the out-link stands idle: members that should have been served are taken
+ * back one at a time, the last of those first, and the distributor leaves them out. */
+static void test_idle_link_takes_back(void **state) {
+  fixture *f = *state;
+  uint64_t number = begin_spread(f);
+  tick(f, BEAT);
+  assert_int_equal(drain(f, 0, number, 100), FRAMES);
+  /* It took a beat: the members should be served after 2, 3 and 4, and a quarter. */
+  for (int i = 0; i < 4 * 2; i++) tick(f, BEAT / 4);
+  assert_int_equal(count(f, MLFAB__PULL_VIA, 1), 1);
+  f->now += 2 * BEAT;
+  tick(f, BEAT / 4);
+  assert_int_equal(count(f, MLFAB__PULL_VIA, 3), 2);
+  assert_int_equal(count(f, MLFAB__PULL_VIA, 2), 1);
+  assert_int_equal(count(f, MLFAB__SPREAD_FAIL, 0), 1);
+  tick(f, BEAT / 8);
+  assert_int_equal(count(f, MLFAB__PULL_VIA, 2), 1); /* the link is not idle now */
+  assert_int_equal(drain(f, 3, 5, 100), FRAMES);
+  tick(f, BEAT / 8);
+  assert_int_equal(count(f, MLFAB__PULL_VIA, 2), 2);
+  assert_int_equal(drain(f, 2, 5, 100), FRAMES);
+  done(f, 1, 5);
   all_over(f);
 }
 
@@ -1443,6 +1475,7 @@ int main(void) {
       TEST(test_distributor_busy),
       TEST(test_distributor_silent),
       TEST(test_distributor_slow),
+      TEST(test_idle_link_takes_back),
       TEST(test_late_turn),
       TEST(test_reconnect),
       TEST(test_unpinned),
