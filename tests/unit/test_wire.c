@@ -614,6 +614,76 @@ static void test_lists_refused(void **state) {
   refuse_list(1, &m); /* segments that touch */
 }
 
+/* --- trees --- */
+
+static uint32_t tree_ranks[2 * MLFAB__TREE_NODES_MAX + 2], got_ranks[2 * MLFAB__TREE_NODES_MAX];
+static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX + 1], got_nodes[MLFAB__TREE_NODES_MAX];
+
+/* Encodes the which-th kind; decodes what it encoded, or a part of it. */
+static uint32_t encode_trees(int which, uint32_t n, uint32_t takers) {
+  mlfab__tree_place place = {11, 22, 33, 44, n, takers};
+  mlfab__tree_ask ask = {11, 22, 33, n};
+  mlfab__tree_plan plan = {11, n};
+  if (which == 0) return mlfab__encode_tree_place(meta_a, &place, tree_ranks);
+  if (which == 1) return mlfab__encode_tree_ask(meta_a, &ask, tree_ranks);
+  return mlfab__encode_tree_plan(meta_a, &plan, tree_nodes);
+}
+
+static int decode_trees(int which, uint32_t bytes, int lists, uint32_t *n_p, uint32_t *takers_p) {
+  mlfab__tree_place place = {0};
+  mlfab__tree_ask ask = {0};
+  mlfab__tree_plan plan = {0};
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(copy);
+  memcpy(copy, meta_a, bytes);
+  int code = which == 0   ? mlfab__decode_tree_place(copy, bytes, &place, lists ? got_ranks : NULL)
+             : which == 1 ? mlfab__decode_tree_ask(copy, bytes, &ask, lists ? got_ranks : NULL)
+                          : mlfab__decode_tree_plan(copy, bytes, &plan, got_nodes);
+  free(copy);
+  *n_p = which == 0 ? place.children : which == 1 ? ask.nodes : plan.nodes;
+  *takers_p = place.takers;
+  if (!code && which == 0) assert_true(place.ask == 11 && place.number == 22);
+  if (!code && which == 0) assert_true(place.parent == 33 && place.giver == 44);
+  if (!code && which == 1) assert_true(ask.number == 11 && ask.bytes == 22 && ask.root == 33);
+  if (!code && which == 2) assert_true(plan.number == 11);
+  return code;
+}
+
+static void test_trees(void **state) {
+  static const uint32_t fixed[] = {32, 24, 12}, each[] = {4, 4, 12};
+  mlfab__prng prng;
+  uint32_t got, got_takers;
+  (void)state;
+  mlfab__prng_seed(&prng, 23);
+  random_bytes(&prng, tree_ranks, sizeof tree_ranks);
+  random_bytes(&prng, tree_nodes, sizeof tree_nodes);
+  for (int round = 0; round < 600; round++) {
+    int which = round % 3;
+    uint32_t most = round < 3 ? MLFAB__TREE_NODES_MAX : (uint32_t)mlfab__prng_below(&prng, 30);
+    uint32_t takers = which == 0 ? most / 2 : 0, bytes = encode_trees(which, most, takers);
+    assert_int_equal(bytes, fixed[which] + each[which] * (most + takers));
+    for (int lists = 0; lists < 2; lists++) {
+      assert_int_equal(decode_trees(which, bytes, lists, &got, &got_takers), 0);
+      assert_true(got == most && got_takers == takers);
+    }
+    if (which < 2) assert_memory_equal(got_ranks, tree_ranks, 4 * (size_t)(most + takers));
+    if (which == 2) assert_memory_equal(got_nodes, tree_nodes, most * sizeof *tree_nodes);
+    for (uint32_t cut = 0; cut < bytes && most < 30; cut++)
+      assert_int_equal(decode_trees(which, cut, 1, &got, &got_takers), MLFAB_ERR_FRAME);
+    assert_int_equal(decode_trees(which, bytes + 1, 1, &got, &got_takers), MLFAB_ERR_FRAME);
+  }
+  for (int which = 0; which < 3; which++) {
+    assert_int_equal(encode_trees(which, MLFAB__TREE_NODES_MAX + 1, 0), 0);
+    uint32_t bytes = encode_trees(which, 3, 0), at = fixed[which] - (which == 0 ? 8 : 4);
+    static const uint32_t counts[] = {2, 4, MLFAB__TREE_NODES_MAX + 1, UINT32_MAX};
+    for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+      for (uint32_t b = 0; b < 4; b++) meta_a[at + b] = (uint8_t)(counts[i] >> (8 * b));
+      assert_int_equal(decode_trees(which, bytes, 1, &got, &got_takers), MLFAB_ERR_FRAME);
+    }
+  }
+  assert_int_equal(encode_trees(0, 0, MLFAB__TREE_NODES_MAX + 1), 0);
+}
+
 static void test_bulk_lists(void **state) {
   mlfab__prng prng;
   mlfab__member_info m, back;
@@ -902,25 +972,16 @@ static void test_hash(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),
-      cmocka_unit_test(test_every_cut),
-      cmocka_unit_test(test_texts),
-      cmocka_unit_test(test_push_round_trip),
-      cmocka_unit_test(test_push_limits),
-      cmocka_unit_test(test_push_refused),
-      cmocka_unit_test(test_counts_that_lie),
-      cmocka_unit_test(test_pull),
-      cmocka_unit_test(test_lists),
-      cmocka_unit_test(test_list_limits),
-      cmocka_unit_test(test_lists_refused),
-      cmocka_unit_test(test_bulk_lists),
-      cmocka_unit_test(test_golden_frame),
-      cmocka_unit_test(test_every_bit),
-      cmocka_unit_test(test_coverage_of_bulk),
-      cmocka_unit_test(test_wrong_headers),
-      cmocka_unit_test(test_crc_known),
-      cmocka_unit_test(test_crc_agrees),
-      cmocka_unit_test(test_hash),
+      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_every_cut),
+      cmocka_unit_test(test_texts),           cmocka_unit_test(test_push_round_trip),
+      cmocka_unit_test(test_push_limits),     cmocka_unit_test(test_push_refused),
+      cmocka_unit_test(test_counts_that_lie), cmocka_unit_test(test_pull),
+      cmocka_unit_test(test_lists),           cmocka_unit_test(test_list_limits),
+      cmocka_unit_test(test_lists_refused),   cmocka_unit_test(test_trees),
+      cmocka_unit_test(test_bulk_lists),      cmocka_unit_test(test_golden_frame),
+      cmocka_unit_test(test_every_bit),       cmocka_unit_test(test_coverage_of_bulk),
+      cmocka_unit_test(test_wrong_headers),   cmocka_unit_test(test_crc_known),
+      cmocka_unit_test(test_crc_agrees),      cmocka_unit_test(test_hash),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
