@@ -10620,6 +10620,8 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
   if (update->group) return; /* it goes by another way now */
+  /* Dropped or withdrawn before its turn: what was on its way already does not matter. */
+  if (update->refused || update->withdrawn) return;
   intake_bytes(server, worker, update, chunk.offset, frame);
 }
 
@@ -11383,7 +11385,8 @@ static void answer_turns(mlfab__server *server) {
         moving++;
       }
     }
-    more = next && (moving < ANSWER_MOVING || (server->own.out > 0.0 && taking < server->own.out));
+    int fills = server->own.out > 0.0 && taking >= 0.95 * server->own.out && moving > 0;
+    more = next && !fills && (moving < ANSWER_MOVING || server->own.out > 0.0);
     if (!more) return;
     answer_begin(server, worker, next);
     if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);

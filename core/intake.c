@@ -999,6 +999,8 @@ MLFAB__INTERNAL void mlfab__intake_chunk(mlfab__server *server, uint32_t worker,
   mlfab__incoming *update = intake_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
   if (update->group) return; /* it goes by another way now */
+  /* Dropped or withdrawn before its turn: what was on its way already does not matter. */
+  if (update->refused || update->withdrawn) return;
   intake_bytes(server, worker, update, chunk.offset, frame);
 }
 

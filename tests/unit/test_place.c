@@ -595,6 +595,47 @@ static uint64_t one_seed(uint64_t seed, uint64_t bound, uint32_t rule) {
   return groups;
 }
 
+/* A small update of two stretches comes as two frames. When it gets no place, behind one of the same worker that has one,
+ * the second frame is on its way already. */
+static void test_drop_with_bytes_on_their_way(void **state) {
+  (void)state;
+  static fixture f;
+  uint8_t meta[512];
+  float data[COUNT];
+  memset(data, 0, sizeof data);
+  start(&f, 1, 1, MLFAB_RULE_PLAIN);
+  greet(&f, 1); /* now there is credit */
+  begin_push(&f, 1);
+  mlfab__plan_entry entry = {.id = 1, .worker = 1, .aggregator = MLFAB__NO_NODE};
+  static uint8_t plan_meta[MLFAB_META_MAX];
+  mlfab__plan frame = {1, 1e9, 1e9, 1};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(plan_meta, &frame, &entry), 0, plan_meta,
+                        NULL};
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  assert_non_null(f.server.head);
+  mlfab__segment segments[2] = {{0, 32}, {64, 32}};
+  uint64_t base = 0;
+  mlfab__push push;
+  memset(&push, 0, sizeof push);
+  push.seq = 2;
+  push.members = push.versions = push.parts = 1;
+  push.segments = 2;
+  push.generation = f.peers[1].generation;
+  push.bytes = push.eager = 64;
+  push.scale = 1.0;
+  send_frame(&f, 1, MLFAB__PUSH, meta, mlfab__encode_push(meta, &push, segments, &base), data, 32);
+  mlfab__chunk chunk = {2, 32, f.peers[1].generation};
+  send_frame(&f, 1, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), data, 32);
+  assert_int_equal(f.broken, 0);
+  for (int i = 0; i < 50; i++) {
+    deliver(&f, 1);
+    send_chunk(&f, 1);
+  }
+  assert_int_equal(f.peers[1].applied, 1);
+  assert_int_equal(f.stats.updates_dropped, 1);
+  finish(&f);
+}
+
 static void test_random_plans(void **state) {
   (void)state;
   const char *scale = getenv("MLFAB_SCALE");
@@ -608,6 +649,7 @@ static void test_random_plans(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_plans)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
+                                     cmocka_unit_test(test_random_plans)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
