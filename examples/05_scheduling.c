@@ -93,19 +93,19 @@ static int run(int scheduled) {
     for (int i = 0; i < WORKERS; i++)
       busy |= turn(&worker[i], node[i], mlfab_sim_clock(sim), end_ns);
   }
-  float lost = (float)mlfab_pull(node[0], &weights, 1, NULL, NULL) - worker[0].weights[0];
+  if (mlfab_pull(node[0], &weights, 1, NULL, NULL)) return 1;
+  float lost = -worker[0].weights[0];
   for (int i = 0; i < WORKERS; i++) {
     lost += (float)worker[i].computed - worker[i].update[0];
     applied += worker[i].applied;
     if (worker[i].delay_max > delay_max) delay_max = worker[i].delay_max;
   }
-  printf(
-      "%s: %.1f updates/s, delays up to %d; of the slow worker's %d gradients %d were applied at "
-      "once, "
-      "%d added to the next\n",
-      scheduled ? "with a scheduler" : "first come, first served", (double)applied / 4,
-      (int)delay_max, (int)worker[SLOW].computed, (int)worker[SLOW].applied,
-      (int)worker[SLOW].dropped);
+  const struct worker *slow = &worker[SLOW];
+  printf("%s: %.1f updates/s, delays up to %d\n",
+         scheduled ? "With a scheduler" : "First come, first served", (double)applied / 4,
+         (int)delay_max);
+  printf("  of %d updates of the slow worker %d were applied, and %d added to the next\n",
+         (int)slow->computed, (int)slow->applied, (int)slow->dropped);
   for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
   mlfab_sim_destroy(&sim);
   return lost != 0;

@@ -50,7 +50,7 @@ def test_event_loop():
 def test_scheduling():
     """Its exit status says that no gradient was lost; here: that the scheduler was worth it."""
     out = example("05_scheduling")
-    lines = re.findall(r": ([\d.]+) updates/s, delays up to (\d+).* (\d+) added to the next", out)
+    lines = re.findall(r": ([\d.]+) updates/s, delays up to (\d+)\n.* (\d+) added to the next", out)
     expect(len(lines) == 2, "two runs", out)
     (direct, _, kept), (planned, delay, folded) = lines
     expect(float(planned) > 1.2 * float(direct), "the scheduler is not faster", out)
