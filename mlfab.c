@@ -8936,6 +8936,8 @@ MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
                                                    uint64_t group);
+/* Do the members of a group come multiplied with their own scales? Else they are relative to the first's. */
+MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server);
 /* Is it, or its group, past recall? */
 MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
@@ -9651,10 +9653,9 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
-/* The scale of what comes in: the aggregator of a group has multiplied each member with its own,
- * where the rule is linear. */
+/* The scale of what comes in: the aggregator of a group may have multiplied each member with its own. */
 static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
-  return update->group && mlfab__rule_linear(server->rule.kind) ? 1.0 : update->push.scale;
+  return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
 
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
@@ -10962,15 +10963,20 @@ static void place_end_group(mlfab__server *server, uint32_t aggregator, uint64_t
                     mlfab__encode_group_end(meta, &end));
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear gets them relative to
- * the first, whose scale then counts for all. 0 when that is not possible. */
+MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server) {
+  int told = server->config->on_update && !place_rounds(server);
+  return mlfab__rule_linear(server->rule.kind) && !told;
+}
+
+/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback that is told
+ * the scale, gets them relative to the first, whose scale then counts for all. 0 when that is not possible. */
 static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
-  int linear = mlfab__rule_linear(server->rule.kind) && !server->config->on_update;
+  int absolute = mlfab__place_absolute(server);
   uint32_t n = 0;
   for (const mlfab__incoming *u = leader; u; u = place_next_member(u)) {
     if (n == MLFAB__GROUP_MEMBERS_MAX) return 0;
-    double weight = linear ? u->push.scale : u->push.scale / leader->push.scale;
+    double weight = absolute ? u->push.scale : u->push.scale / leader->push.scale;
     if (!(weight - weight == 0.0)) return 0;
     members[n++] =
         (mlfab__group_member){u->push.seq, weight, u->worker, server->peers[u->worker].incarnation};

@@ -30,10 +30,9 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
-/* The scale of what comes in: the aggregator of a group has multiplied each member with its own,
- * where the rule is linear. */
+/* The scale of what comes in: the aggregator of a group may have multiplied each member with its own. */
 static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
-  return update->group && mlfab__rule_linear(server->rule.kind) ? 1.0 : update->push.scale;
+  return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
 
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights

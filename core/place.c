@@ -229,15 +229,20 @@ static void place_end_group(mlfab__server *server, uint32_t aggregator, uint64_t
                     mlfab__encode_group_end(meta, &end));
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear gets them relative to
- * the first, whose scale then counts for all. 0 when that is not possible. */
+MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server) {
+  int told = server->config->on_update && !place_rounds(server);
+  return mlfab__rule_linear(server->rule.kind) && !told;
+}
+
+/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback that is told
+ * the scale, gets them relative to the first, whose scale then counts for all. 0 when that is not possible. */
 static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
-  int linear = mlfab__rule_linear(server->rule.kind) && !server->config->on_update;
+  int absolute = mlfab__place_absolute(server);
   uint32_t n = 0;
   for (const mlfab__incoming *u = leader; u; u = place_next_member(u)) {
     if (n == MLFAB__GROUP_MEMBERS_MAX) return 0;
-    double weight = linear ? u->push.scale : u->push.scale / leader->push.scale;
+    double weight = absolute ? u->push.scale : u->push.scale / leader->push.scale;
     if (!(weight - weight == 0.0)) return 0;
     members[n++] =
         (mlfab__group_member){u->push.seq, weight, u->worker, server->peers[u->worker].incarnation};

@@ -265,6 +265,8 @@ MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
                                                    uint64_t group);
+/* Do the members of a group come multiplied with their own scales? Else they are relative to the first's. */
+MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server);
 /* Is it, or its group, past recall? */
 MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);

@@ -477,7 +477,8 @@ static float *weights(fixture *f, float *out) {
   return out;
 }
 
-static void start(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule) {
+static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, uint32_t sync,
+                     mlfab_update_fn on_update) {
   mlfab__port port = {f, port_post, port_ready, port_drop, port_detach, port_event};
   memset(f, 0, sizeof *f);
   f->seed = seed;
@@ -494,6 +495,7 @@ static void start(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule) {
   f->config.model_max_bytes = 1 << 30;
   f->config.scheduler = MLFAB_SCHEDULER_BESIDE;
   f->config.schedule.delay_bound = bound;
+  f->config.on_update = on_update;
   assert_int_equal(mlfab__server_init(&f->server, &f->env, &f->config, 0, &port, &f->stats), 0);
   for (uint32_t w = 0; w < WORKERS; w++) {
     f->peers[w].incarnation = 1;
@@ -505,11 +507,16 @@ static void start(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule) {
   memset(&define, 0, sizeof define);
   define.tensors = 1;
   define.rule = rule;
+  define.sync = sync;
   define.gamma = 1e-300; /* 0 would mean 0.9 */
   mlfab__encode_tensor_info(table, &info);
   send_frame(f, 0, MLFAB__DEFINE, meta, mlfab__encode_define(meta, &define), table, sizeof table);
   assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
   scheduler_turn(f);
+}
+
+static void start(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule) {
+  start_as(f, seed, bound, rule, MLFAB_SYNC_ASYNC, NULL);
 }
 
 static void finish(fixture *f) {
@@ -636,6 +643,64 @@ static void test_drop_with_bytes_on_their_way(void **state) {
   finish(&f);
 }
 
+/* What an update callback makes of a group: w + scale * sum, with what it is told. */
+static int add_as_told(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
+                       uint64_t first, uint64_t count, void *w, const void *u) {
+  (void)user, (void)tensor, (void)dtype, (void)first;
+  for (uint64_t i = 0; i < count; i++)
+    ((float *)w)[i] += (float)(info->scale * (double)((const float *)u)[i]);
+  return 0;
+}
+
+/* Two workers' updates with scales of their own, as a group or (no aggregator) each by itself, under a callback:
+ * the model must be the same. */
+static void callback_case(uint32_t aggregator, uint32_t sync, float *model) {
+  static fixture f;
+  start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN, sync, add_as_told);
+  for (uint32_t w = 0; w < WORKERS && sync == MLFAB_SYNC_BSP; w++)
+    f.server.peers[w].done = w < 1 || w > 2;
+  mlfab__plan_entry entries[2];
+  memset(entries, 0, sizeof entries);
+  for (uint32_t w = 1; w <= 2; w++) {
+    begin_push(&f, w);
+    f.server.unplaced_last->push.scale = w == 1 ? -0.5 : -2.0;
+    entries[w - 1].id = 1;
+    entries[w - 1].worker = w;
+    entries[w - 1].group = aggregator == MLFAB__NO_NODE ? 0 : 1;
+    entries[w - 1].aggregator = aggregator;
+  }
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__plan frame = {1, 1e9, 1e9, 2};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  for (int i = 0; i < 200; i++) {
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      deliver(&f, w);
+      send_chunk(&f, w);
+      forward(&f, w);
+    }
+    mlfab__server_tick(&f.server, f.now);
+  }
+  assert_int_equal(f.peers[1].applied + f.peers[2].applied, 2);
+  assert_int_equal(f.stats.groups_applied, aggregator == MLFAB__NO_NODE ? 0 : 1);
+  weights(&f, model);
+  finish(&f);
+}
+
+static void test_callback_of_group(void **state) {
+  (void)state;
+  float alone[COUNT], grouped[COUNT];
+  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_ASYNC, alone);
+  callback_case(0, MLFAB_SYNC_ASYNC, grouped);
+  assert_memory_equal(alone, grouped, sizeof alone);
+  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_BSP, alone);
+  assert_memory_equal(alone, grouped, sizeof alone);
+  callback_case(0, MLFAB_SYNC_BSP, grouped);
+  assert_memory_equal(alone, grouped, sizeof alone);
+  assert_float_equal(grouped[1], -0.5f, 0.0f);
+  assert_float_equal(grouped[2], -2.0f, 0.0f);
+}
+
 static void test_random_plans(void **state) {
   (void)state;
   const char *scale = getenv("MLFAB_SCALE");
@@ -650,6 +715,7 @@ static void test_random_plans(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
+                                     cmocka_unit_test(test_callback_of_group),
                                      cmocka_unit_test(test_random_plans)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
