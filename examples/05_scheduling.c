@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WORKERS = 12, SERVER = WORKERS, SLOW = 11, COUNT = 1250000, BOUND = 13, MS = 1000000 };
+enum { WORKERS = 12, SERVER = WORKERS, SLOW = 11, COUNT = 1250000, BOUND = 16, MS = 1000000 };
 
 static struct worker {
   enum { COMPUTES, PUSHES, PULLS } does;

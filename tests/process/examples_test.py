@@ -54,7 +54,7 @@ def test_scheduling():
     expect(len(lines) == 2, "two runs", out)
     (direct, _, kept), (planned, delay, folded) = lines
     expect(float(planned) > 1.2 * float(direct), "the scheduler is not faster", out)
-    expect(int(delay) < 13 and int(kept) == 0 and int(folded) > 0, "the bound has no effect", out)
+    expect(int(delay) < 16 and int(kept) == 0 and int(folded) > 0, "the bound has no effect", out)
     expect(re.search(r"^push .*, group 1 at worker", out, re.M) or
            re.search(r"^pull .*, group 1 at worker", out, re.M), "no group", out)
 
