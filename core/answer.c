@@ -14,11 +14,12 @@
  *                              |                                   +--(PULL_DONE)--> over
  *                              +--(no scheduler any more)--> GOES
  *
- * Turns are given in the order of places. ANSWER_MOVING placed pulls go at once, two so that a slow
- * reader leaves the link to another, and more while the readers' links, where they are known, carry
- * less than the server's. One that has handed out nothing for half a heartbeat does not count: who
- * does not read delays the next for no longer than that. What has begun is not taken back. A placed
- * pull lends only so much at a time, or the transport's queues would make the order.
+ * Turns are given in the order of places. One placed pull goes at a time when its reader's link is known
+ * to carry what the server's does. Else ANSWER_MOVING do, so that a slow reader leaves the link to
+ * another, and more while the readers' links together carry less than the server's. One that has
+ * handed out nothing for half a heartbeat does not count: who does not read delays the next for no
+ * longer than that. What has begun is not taken back. A placed pull lends only so much at a time, or
+ * the transport's queues would make the order.
  *
  * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to
  * the members. They keep their slots until PULL_DONE. While the spread goes out they wait for it; when
@@ -206,7 +207,8 @@ static void answer_turns(mlfab__server *server) {
         moving++;
       }
     }
-    more = next && (moving < ANSWER_MOVING || (server->own.out > 0.0 && taking < server->own.out));
+    int fills = server->own.out > 0.0 && taking >= 0.95 * server->own.out && moving > 0;
+    more = next && !fills && (moving < ANSWER_MOVING || server->own.out > 0.0);
     if (!more) return;
     answer_begin(server, worker, next);
     if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);
