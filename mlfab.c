@@ -11375,7 +11375,7 @@ static void answer_touch(mlfab__server *server, uint64_t spread) {
 static void answer_turns(mlfab__server *server) {
   for (int more = server->places > 0; more;) {
     mlfab__server_pull *next = NULL;
-    uint32_t worker = 0, moving = 0;
+    uint32_t worker = 0, moving = 0, unknown = 0;
     double taking = 0.0;
     for (uint32_t w = 0; w < server->workers; w++) {
       for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
@@ -11388,12 +11388,14 @@ static void answer_turns(mlfab__server *server) {
         uint64_t idle_ns = server->now_ns - pull->progress_ns;
         if (!answer_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
         double in = server->peers[w].link_in;
-        taking += in > 0.0 ? in : server->own.out;
+        taking += in > 0.0 ? in : 0.0;
+        unknown += !(in > 0.0);
         moving++;
       }
     }
-    int fills = server->own.out > 0.0 && taking >= 0.95 * server->own.out && moving > 0;
-    more = next && !fills && (moving < ANSWER_MOVING || server->own.out > 0.0);
+    double out = server->own.out;
+    int fills = out > 0.0 && taking >= 0.95 * out;
+    more = next && !fills && (moving < ANSWER_MOVING || (out > 0.0 && unknown == 0));
     if (!more) return;
     answer_begin(server, worker, next);
     if (next->request & MLFAB__SPREAD_BIT) answer_touch(server, next->request);

@@ -132,7 +132,7 @@ static void watched(fixture *f) {
       if (p->held == FOR_TURN) next = mlfab__min(next, p->place);
       if (p->held == FOR_TURN || f->now - p->progress_ns >= BEAT / 2) continue;
       moving++;
-      taking += in > 0.0 ? in : out;
+      taking += in > 0.0 ? in : 0.0;
       if (f->held[w][k] == FOR_TURN) given = mlfab__max(given, p->place);
     }
   }
