@@ -8736,6 +8736,7 @@ typedef struct mlfab__incoming {
   int announced;          /* the scheduler knows of it */
   int counted;            /* its members are in `ahead` of its slices */
   uint64_t group;         /* number of its group, or 0 */
+  uint32_t waits;         /* members that its group has lost because they were silent */
   uint32_t aggregator;    /* of the group */
   double aggregator_rate; /* in-link of its host; 0 or less: not known */
   uint64_t delay;         /* that it had when it got its place, or would have had */
@@ -10748,6 +10749,8 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
  *
  * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates); spec readings [C2], [C3]. */
 
+enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
+
 static int place_rounds(const mlfab__server *server) {
   return mlfab__sync_rounds(server->options.sync);
 }
@@ -11095,7 +11098,13 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = place_next_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  mlfab__place_ungroup(server, leader, culprit, culprit == NULL);
+  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for: perhaps the
+   * aggregator is out of everybody's reach. */
+  int direct = culprit == NULL;
+  for (mlfab__incoming *u = leader; culprit && u; u = place_next_member(u)) {
+    if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= PLACE_WAITS) direct = 1;
+  }
+  mlfab__place_ungroup(server, leader, culprit, direct);
   mlfab__intake_advance(server);
 }
 

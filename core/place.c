@@ -14,6 +14,8 @@
 
 #include "reduce.h"
 
+enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
+
 static int place_rounds(const mlfab__server *server) {
   return mlfab__sync_rounds(server->options.sync);
 }
@@ -361,7 +363,13 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = place_next_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  mlfab__place_ungroup(server, leader, culprit, culprit == NULL);
+  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for: perhaps the
+   * aggregator is out of everybody's reach. */
+  int direct = culprit == NULL;
+  for (mlfab__incoming *u = leader; culprit && u; u = place_next_member(u)) {
+    if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= PLACE_WAITS) direct = 1;
+  }
+  mlfab__place_ungroup(server, leader, culprit, direct);
   mlfab__intake_advance(server);
 }
 

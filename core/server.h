@@ -65,6 +65,7 @@ typedef struct mlfab__incoming {
   int announced;          /* the scheduler knows of it */
   int counted;            /* its members are in `ahead` of its slices */
   uint64_t group;         /* number of its group, or 0 */
+  uint32_t waits;         /* members that its group has lost because they were silent */
   uint32_t aggregator;    /* of the group */
   double aggregator_rate; /* in-link of its host; 0 or less: not known */
   uint64_t delay;         /* that it had when it got its place, or would have had */

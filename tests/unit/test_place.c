@@ -701,6 +701,43 @@ static void test_callback_of_group(void **state) {
   assert_float_equal(grouped[2], -2.0f, 0.0f);
 }
 
+/* An aggregator that nobody reaches: after two members that it waited for in vain, the rest goes directly. */
+static void test_silent_members(void **state) {
+  (void)state;
+  static fixture f;
+  mlfab__plan_entry entries[WORKERS];
+  memset(entries, 0, sizeof entries);
+  start(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN);
+  for (uint32_t w = 0; w < WORKERS; w++) {
+    begin_push(&f, w);
+    entries[w] = (mlfab__plan_entry){.id = 1, .worker = w, .group = 1, .aggregator = 0};
+  }
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__plan frame = {1, 1e9, 1e9, WORKERS};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  for (uint32_t fails = 0; fails <= 2; fails++) {
+    uint32_t members = 0;
+    f.now += 3ull * BEAT;
+    for (int i = 0; i < 100; i++) deliver(&f, 0);
+    for (int i = 0; i < 64; i++) {
+      sum *s = &f.peers[0].sums[i];
+      if (s->group == 0 || s->failed) continue;
+      members = s->members;
+      group_fail(&f, 0, s, &s->member[s->members - 1], MLFAB_ERR_PEER_DEAD);
+    }
+    assert_int_equal(members, fails < 2 ? WORKERS - fails : 0);
+  }
+  for (int i = 0; i < 300; i++) {
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      deliver(&f, w);
+      send_chunk(&f, w);
+    }
+  }
+  for (uint32_t w = 0; w < WORKERS; w++) assert_int_equal(f.peers[w].applied, 1);
+  finish(&f);
+}
+
 static void test_random_plans(void **state) {
   (void)state;
   const char *scale = getenv("MLFAB_SCALE");
@@ -714,8 +751,8 @@ static void test_random_plans(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
-                                     cmocka_unit_test(test_callback_of_group),
-                                     cmocka_unit_test(test_random_plans)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_drop_with_bytes_on_their_way), cmocka_unit_test(test_callback_of_group),
+      cmocka_unit_test(test_silent_members), cmocka_unit_test(test_random_plans)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
