@@ -8765,7 +8765,8 @@ typedef struct mlfab__server_pull {
   uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
   uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
   uint32_t aggregator;
-  uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
+  uint32_t
+      attempt; /* its newest way; ascending over the server. Frames of older ones are ignored at the worker */
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
@@ -17258,8 +17259,9 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
  * ============================================================================================== */
 /* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
  *
- * One line an update in the order of the plan, with a picture of when it travels: '-' to its aggregator, '=' the
- * transfer into the server. Times are seconds from the plan. */
+ * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to its
+ * aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker. Times are
+ * seconds from the plan. */
 
 #include <stdio.h>
 
@@ -17305,13 +17307,14 @@ static void explain_fill(char *row, double from, double to, double span, char ma
   for (uint32_t i = first; i < end; i++) row[i] = mark;
 }
 
-static void explain_picture(explain_text *t, const mlfab__told *told, double span) {
+static void explain_picture(explain_text *t, uint32_t kind, const mlfab__told *told, double span) {
   char row[EXPLAIN_COLUMNS + 1];
   memset(row, ' ', EXPLAIN_COLUMNS);
   row[EXPLAIN_COLUMNS] = '\0';
   if (mlfab__link_finite(told->end)) {
-    if (told->group) explain_fill(row, told->start, told->arrive, span, '-');
-    explain_fill(row, told->group ? told->ready : told->start, told->end, span, '=');
+    int sum = told->group && kind == MLFAB__TRANSFER_PUSH;
+    if (sum) explain_fill(row, told->start, told->arrive, span, '-');
+    explain_fill(row, sum ? told->ready : told->start, told->end, span, '=');
   }
   explain_put(t, " |%s|", row);
 }
@@ -17348,13 +17351,14 @@ static void explain_item(explain_text *t, uint32_t kind, const mlfab__told *told
   }
   if (!told->dropped && mlfab__link_finite(told->end)) {
     explain_put(t, ", start %.9f", told->start);
-    if (told->group) explain_put(t, ", arrive %.9f", told->arrive);
+    if (told->group)
+      explain_put(t, kind == MLFAB__TRANSFER_PUSH ? ", arrive %.9f" : ", there %.9f", told->arrive);
     explain_put(t, ", end %.9f, commit %.9f", told->end, told->commit);
   }
   if (kind == MLFAB__TRANSFER_PUSH) explain_put(t, ", delay %lld", (long long)told->delay);
   if (!told->dropped) {
     explain_put(t, ", %s", explain_why(told->reason));
-    explain_picture(t, told, span);
+    explain_picture(t, kind, told, span);
   }
   explain_put(t, "\n");
 }

@@ -1,7 +1,8 @@
 /* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
  *
- * One line an update in the order of the plan, with a picture of when it travels: '-' to its aggregator, '=' the
- * transfer into the server. Times are seconds from the plan. */
+ * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to its
+ * aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker. Times are
+ * seconds from the plan. */
 #include "scheduler.h"
 
 #include <stdio.h>
@@ -48,13 +49,14 @@ static void explain_fill(char *row, double from, double to, double span, char ma
   for (uint32_t i = first; i < end; i++) row[i] = mark;
 }
 
-static void explain_picture(explain_text *t, const mlfab__told *told, double span) {
+static void explain_picture(explain_text *t, uint32_t kind, const mlfab__told *told, double span) {
   char row[EXPLAIN_COLUMNS + 1];
   memset(row, ' ', EXPLAIN_COLUMNS);
   row[EXPLAIN_COLUMNS] = '\0';
   if (mlfab__link_finite(told->end)) {
-    if (told->group) explain_fill(row, told->start, told->arrive, span, '-');
-    explain_fill(row, told->group ? told->ready : told->start, told->end, span, '=');
+    int sum = told->group && kind == MLFAB__TRANSFER_PUSH;
+    if (sum) explain_fill(row, told->start, told->arrive, span, '-');
+    explain_fill(row, sum ? told->ready : told->start, told->end, span, '=');
   }
   explain_put(t, " |%s|", row);
 }
@@ -91,13 +93,14 @@ static void explain_item(explain_text *t, uint32_t kind, const mlfab__told *told
   }
   if (!told->dropped && mlfab__link_finite(told->end)) {
     explain_put(t, ", start %.9f", told->start);
-    if (told->group) explain_put(t, ", arrive %.9f", told->arrive);
+    if (told->group)
+      explain_put(t, kind == MLFAB__TRANSFER_PUSH ? ", arrive %.9f" : ", there %.9f", told->arrive);
     explain_put(t, ", end %.9f, commit %.9f", told->end, told->commit);
   }
   if (kind == MLFAB__TRANSFER_PUSH) explain_put(t, ", delay %lld", (long long)told->delay);
   if (!told->dropped) {
     explain_put(t, ", %s", explain_why(told->reason));
-    explain_picture(t, told, span);
+    explain_picture(t, kind, told, span);
   }
   explain_put(t, "\n");
 }

@@ -94,7 +94,8 @@ typedef struct mlfab__server_pull {
   uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
   uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
   uint32_t aggregator;
-  uint32_t attempt; /* counts its ways; frames of older ones are ignored at the worker */
+  uint32_t
+      attempt; /* its newest way; ascending over the server. Frames of older ones are ignored at the worker */
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
