@@ -20247,6 +20247,8 @@ static int config_schedule(mlfab_config *c, mlfab_error *error) {
   static const char *const scheduler[] = {"none", "beside", "own", NULL};
   int choice = -1;
   uint64_t value = 0;
+  /* Of this size it means all defaults, and so it would after the environment, too. */
+  if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
   int code = config_word("MLFAB_SCHEDULER", scheduler, &choice, error);
   if (!code && choice > 0 && c->scheduler == 0) c->scheduler = (uint32_t)choice;
   const char *bound = getenv("MLFAB_DELAY_BOUND"), *room = getenv("MLFAB_ACCUMULATORS");
