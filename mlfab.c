@@ -2550,7 +2550,7 @@ MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
  * From a node to itself a transfer is free. Sizes and rates share a unit, time starts at 0.
  *
  * It does not plan anything: order.h and group.h do. What the two have in common stands here too: the
- * comparison of times, the candidate, and a bundle (an update in pieces, one a server).
+ * comparison of times, the candidate, a bundle (an update in pieces, one a server), and what cuts through.
  *
  * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours in
  * rate; no residual is negative; undoing a reservation gives back the same bits.
@@ -2562,7 +2562,7 @@ MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
  * are whole numbers all residuals are exact; with others they are not, which costs steps, not safety.
  *
  * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
- * aggregators store and forward; a bundle's components are reserved one after the other, since at the
+ * aggregators store and forward, unless they are said to cut through; a bundle's components are reserved one after the other, since at the
  * same time they would count the worker's egress several times. */
 
 /* ---- time ---- */
@@ -2661,7 +2661,7 @@ typedef struct mlfab__network {
   mlfab__stretch *pieces;
   struct mlfab__cursor *cursors;
   uint32_t built_room, pieces_room, cursors_room;
-  double began; /* when the first byte of the newest reservation goes */
+  uint32_t npieces; /* of the newest reservation, in `pieces`; 0: it takes no time */
   /* 1: every transfer is charged what the one in the opposite direction costs. */
   int mirror;
   /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
@@ -2727,6 +2727,7 @@ typedef struct mlfab__bundle {
   uint32_t from_step, to_step;
   const double *bytes; /* one each */
   uint32_t n;
+  uint32_t component; /* the number of the first, when it is a part of a bundle */
   double available;
 } mlfab__bundle;
 
@@ -2741,6 +2742,23 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
  * LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p);
+
+/* ---- cutting through: a transfer that passes on what another one brings ---- */
+
+/* How a transfer goes: in stretches, or all of it at once. */
+typedef struct mlfab__course {
+  const mlfab__stretch *pieces; /* not those of `net`, which is written to */
+  uint32_t n, component;
+  double have;      /* so much was there before */
+  double bytes, at; /* what comes; at: when it is all there */
+} mlfab__course;
+
+/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in` brings: it then
+ * ends just when one ends that begins at once and waits whenever there is nothing to pass on. Never, when it
+ * does not end. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
+                                               double available, const mlfab__course *in,
+                                               double *begin_p);
 
 /* ---- what planners take ---- */
 
@@ -3237,7 +3255,8 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
                         double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
-    *end_p = net->began = available;
+    *end_p = available;
+    net->npieces = 0;
     if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
     link_tell(net, from, to, bytes, available, available, component, 0);
     return MLFAB__ENDS;
@@ -3255,7 +3274,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
     uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
     for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
   }
-  net->began = record.n > 0 ? record.pieces[0].from : available;
+  net->npieces = record.n;
   link_tell(net, from, to, bytes, available, *end_p, component, record.n);
   return MLFAB__ENDS;
 }
@@ -3302,10 +3321,10 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
     if (walked != MLFAB__ENDS) return walked;
   }
   for (uint32_t j = 0; j < bundle->n; j++) {
-    double end;
+    double end = latest;
     int walked =
         link_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
-                     bundle->bytes[j], bundle->available, limit, j, &end);
+                     bundle->bytes[j], bundle->available, limit, bundle->component + j, &end);
     if (walked != MLFAB__ENDS) {
       mlfab__network_undo(net, mark);
       if (walked == MLFAB__LATE) *end_p = end;
@@ -3330,6 +3349,62 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
   net->searching--;
   mlfab__network_undo(net, mark);
   return walked;
+}
+
+/* ---- cutting through ---- */
+
+/* What a course has brought, or a path could have carried, asked for at times that ascend. */
+typedef struct link_carried {
+  const mlfab__stretch *pieces;
+  uint32_t n;
+  double before; /* in stretches that are over, or skipped */
+} link_carried;
+
+static double link_carried_by(link_carried *c, double t) {
+  for (; c->n > 0 && c->pieces->to <= t; c->n--, c->pieces++) {
+    double bytes = mlfab__link_exact((c->pieces->to - c->pieces->from) * c->pieces->rate);
+    c->before = mlfab__link_exact(c->before + bytes);
+  }
+  if (c->n == 0 || c->pieces->from >= t) return c->before;
+  return mlfab__link_exact(c->before + mlfab__link_exact((t - c->pieces->from) * c->pieces->rate));
+}
+
+/* By how much a path could be ahead of what comes, where it is most: where the path slows down, where something
+ * comes again, or at the end. No more than the comparison of times lets in is nothing. */
+static double link_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
+  double most = 0, t = 0;
+  uint32_t i = 0, k = 0;
+  link_carried could = {path, n, 0}, come = {in->pieces, in->n, in->have};
+  while (t < in->at) {
+    double rate = i < n ? path[i].rate : 0;
+    t = in->at;
+    if (i < n && path[i].to < t) t = path[i].to;
+    if (k < in->n && in->pieces[k].from < t) t = in->pieces[k].from;
+    while (i < n && path[i].to <= t) i++;
+    while (k < in->n && in->pieces[k].from <= t) k++;
+    double ahead = link_carried_by(&could, t) - link_carried_by(&come, t);
+    double explained =
+        mlfab__link_exact(2e-9 * in->bytes) + mlfab__link_exact(1e-9 * (t > 1 ? t : 1) * rate);
+    if (ahead > explained && ahead > most) most = ahead;
+  }
+  return most;
+}
+
+MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
+                                               double available, const mlfab__course *in,
+                                               double *begin_p) {
+  uint32_t charged_from = from, charged_to = to;
+  double end;
+  *begin_p = in->at > available ? in->at : available;
+  if (!(in->at > available) || from == to || !mlfab__link_finite(in->at)) return 0;
+  const uint32_t *links = link_route(net, &charged_from, &charged_to);
+  int code = link_prepare(net, charged_from, charged_to, links);
+  if (code) return code;
+  link_record record = {net->pieces, 0};
+  link_follow(net, from, to, LINK_FOREVER / 2, available, in->at, &record, &end);
+  double lead = link_lead(net->pieces, record.n, in);
+  *begin_p = mlfab__network_end(net, from, to, lead, available);
+  return 0;
 }
 
 /* ==============================================================================================
@@ -4939,13 +5014,17 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
  * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
  * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last member still comes in. Then a member is in
- * time when it is there before the forward, begun at t_max, would end without it: the server's NIC does not wait
- * either, groups are a member larger, and a sum is there a transfer earlier.
+ * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a member may be late
+ * (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it would be at the server, begun at
+ * t_max; the first of a group, before it would be there itself. Groups are a member larger then, and a sum is
+ * there a transfer earlier. It is forwarded from t_max on, or as much later that it never lacks what its members
+ * bring: that is no later than if it began at once and waited. A late member may hold up what stands behind it,
+ * and so each variant is tried without late members first: with `cut` the plan is never later, but where a free
+ * first group makes the ones behind it others.
  *
  * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
  * reserved from the server on, last group first, and distributors send when the servers' transfers are
- * all placed. AllReduce is the one behind the other, with a worker for a server.
+ * all placed, cutting through or not. AllReduce is the one behind the other, with a worker for a server.
  *
  * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
  * above, and cases that cannot win are left before they end (group.c). */
@@ -4955,7 +5034,8 @@ enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
   MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
                             * it may also end after any number of members (`first_most`) */
-  MLFAB__GROUP_TAIL_DIRECT /* what is left when the aggregators run out goes directly */
+  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
+  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
 };
 
 typedef struct mlfab__group_input {
@@ -4982,7 +5062,7 @@ typedef struct mlfab__grouped {
 
 /* Which case. */
 typedef struct mlfab__group_choice {
-  uint32_t variant, n;
+  uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
   uint32_t first_most; /* members that a free first group has at most */
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
@@ -4998,12 +5078,15 @@ typedef struct mlfab__group_tail {
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
-  double *hubs, *begins;
+  double *hubs;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, begins_room, tail_room, candidates_room, grouped_room,
+  mlfab__course *late;       /* what is passed on while it comes, component by component */
+  mlfab__stretch *stretches; /* of those, one after the other */
+  uint32_t nlate, nstretches, late_room, stretches_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
       members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
@@ -5019,6 +5102,9 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
 MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, uint32_t variant, uint32_t n,
                                       uint32_t first_most, mlfab__grouped *out, double *time_p);
+/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
+                                      uint32_t component, double bytes, double end);
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
 
 /* ---- distribution, allreduce ---- */
@@ -5033,7 +5119,7 @@ typedef struct mlfab__distribution {
   const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
-  int cut; /* distributors cut through */
+  int cut; /* distributors cut through: each component is handed on as it comes */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {
@@ -5084,7 +5170,8 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
  * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
  * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then. What does not fit in all groups together makes
+ * members come in through its aggregator's ingress by then; late ones a transfer later, and then the sum is at
+ * the server yet a transfer later. What does not fit in all groups together makes
  * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
 
 /* One case under way. */
@@ -5093,6 +5180,7 @@ typedef struct group_run {
   mlfab__network *net;
   const mlfab__group_input *in;
   uint32_t variant, first_most;
+  int late;            /* members may be there later */
   mlfab__grouped *out; /* NULL: only the time is wanted */
   double limit;        /* a case that is not shorter may be left */
   double t_max;
@@ -5101,7 +5189,8 @@ typedef struct group_run {
   /* The group that is being filled. */
   uint32_t first, members;
   double ready;
-  double forward; /* cutting through: when its sum would be at the server, begun at t_max */
+  int known;      /* cutting through: `forward` holds */
+  double forward; /* when its sum would be at the servers, begun at t_max */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -5148,6 +5237,103 @@ static int group_direct(group_run *r, uint32_t i) {
   return 1;
 }
 
+/* ---- cutting through ---- */
+
+/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from t_max on. */
+static int group_forward(group_run *r, uint32_t q, const double *bytes) {
+  mlfab__bundle bundle = {.from = group_aggregator(r, q),
+                          .from_step = 1,
+                          .to = r->in->server,
+                          .to_step = 1,
+                          .bytes = bytes,
+                          .n = r->in->servers,
+                          .available = r->t_max};
+  r->g->evaluations++;
+  int walked = mlfab__bundle_end(r->net, &bundle, mlfab__link_never(), &r->forward);
+  if (walked == MLFAB__LATE) r->forward = mlfab__link_never();
+  return walked < 0 ? walked : 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
+                                      uint32_t component, double bytes, double end) {
+  uint32_t n = net->npieces;
+  uint64_t need = (uint64_t)g->nstretches + n;
+  void *late =
+      mlfab__link_grow(net->env, g->late, &g->late_room, (uint64_t)g->nlate + 1, sizeof *g->late);
+  if (late == NULL) return MLFAB_ERR_MEMORY;
+  g->late = late;
+  void *stretches =
+      mlfab__link_grow(net->env, g->stretches, &g->stretches_room, need, sizeof *g->stretches);
+  if (stretches == NULL) return MLFAB_ERR_MEMORY;
+  g->stretches = stretches;
+  if (n > 0) memcpy(g->stretches + g->nstretches, net->pieces, n * sizeof *g->stretches);
+  g->late[g->nlate++] = (mlfab__course){.n = n, .component = component, .bytes = bytes, .at = end};
+  g->nstretches += n;
+  return 0;
+}
+
+/* Reserves a member's way to its aggregator, like mlfab__bundle_reserve. */
+static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, double *end_p) {
+  uint32_t mark = mlfab__network_mark(r->net), nlate = r->g->nlate, nstretches = r->g->nstretches;
+  int walked = MLFAB__ENDS;
+  *end_p = whole->available;
+  if (whole->n > 1 && r->net->watch && !r->net->searching) {
+    walked = mlfab__bundle_end(r->net, whole, limit, end_p);
+  }
+  for (uint32_t j = 0; walked == MLFAB__ENDS && j < whole->n; j++) {
+    mlfab__bundle bundle = *whole;
+    double end;
+    bundle.to += (size_t)j * bundle.to_step;
+    bundle.bytes += j;
+    bundle.n = 1;
+    bundle.component = j;
+    walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+    if (walked != MLFAB__ENDS) break;
+    if (end > r->t_max && mlfab__group_keep(r->g, r->net, j, whole->bytes[j], end)) {
+      walked = MLFAB_ERR_MEMORY;
+    }
+    if (end > *end_p) *end_p = end;
+  }
+  if (walked == MLFAB__ENDS) return walked;
+  mlfab__network_undo(r->net, mark);
+  r->g->nlate = nlate;
+  r->g->nstretches = nstretches;
+  return walked;
+}
+
+/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it always finds
+ * what comes in. */
+static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
+  int walked = MLFAB__ENDS;
+  *end_p = r->ready;
+  for (uint32_t j = 0; walked == MLFAB__ENDS && j < whole->n; j++) {
+    mlfab__bundle bundle = *whole;
+    const mlfab__stretch *pieces = r->g->stretches;
+    double end;
+    bundle.from += j;
+    bundle.to += j;
+    bundle.bytes += j;
+    bundle.n = 1;
+    bundle.component = j;
+    if (bundle.available > r->t_max) bundle.available = r->t_max;
+    for (uint32_t k = 0; k < r->g->nlate; k++) {
+      mlfab__course in = r->g->late[k];
+      in.pieces = pieces;
+      pieces += in.n;
+      if (in.component != j) continue;
+      int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
+                                            &bundle.available);
+      if (code) return code;
+    }
+    walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+    if (walked == MLFAB__ENDS && end > *end_p) *end_p = end;
+  }
+  r->g->nlate = r->g->nstretches = 0;
+  return walked;
+}
+
+/* ---- groups ---- */
+
 /* Sends the sum of the group at aggregator q: 1; 0: it never arrives. */
 static int group_flush(group_run *r, uint32_t q) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
@@ -5158,14 +5344,12 @@ static int group_flush(group_run *r, uint32_t q) {
                           .n = r->in->servers,
                           .available = r->ready};
   double end;
-  /* What comes in later than t_max is forwarded as it comes. */
-  if (r->in->cut && bundle.available > r->t_max) bundle.available = r->t_max;
   r->net->purpose = MLFAB__AGGREGATE;
   r->net->index = q;
   r->g->evaluations++;
-  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  int walked = r->in->cut ? group_leave(r, &bundle, &end)
+                          : mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (end < r->ready) end = r->ready;
   if (end > r->t_max) r->t_max = end;
   r->number++;
   for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
@@ -5179,36 +5363,41 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
-/* When the sum at aggregator q, of this size, would be at the server if it were forwarded from t_max on. */
-static double group_forward(const group_run *r, uint32_t q, const double *bytes) {
-  double end = r->t_max;
-  for (uint32_t j = 0; j < r->in->servers; j++) {
-    double e =
-        mlfab__network_end(r->net, group_aggregator(r, q)[j], r->in->server[j], bytes[j], r->t_max);
-    if (e > end) end = e;
+/* The first group, when it need not be in time. */
+static int group_is_free(const group_run *r, uint32_t q) {
+  return r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
+}
+
+/* The latest time at which the i-th update may be at aggregator q: 1; 0: there is none. */
+static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
+  const double *bytes = r->members > 0 ? r->g->sizes : group_update(r, i)->bytes;
+  *limit_p = r->t_max;
+  if (group_is_free(r, q)) {
+    *limit_p = mlfab__link_never();
+    return r->members < r->first_most;
   }
-  return end;
+  if (!r->late) return 1;
+  int code = r->known ? 0 : group_forward(r, q, bytes);
+  /* Members pass other links than the forward when there is but one server, and no shared link. */
+  r->known = r->in->servers == 1 && r->net->path_count == 0;
+  *limit_p = r->forward;
+  return code ? code : 1;
 }
 
 /* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
-  double limit = r->t_max, end;
-  int is_free = r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
-  if (r->in->cut) {
-    if (r->members == 0) r->forward = group_forward(r, q, group_update(r, i)->bytes);
-    limit = r->forward;
-  }
-  if (is_free) {
-    if (r->members == r->first_most) return 0;
-    limit = mlfab__link_never();
-  }
+  double limit, end;
+  if (r->members == 0) r->known = 0;
+  int walked = group_limit(r, i, q, &limit);
+  if (walked != 1) return walked;
   mlfab__bundle bundle = group_bundle(r, i, group_aggregator(r, q));
   r->net->purpose = MLFAB__TO_AGGREGATOR;
   r->net->index = r->in->order ? r->in->order[i] : i;
   r->g->evaluations++;
-  int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+  walked = r->in->cut ? group_enter(r, &bundle, limit, &end)
+                      : mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (is_free && !mlfab__link_less(end, r->limit)) r->over = 1;
+  if (group_is_free(r, q) && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;
@@ -5217,7 +5406,9 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->members++;
   if (end > r->ready) r->ready = end;
   for (uint32_t j = 0; j < bundle.n; j++) {
-    if (bundle.bytes[j] > r->g->sizes[j]) r->g->sizes[j] = bundle.bytes[j];
+    if (!(bundle.bytes[j] > r->g->sizes[j])) continue;
+    r->g->sizes[j] = bundle.bytes[j];
+    if (r->members > 1) r->known = 0;
   }
   if (r->out) r->out[i].arrive = end;
   return 1;
@@ -5229,6 +5420,7 @@ static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
   int walked = 1;
   r->members = 0;
+  r->g->nlate = r->g->nstretches = 0;
   r->over = 0;
   while (i < r->in->n && walked == 1) {
     if (group_is_over(r)) return 0;
@@ -5248,6 +5440,11 @@ static int group_fill(group_run *r, uint32_t n) {
   }
   if (walked == 1 && r->members > 0) walked = group_flush(r, q);
   return walked;
+}
+
+static void group_vary(group_run *r, uint32_t variant) {
+  r->variant = variant & ~(uint32_t)MLFAB__GROUP_LATE;
+  r->late = r->in->cut && (variant & MLFAB__GROUP_LATE) != 0;
 }
 
 static int group_run_case(group_run *r, uint32_t n) {
@@ -5287,13 +5484,16 @@ static void group_sum(group_run *r) {
  * reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
-  if (r->in->cut) return 0;
+  if (r->late && r->net->path_count > 0) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   double t = r->t_max, room = 0, end;
   /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
+    /* A late member comes before its sum would be there, and the sum is a transfer behind it at most. */
+    if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    if (!mlfab__link_finite(t)) return 0;
     double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
     room = mlfab__link_exact(room + mlfab__network_room(r->net, a, until));
     t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
@@ -5311,7 +5511,7 @@ static int group_is_vain(const group_run *r, uint32_t n) {
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
-  r->variant = variant;
+  group_vary(r, variant);
   r->t_max = r->in->start;
   r->number = 0;
   group_sum(r);
@@ -5322,7 +5522,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     uint32_t mark = mlfab__network_mark(r->net);
     times[tried] = mlfab__link_never();
     /* A free first group behind no direct transfer may end after any number of members. */
-    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
       r->first_most = cases > 1 ? c : n;
@@ -5407,7 +5607,10 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
   if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
-  if (g->begins) mlfab__free(env, g->begins, g->begins_room * sizeof *g->begins);
+  if (g->late) mlfab__free(env, g->late, g->late_room * sizeof *g->late);
+  if (g->stretches) {
+    mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
+  }
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {
     mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
@@ -5433,7 +5636,7 @@ MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
   int code = n > in->n ? MLFAB_ERR_ARGUMENT : group_begin(&r, g, net, in);
   if (code) return code;
   uint32_t mark = mlfab__network_mark(net);
-  r.variant = variant;
+  group_vary(&r, variant);
   r.first_most = first_most;
   r.out = out;
   int walked = group_run_case(&r, n);
@@ -5453,7 +5656,10 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
   uint32_t mark = mlfab__network_mark(net);
   net->searching++;
   for (uint32_t v = MLFAB__GROUP_PAPER; !code && v <= MLFAB__GROUP_TAIL_DIRECT; v++) {
-    if (v == MLFAB__GROUP_PAPER || best) code = group_search(&r, v, &choice);
+    if (v != MLFAB__GROUP_PAPER && !best) break;
+    code = group_search(&r, v, &choice);
+    mlfab__network_undo(net, mark);
+    if (!code && in->cut) code = group_search(&r, v | MLFAB__GROUP_LATE, &choice);
     mlfab__network_undo(net, mark);
   }
   net->searching--;
@@ -5490,7 +5696,8 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * Time reversed, distribution is aggregation: the server's egress must never be idle, as its ingress
  * there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are reserved in the
  * real one: from the server first, beginning with the last group's distributor, since it has most to
- * wait for behind it; then from the distributors, when they have the whole model.
+ * wait for behind it; then from the distributors, when they have the whole model, or as it comes (`cut`): a
+ * transfer to a worker begins when from then on it never lacks what comes to its distributor.
  *
  * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of the
  * distributors; t_max starts at the time of the requests. */
@@ -5528,19 +5735,40 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
   return d->distributors + (size_t)(q - 1) * d->servers;
 }
 
+/* To distributor q, a component after the other; how each comes is kept. */
+static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab__distribution *d,
+                             uint32_t q, double *end_p) {
+  *end_p = d->now;
+  for (uint32_t j = 0; j < d->servers; j++) {
+    mlfab__bundle bundle = {.from = &d->server[j],
+                            .to = &distribute_hub(d, q)[j],
+                            .bytes = &d->bytes[j],
+                            .n = 1,
+                            .component = j,
+                            .available = d->now};
+    double end;
+    int sent = mlfab__bundle_reserve(net, &bundle, mlfab__link_never(), &end);
+    if (sent != MLFAB__ENDS) return sent;
+    int code = mlfab__group_keep(g, net, j, d->bytes[j], end);
+    if (code) return code;
+    if (end > *end_p) *end_p = end;
+  }
+  return MLFAB__ENDS;
+}
+
 /* What the servers send: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
-                                   const mlfab__distribution *d, mlfab__delivery *out, double *hubs,
-                                   double *begins) {
+                                   const mlfab__distribution *d, mlfab__delivery *out,
+                                   double *hubs) {
   uint32_t last = 0;
+  g->nlate = g->nstretches = 0;
   net->purpose = MLFAB__TO_DISTRIBUTOR;
   for (uint32_t i = d->n; i > 0; i--) {
     uint32_t q = g->grouped[i - 1].q;
     if (q == 0 || q == last) continue;
     net->index = last = q;
-    int sent = distribute_send(net, d, d->server, distribute_hub(d, q), 1, d->now, &hubs[q - 1]);
+    int sent = distribute_to_hub(g, net, d, q, &hubs[q - 1]);
     if (sent != MLFAB__ENDS) return sent;
-    begins[q - 1] = d->cut ? net->began : hubs[q - 1];
   }
   net->purpose = MLFAB__TO_WORKER;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -5553,20 +5781,49 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
+/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th request. */
+static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
+                                  uint32_t i, const mlfab__course *in, double *end_p) {
+  *end_p = d->now;
+  for (uint32_t j = 0; j < d->servers; j++) {
+    mlfab__bundle bundle = {.from = &distribute_hub(d, q)[j],
+                            .to = &d->requests[i],
+                            .bytes = &d->bytes[j],
+                            .n = 1,
+                            .component = j};
+    double end;
+    int code = mlfab__network_cut_through(net, *bundle.from, *bundle.to, d->now, &in[j],
+                                          &bundle.available);
+    if (code) return code;
+    int sent = mlfab__bundle_reserve(net, &bundle, mlfab__link_never(), &end);
+    if (sent != MLFAB__ENDS) return sent;
+    if (end < in[j].at) end = in[j].at;
+    if (end > *end_p) *end_p = end;
+  }
+  return MLFAB__ENDS;
+}
+
 /* What the distributors send, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
-                                const double *hubs, const double *begins) {
+                                const double *hubs) {
+  const mlfab__course *in = g->late; /* of the servers' transfers, which are in the same order */
+  const mlfab__stretch *pieces = g->stretches;
+  for (uint32_t k = 0; k < g->nlate; k++) {
+    g->late[k].pieces = pieces;
+    pieces += g->late[k].n;
+  }
   for (uint32_t end = d->n; end > 0;) {
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
       net->index = d->names ? d->names[i] : i;
-      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, begins[q - 1],
-                                 &out[i].end);
+      int sent = d->cut ? distribute_cut_through(net, d, q, i, in, &out[i].end)
+                        : distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0,
+                                          hubs[q - 1], &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
-      if (out[i].end < hubs[q - 1]) out[i].end = hubs[q - 1];
     }
+    if (q != 0) in += d->servers;
     end = first;
   }
   return 1;
@@ -5602,14 +5859,10 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
   if (!code) code = distribute_plan(g, net, d, &choice);
   if (code) return code;
   double never = mlfab__link_never(), makespan = d->now;
-  void *begins = mlfab__link_grow(net->env, g->begins, &g->begins_room, d->k, sizeof *g->begins);
-  if (begins == NULL) return MLFAB_ERR_MEMORY;
-  g->begins = begins;
   for (uint32_t q = 0; q < d->k; q++) hubs[q] = never;
   int sent = 0;
-  if (mlfab__link_finite(choice.time))
-    sent = distribute_from_servers(g, net, d, out, hubs, g->begins);
-  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs, g->begins);
+  if (mlfab__link_finite(choice.time)) sent = distribute_from_servers(g, net, d, out, hubs);
+  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs);
   if (sent != 1) mlfab__network_undo(net, mark);
   if (sent < 0) return sent;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -6286,7 +6539,7 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p) {
   mlfab__group_choice choice;
-  uint32_t ordered;
+  uint32_t ordered = 0;
   int code = plan_reserve(planner, batch->n);
   if (!code) code = plan_order(planner, net, batch, &ordered);
   if (code) return code;
@@ -16438,6 +16691,37 @@ static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
+/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all there. */
+static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
+  return (mlfab__course){.pieces = leg->stretches,
+                         .n = leg->n,
+                         .have = onward - leg->left,
+                         .bytes = leg->left,
+                         .at = at};
+}
+
+/* When the sum of a group goes: when its members are there, or, cutting through, what comes in later than all before
+ * it are at the server is forwarded as it comes. */
+static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
+                          double *from_p) {
+  const mlfab__item_part *leader = NULL;
+  *from_p = s->ready[k];
+  if (s->schedule.whole || !mlfab__link_finite(s->ready[k]) || !(s->ready[k] > s->latest[k]))
+    return 0;
+  *from_p = s->latest[k];
+  for (uint32_t i = first; i != end; i = s->items[i].next) {
+    const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+    if (part->state != MLFAB__ITEM_PLACED) continue;
+    if (!leader) leader = part;
+    double at = part->own.n > 0 ? part->own.stretches[part->own.n - 1].to : 0.0;
+    mlfab__course in = batch_course(&part->own, mlfab__scheduler_left(&leader->sum, s->now_ns), at);
+    int code = mlfab__network_cut_through(&s->network, batch_node(s, part->aggregator),
+                                          s->served[k].host, *from_p, &in, from_p);
+    if (code) return code;
+  }
+  return 0;
+}
+
 /* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
@@ -16454,10 +16738,8 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   }
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
-    double arrived = s->ready[k];
-    /* Cutting through, what comes in later than t_max is forwarded as it comes. */
-    if (!s->schedule.whole && mlfab__link_finite(arrived) && arrived > s->latest[k])
-      s->ready[k] = s->latest[k];
+    double from;
+    code = batch_sum_from(s, k, first, end, &from);
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
@@ -16467,10 +16749,10 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
         continue;
       }
       /* The first member's may have been shortened. */
-      code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
-                       s->ready[k], &arrive);
+      code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host, from,
+                       &arrive);
       sum = &part->sum;
-      batch_in(s, k, arrive > arrived ? arrive : arrived);
+      batch_in(s, k, arrive > s->ready[k] ? arrive : s->ready[k]);
     }
   }
   return code;
@@ -16502,28 +16784,31 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor may begin: with the first byte that comes, or with the whole. */
-static double batch_spread_from(const mlfab__scheduler *s, const mlfab__leg *sum) {
-  if (s->schedule.whole || sum->lost || sum->n == 0) return batch_leg_end(s, sum);
-  double from = sum->stretches[0].from - 1e-9 * (double)(s->now_ns - sum->since_ns);
-  return from > 0.0 ? from : 0.0;
+/* When a distributor serves a member: when it has the whole, or, cutting through, as it comes. */
+static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, double *from_p) {
+  const mlfab__item_part *part = mlfab__scheduler_part(s, item, k);
+  double at = batch_leg_end(s, &part->sum);
+  *from_p = at;
+  if (s->schedule.whole) return 0;
+  mlfab__course in = batch_course(&part->sum, mlfab__scheduler_left(&part->own, s->now_ns), at);
+  return mlfab__network_cut_through(&s->network, batch_node(s, part->aggregator),
+                                    batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
 /* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
-  uint64_t group = 0;
-  double ready = 0.0;
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
     for (uint32_t k = 0; k < s->servers; k++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double arrive;
+      double from, arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
-      if (item->group != group) ready = batch_spread_from(s, &part->sum);
-      group = item->group;
-      int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
-                           batch_node(s, item->worker), ready, &arrive);
+      int code = batch_spread_from(s, i, k, &from);
+      if (!code) {
+        code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
+                         batch_node(s, item->worker), from, &arrive);
+      }
       if (code) return code;
     }
   }

@@ -115,6 +115,37 @@ static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
+/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all there. */
+static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
+  return (mlfab__course){.pieces = leg->stretches,
+                         .n = leg->n,
+                         .have = onward - leg->left,
+                         .bytes = leg->left,
+                         .at = at};
+}
+
+/* When the sum of a group goes: when its members are there, or, cutting through, what comes in later than all before
+ * it are at the server is forwarded as it comes. */
+static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
+                          double *from_p) {
+  const mlfab__item_part *leader = NULL;
+  *from_p = s->ready[k];
+  if (s->schedule.whole || !mlfab__link_finite(s->ready[k]) || !(s->ready[k] > s->latest[k]))
+    return 0;
+  *from_p = s->latest[k];
+  for (uint32_t i = first; i != end; i = s->items[i].next) {
+    const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+    if (part->state != MLFAB__ITEM_PLACED) continue;
+    if (!leader) leader = part;
+    double at = part->own.n > 0 ? part->own.stretches[part->own.n - 1].to : 0.0;
+    mlfab__course in = batch_course(&part->own, mlfab__scheduler_left(&leader->sum, s->now_ns), at);
+    int code = mlfab__network_cut_through(&s->network, batch_node(s, part->aggregator),
+                                          s->served[k].host, *from_p, &in, from_p);
+    if (code) return code;
+  }
+  return 0;
+}
+
 /* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
@@ -131,10 +162,8 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   }
   for (uint32_t k = 0; !code && k < s->servers; k++) {
     const mlfab__leg *sum = NULL;
-    double arrived = s->ready[k];
-    /* Cutting through, what comes in later than t_max is forwarded as it comes. */
-    if (!s->schedule.whole && mlfab__link_finite(arrived) && arrived > s->latest[k])
-      s->ready[k] = s->latest[k];
+    double from;
+    code = batch_sum_from(s, k, first, end, &from);
     for (uint32_t i = first; !code && i != end; i = s->items[i].next) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
       double arrive;
@@ -144,10 +173,10 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
         continue;
       }
       /* The first member's may have been shortened. */
-      code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host,
-                       s->ready[k], &arrive);
+      code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host, from,
+                       &arrive);
       sum = &part->sum;
-      batch_in(s, k, arrive > arrived ? arrive : arrived);
+      batch_in(s, k, arrive > s->ready[k] ? arrive : s->ready[k]);
     }
   }
   return code;
@@ -179,28 +208,31 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor may begin: with the first byte that comes, or with the whole. */
-static double batch_spread_from(const mlfab__scheduler *s, const mlfab__leg *sum) {
-  if (s->schedule.whole || sum->lost || sum->n == 0) return batch_leg_end(s, sum);
-  double from = sum->stretches[0].from - 1e-9 * (double)(s->now_ns - sum->since_ns);
-  return from > 0.0 ? from : 0.0;
+/* When a distributor serves a member: when it has the whole, or, cutting through, as it comes. */
+static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, double *from_p) {
+  const mlfab__item_part *part = mlfab__scheduler_part(s, item, k);
+  double at = batch_leg_end(s, &part->sum);
+  *from_p = at;
+  if (s->schedule.whole) return 0;
+  mlfab__course in = batch_course(&part->sum, mlfab__scheduler_left(&part->own, s->now_ns), at);
+  return mlfab__network_cut_through(&s->network, batch_node(s, part->aggregator),
+                                    batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
 /* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
-  uint64_t group = 0;
-  double ready = 0.0;
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
     if (item->kind != MLFAB__TRANSFER_PULL || item->group == 0) continue;
     for (uint32_t k = 0; k < s->servers; k++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
-      double arrive;
+      double from, arrive;
       if (part->state != MLFAB__ITEM_PLACED) continue;
-      if (item->group != group) ready = batch_spread_from(s, &part->sum);
-      group = item->group;
-      int code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
-                           batch_node(s, item->worker), ready, &arrive);
+      int code = batch_spread_from(s, i, k, &from);
+      if (!code) {
+        code = batch_leg(s, &part->own, batch_node(s, part->aggregator),
+                         batch_node(s, item->worker), from, &arrive);
+      }
       if (code) return code;
     }
   }

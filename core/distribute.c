@@ -3,7 +3,8 @@
  * Time reversed, distribution is aggregation: the server's egress must never be idle, as its ingress
  * there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are reserved in the
  * real one: from the server first, beginning with the last group's distributor, since it has most to
- * wait for behind it; then from the distributors, when they have the whole model.
+ * wait for behind it; then from the distributors, when they have the whole model, or as it comes (`cut`): a
+ * transfer to a worker begins when from then on it never lacks what comes to its distributor.
  *
  * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of the
  * distributors; t_max starts at the time of the requests. */
@@ -42,19 +43,40 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
   return d->distributors + (size_t)(q - 1) * d->servers;
 }
 
+/* To distributor q, a component after the other; how each comes is kept. */
+static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab__distribution *d,
+                             uint32_t q, double *end_p) {
+  *end_p = d->now;
+  for (uint32_t j = 0; j < d->servers; j++) {
+    mlfab__bundle bundle = {.from = &d->server[j],
+                            .to = &distribute_hub(d, q)[j],
+                            .bytes = &d->bytes[j],
+                            .n = 1,
+                            .component = j,
+                            .available = d->now};
+    double end;
+    int sent = mlfab__bundle_reserve(net, &bundle, mlfab__link_never(), &end);
+    if (sent != MLFAB__ENDS) return sent;
+    int code = mlfab__group_keep(g, net, j, d->bytes[j], end);
+    if (code) return code;
+    if (end > *end_p) *end_p = end;
+  }
+  return MLFAB__ENDS;
+}
+
 /* What the servers send: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
-                                   const mlfab__distribution *d, mlfab__delivery *out, double *hubs,
-                                   double *begins) {
+                                   const mlfab__distribution *d, mlfab__delivery *out,
+                                   double *hubs) {
   uint32_t last = 0;
+  g->nlate = g->nstretches = 0;
   net->purpose = MLFAB__TO_DISTRIBUTOR;
   for (uint32_t i = d->n; i > 0; i--) {
     uint32_t q = g->grouped[i - 1].q;
     if (q == 0 || q == last) continue;
     net->index = last = q;
-    int sent = distribute_send(net, d, d->server, distribute_hub(d, q), 1, d->now, &hubs[q - 1]);
+    int sent = distribute_to_hub(g, net, d, q, &hubs[q - 1]);
     if (sent != MLFAB__ENDS) return sent;
-    begins[q - 1] = d->cut ? net->began : hubs[q - 1];
   }
   net->purpose = MLFAB__TO_WORKER;
   for (uint32_t i = 0; i < d->n; i++) {
@@ -67,20 +89,49 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
+/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th request. */
+static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
+                                  uint32_t i, const mlfab__course *in, double *end_p) {
+  *end_p = d->now;
+  for (uint32_t j = 0; j < d->servers; j++) {
+    mlfab__bundle bundle = {.from = &distribute_hub(d, q)[j],
+                            .to = &d->requests[i],
+                            .bytes = &d->bytes[j],
+                            .n = 1,
+                            .component = j};
+    double end;
+    int code = mlfab__network_cut_through(net, *bundle.from, *bundle.to, d->now, &in[j],
+                                          &bundle.available);
+    if (code) return code;
+    int sent = mlfab__bundle_reserve(net, &bundle, mlfab__link_never(), &end);
+    if (sent != MLFAB__ENDS) return sent;
+    if (end < in[j].at) end = in[j].at;
+    if (end > *end_p) *end_p = end;
+  }
+  return MLFAB__ENDS;
+}
+
 /* What the distributors send, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
-                                const double *hubs, const double *begins) {
+                                const double *hubs) {
+  const mlfab__course *in = g->late; /* of the servers' transfers, which are in the same order */
+  const mlfab__stretch *pieces = g->stretches;
+  for (uint32_t k = 0; k < g->nlate; k++) {
+    g->late[k].pieces = pieces;
+    pieces += g->late[k].n;
+  }
   for (uint32_t end = d->n; end > 0;) {
     uint32_t q = g->grouped[end - 1].q, first = end;
     while (first > 0 && g->grouped[first - 1].q == q) first--;
     for (uint32_t i = first; q != 0 && i < end; i++) {
       net->index = d->names ? d->names[i] : i;
-      int sent = distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0, begins[q - 1],
-                                 &out[i].end);
+      int sent = d->cut ? distribute_cut_through(net, d, q, i, in, &out[i].end)
+                        : distribute_send(net, d, distribute_hub(d, q), &d->requests[i], 0,
+                                          hubs[q - 1], &out[i].end);
       if (sent != MLFAB__ENDS) return sent;
-      if (out[i].end < hubs[q - 1]) out[i].end = hubs[q - 1];
     }
+    if (q != 0) in += d->servers;
     end = first;
   }
   return 1;
@@ -116,14 +167,10 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
   if (!code) code = distribute_plan(g, net, d, &choice);
   if (code) return code;
   double never = mlfab__link_never(), makespan = d->now;
-  void *begins = mlfab__link_grow(net->env, g->begins, &g->begins_room, d->k, sizeof *g->begins);
-  if (begins == NULL) return MLFAB_ERR_MEMORY;
-  g->begins = begins;
   for (uint32_t q = 0; q < d->k; q++) hubs[q] = never;
   int sent = 0;
-  if (mlfab__link_finite(choice.time))
-    sent = distribute_from_servers(g, net, d, out, hubs, g->begins);
-  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs, g->begins);
+  if (mlfab__link_finite(choice.time)) sent = distribute_from_servers(g, net, d, out, hubs);
+  if (sent == 1) sent = distribute_from_hubs(g, net, d, out, hubs);
   if (sent != 1) mlfab__network_undo(net, mark);
   if (sent < 0) return sent;
   for (uint32_t i = 0; i < d->n; i++) {

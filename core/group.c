@@ -8,7 +8,8 @@
  * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
  * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
  * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then. What does not fit in all groups together makes
+ * members come in through its aggregator's ingress by then; late ones a transfer later, and then the sum is at
+ * the server yet a transfer later. What does not fit in all groups together makes
  * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
 #include "group.h"
 
@@ -18,6 +19,7 @@ typedef struct group_run {
   mlfab__network *net;
   const mlfab__group_input *in;
   uint32_t variant, first_most;
+  int late;            /* members may be there later */
   mlfab__grouped *out; /* NULL: only the time is wanted */
   double limit;        /* a case that is not shorter may be left */
   double t_max;
@@ -26,7 +28,8 @@ typedef struct group_run {
   /* The group that is being filled. */
   uint32_t first, members;
   double ready;
-  double forward; /* cutting through: when its sum would be at the server, begun at t_max */
+  int known;      /* cutting through: `forward` holds */
+  double forward; /* when its sum would be at the servers, begun at t_max */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -73,6 +76,103 @@ static int group_direct(group_run *r, uint32_t i) {
   return 1;
 }
 
+/* ---- cutting through ---- */
+
+/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from t_max on. */
+static int group_forward(group_run *r, uint32_t q, const double *bytes) {
+  mlfab__bundle bundle = {.from = group_aggregator(r, q),
+                          .from_step = 1,
+                          .to = r->in->server,
+                          .to_step = 1,
+                          .bytes = bytes,
+                          .n = r->in->servers,
+                          .available = r->t_max};
+  r->g->evaluations++;
+  int walked = mlfab__bundle_end(r->net, &bundle, mlfab__link_never(), &r->forward);
+  if (walked == MLFAB__LATE) r->forward = mlfab__link_never();
+  return walked < 0 ? walked : 0;
+}
+
+MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
+                                      uint32_t component, double bytes, double end) {
+  uint32_t n = net->npieces;
+  uint64_t need = (uint64_t)g->nstretches + n;
+  void *late =
+      mlfab__link_grow(net->env, g->late, &g->late_room, (uint64_t)g->nlate + 1, sizeof *g->late);
+  if (late == NULL) return MLFAB_ERR_MEMORY;
+  g->late = late;
+  void *stretches =
+      mlfab__link_grow(net->env, g->stretches, &g->stretches_room, need, sizeof *g->stretches);
+  if (stretches == NULL) return MLFAB_ERR_MEMORY;
+  g->stretches = stretches;
+  if (n > 0) memcpy(g->stretches + g->nstretches, net->pieces, n * sizeof *g->stretches);
+  g->late[g->nlate++] = (mlfab__course){.n = n, .component = component, .bytes = bytes, .at = end};
+  g->nstretches += n;
+  return 0;
+}
+
+/* Reserves a member's way to its aggregator, like mlfab__bundle_reserve. */
+static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, double *end_p) {
+  uint32_t mark = mlfab__network_mark(r->net), nlate = r->g->nlate, nstretches = r->g->nstretches;
+  int walked = MLFAB__ENDS;
+  *end_p = whole->available;
+  if (whole->n > 1 && r->net->watch && !r->net->searching) {
+    walked = mlfab__bundle_end(r->net, whole, limit, end_p);
+  }
+  for (uint32_t j = 0; walked == MLFAB__ENDS && j < whole->n; j++) {
+    mlfab__bundle bundle = *whole;
+    double end;
+    bundle.to += (size_t)j * bundle.to_step;
+    bundle.bytes += j;
+    bundle.n = 1;
+    bundle.component = j;
+    walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+    if (walked != MLFAB__ENDS) break;
+    if (end > r->t_max && mlfab__group_keep(r->g, r->net, j, whole->bytes[j], end)) {
+      walked = MLFAB_ERR_MEMORY;
+    }
+    if (end > *end_p) *end_p = end;
+  }
+  if (walked == MLFAB__ENDS) return walked;
+  mlfab__network_undo(r->net, mark);
+  r->g->nlate = nlate;
+  r->g->nstretches = nstretches;
+  return walked;
+}
+
+/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it always finds
+ * what comes in. */
+static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
+  int walked = MLFAB__ENDS;
+  *end_p = r->ready;
+  for (uint32_t j = 0; walked == MLFAB__ENDS && j < whole->n; j++) {
+    mlfab__bundle bundle = *whole;
+    const mlfab__stretch *pieces = r->g->stretches;
+    double end;
+    bundle.from += j;
+    bundle.to += j;
+    bundle.bytes += j;
+    bundle.n = 1;
+    bundle.component = j;
+    if (bundle.available > r->t_max) bundle.available = r->t_max;
+    for (uint32_t k = 0; k < r->g->nlate; k++) {
+      mlfab__course in = r->g->late[k];
+      in.pieces = pieces;
+      pieces += in.n;
+      if (in.component != j) continue;
+      int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
+                                            &bundle.available);
+      if (code) return code;
+    }
+    walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+    if (walked == MLFAB__ENDS && end > *end_p) *end_p = end;
+  }
+  r->g->nlate = r->g->nstretches = 0;
+  return walked;
+}
+
+/* ---- groups ---- */
+
 /* Sends the sum of the group at aggregator q: 1; 0: it never arrives. */
 static int group_flush(group_run *r, uint32_t q) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
@@ -83,14 +183,12 @@ static int group_flush(group_run *r, uint32_t q) {
                           .n = r->in->servers,
                           .available = r->ready};
   double end;
-  /* What comes in later than t_max is forwarded as it comes. */
-  if (r->in->cut && bundle.available > r->t_max) bundle.available = r->t_max;
   r->net->purpose = MLFAB__AGGREGATE;
   r->net->index = q;
   r->g->evaluations++;
-  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
+  int walked = r->in->cut ? group_leave(r, &bundle, &end)
+                          : mlfab__bundle_reserve(r->net, &bundle, mlfab__link_never(), &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (end < r->ready) end = r->ready;
   if (end > r->t_max) r->t_max = end;
   r->number++;
   for (uint32_t i = r->first; r->out && i < r->first + r->members; i++) {
@@ -104,36 +202,41 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
-/* When the sum at aggregator q, of this size, would be at the server if it were forwarded from t_max on. */
-static double group_forward(const group_run *r, uint32_t q, const double *bytes) {
-  double end = r->t_max;
-  for (uint32_t j = 0; j < r->in->servers; j++) {
-    double e =
-        mlfab__network_end(r->net, group_aggregator(r, q)[j], r->in->server[j], bytes[j], r->t_max);
-    if (e > end) end = e;
+/* The first group, when it need not be in time. */
+static int group_is_free(const group_run *r, uint32_t q) {
+  return r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
+}
+
+/* The latest time at which the i-th update may be at aggregator q: 1; 0: there is none. */
+static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
+  const double *bytes = r->members > 0 ? r->g->sizes : group_update(r, i)->bytes;
+  *limit_p = r->t_max;
+  if (group_is_free(r, q)) {
+    *limit_p = mlfab__link_never();
+    return r->members < r->first_most;
   }
-  return end;
+  if (!r->late) return 1;
+  int code = r->known ? 0 : group_forward(r, q, bytes);
+  /* Members pass other links than the forward when there is but one server, and no shared link. */
+  r->known = r->in->servers == 1 && r->net->path_count == 0;
+  *limit_p = r->forward;
+  return code ? code : 1;
 }
 
 /* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
-  double limit = r->t_max, end;
-  int is_free = r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
-  if (r->in->cut) {
-    if (r->members == 0) r->forward = group_forward(r, q, group_update(r, i)->bytes);
-    limit = r->forward;
-  }
-  if (is_free) {
-    if (r->members == r->first_most) return 0;
-    limit = mlfab__link_never();
-  }
+  double limit, end;
+  if (r->members == 0) r->known = 0;
+  int walked = group_limit(r, i, q, &limit);
+  if (walked != 1) return walked;
   mlfab__bundle bundle = group_bundle(r, i, group_aggregator(r, q));
   r->net->purpose = MLFAB__TO_AGGREGATOR;
   r->net->index = r->in->order ? r->in->order[i] : i;
   r->g->evaluations++;
-  int walked = mlfab__bundle_reserve(r->net, &bundle, limit, &end);
+  walked = r->in->cut ? group_enter(r, &bundle, limit, &end)
+                      : mlfab__bundle_reserve(r->net, &bundle, limit, &end);
   if (walked != MLFAB__ENDS) return walked;
-  if (is_free && !mlfab__link_less(end, r->limit)) r->over = 1;
+  if (group_is_free(r, q) && !mlfab__link_less(end, r->limit)) r->over = 1;
   if (r->members == 0) {
     r->first = i;
     r->ready = 0;
@@ -142,7 +245,9 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   r->members++;
   if (end > r->ready) r->ready = end;
   for (uint32_t j = 0; j < bundle.n; j++) {
-    if (bundle.bytes[j] > r->g->sizes[j]) r->g->sizes[j] = bundle.bytes[j];
+    if (!(bundle.bytes[j] > r->g->sizes[j])) continue;
+    r->g->sizes[j] = bundle.bytes[j];
+    if (r->members > 1) r->known = 0;
   }
   if (r->out) r->out[i].arrive = end;
   return 1;
@@ -154,6 +259,7 @@ static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
   int walked = 1;
   r->members = 0;
+  r->g->nlate = r->g->nstretches = 0;
   r->over = 0;
   while (i < r->in->n && walked == 1) {
     if (group_is_over(r)) return 0;
@@ -173,6 +279,11 @@ static int group_fill(group_run *r, uint32_t n) {
   }
   if (walked == 1 && r->members > 0) walked = group_flush(r, q);
   return walked;
+}
+
+static void group_vary(group_run *r, uint32_t variant) {
+  r->variant = variant & ~(uint32_t)MLFAB__GROUP_LATE;
+  r->late = r->in->cut && (variant & MLFAB__GROUP_LATE) != 0;
 }
 
 static int group_run_case(group_run *r, uint32_t n) {
@@ -212,13 +323,16 @@ static void group_sum(group_run *r) {
  * reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
-  if (r->in->cut) return 0;
+  if (r->late && r->net->path_count > 0) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   double t = r->t_max, room = 0, end;
   /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
+    /* A late member comes before its sum would be there, and the sum is a transfer behind it at most. */
+    if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    if (!mlfab__link_finite(t)) return 0;
     double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
     room = mlfab__link_exact(room + mlfab__network_room(r->net, a, until));
     t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
@@ -236,7 +350,7 @@ static int group_is_vain(const group_run *r, uint32_t n) {
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
-  r->variant = variant;
+  group_vary(r, variant);
   r->t_max = r->in->start;
   r->number = 0;
   group_sum(r);
@@ -247,7 +361,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     uint32_t mark = mlfab__network_mark(r->net);
     times[tried] = mlfab__link_never();
     /* A free first group behind no direct transfer may end after any number of members. */
-    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
+    uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
       r->first_most = cases > 1 ? c : n;
@@ -332,7 +446,10 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
   if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
   if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
-  if (g->begins) mlfab__free(env, g->begins, g->begins_room * sizeof *g->begins);
+  if (g->late) mlfab__free(env, g->late, g->late_room * sizeof *g->late);
+  if (g->stretches) {
+    mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
+  }
   if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
   if (g->candidates) {
     mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
@@ -358,7 +475,7 @@ MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
   int code = n > in->n ? MLFAB_ERR_ARGUMENT : group_begin(&r, g, net, in);
   if (code) return code;
   uint32_t mark = mlfab__network_mark(net);
-  r.variant = variant;
+  group_vary(&r, variant);
   r.first_most = first_most;
   r.out = out;
   int walked = group_run_case(&r, n);
@@ -378,7 +495,10 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
   uint32_t mark = mlfab__network_mark(net);
   net->searching++;
   for (uint32_t v = MLFAB__GROUP_PAPER; !code && v <= MLFAB__GROUP_TAIL_DIRECT; v++) {
-    if (v == MLFAB__GROUP_PAPER || best) code = group_search(&r, v, &choice);
+    if (v != MLFAB__GROUP_PAPER && !best) break;
+    code = group_search(&r, v, &choice);
+    mlfab__network_undo(net, mark);
+    if (!code && in->cut) code = group_search(&r, v | MLFAB__GROUP_LATE, &choice);
     mlfab__network_undo(net, mark);
   }
   net->searching--;

@@ -12,13 +12,17 @@
  * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
  * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last member still comes in. Then a member is in
- * time when it is there before the forward, begun at t_max, would end without it: the server's NIC does not wait
- * either, groups are a member larger, and a sum is there a transfer earlier.
+ * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a member may be late
+ * (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it would be at the server, begun at
+ * t_max; the first of a group, before it would be there itself. Groups are a member larger then, and a sum is
+ * there a transfer earlier. It is forwarded from t_max on, or as much later that it never lacks what its members
+ * bring: that is no later than if it began at once and waited. A late member may hold up what stands behind it,
+ * and so each variant is tried without late members first: with `cut` the plan is never later, but where a free
+ * first group makes the ones behind it others.
  *
  * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
  * reserved from the server on, last group first, and distributors send when the servers' transfers are
- * all placed. AllReduce is the one behind the other, with a worker for a server.
+ * all placed, cutting through or not. AllReduce is the one behind the other, with a worker for a server.
  *
  * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
  * above, and cases that cannot win are left before they end (group.c). */
@@ -32,7 +36,8 @@ enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
   MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
                             * it may also end after any number of members (`first_most`) */
-  MLFAB__GROUP_TAIL_DIRECT /* what is left when the aggregators run out goes directly */
+  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
+  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
 };
 
 typedef struct mlfab__group_input {
@@ -59,7 +64,7 @@ typedef struct mlfab__grouped {
 
 /* Which case. */
 typedef struct mlfab__group_choice {
-  uint32_t variant, n;
+  uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
   uint32_t first_most; /* members that a free first group has at most */
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
@@ -75,12 +80,15 @@ typedef struct mlfab__group_tail {
 typedef struct mlfab__grouper {
   double *times; /* T(n) of the cases that were tried */
   double *sizes; /* of the group that is being filled */
-  double *hubs, *begins;
+  double *hubs;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  uint32_t times_room, sizes_room, hubs_room, begins_room, tail_room, candidates_room, grouped_room,
+  mlfab__course *late;       /* what is passed on while it comes, component by component */
+  mlfab__stretch *stretches; /* of those, one after the other */
+  uint32_t nlate, nstretches, late_room, stretches_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
       members_room;
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
@@ -96,6 +104,9 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
 MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, uint32_t variant, uint32_t n,
                                       uint32_t first_most, mlfab__grouped *out, double *time_p);
+/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
+                                      uint32_t component, double bytes, double end);
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
 
 /* ---- distribution, allreduce ---- */
@@ -110,7 +121,7 @@ typedef struct mlfab__distribution {
   const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
   uint32_t n;
   double now;
-  int cut; /* distributors cut through */
+  int cut; /* distributors cut through: each component is handed on as it comes */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {

@@ -474,7 +474,8 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
                         double available, double limit, uint32_t component, double *end_p) {
   uint32_t charged_from = from, charged_to = to;
   if (from == to || !(bytes > 0)) {
-    *end_p = net->began = available;
+    *end_p = available;
+    net->npieces = 0;
     if (!mlfab__link_finite(available) || mlfab__link_less(limit, available)) return MLFAB__LATE;
     link_tell(net, from, to, bytes, available, available, component, 0);
     return MLFAB__ENDS;
@@ -492,7 +493,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
     uint32_t resource = link_resource(net, charged_from, charged_to, links, i);
     for (uint32_t k = 0; k < record.n; k++) link_subtract(net, resource, &record.pieces[k]);
   }
-  net->began = record.n > 0 ? record.pieces[0].from : available;
+  net->npieces = record.n;
   link_tell(net, from, to, bytes, available, *end_p, component, record.n);
   return MLFAB__ENDS;
 }
@@ -539,10 +540,10 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
     if (walked != MLFAB__ENDS) return walked;
   }
   for (uint32_t j = 0; j < bundle->n; j++) {
-    double end;
+    double end = latest;
     int walked =
         link_reserve(net, bundle->from[bundle->from_step * j], bundle->to[bundle->to_step * j],
-                     bundle->bytes[j], bundle->available, limit, j, &end);
+                     bundle->bytes[j], bundle->available, limit, bundle->component + j, &end);
     if (walked != MLFAB__ENDS) {
       mlfab__network_undo(net, mark);
       if (walked == MLFAB__LATE) *end_p = end;
@@ -567,4 +568,60 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
   net->searching--;
   mlfab__network_undo(net, mark);
   return walked;
+}
+
+/* ---- cutting through ---- */
+
+/* What a course has brought, or a path could have carried, asked for at times that ascend. */
+typedef struct link_carried {
+  const mlfab__stretch *pieces;
+  uint32_t n;
+  double before; /* in stretches that are over, or skipped */
+} link_carried;
+
+static double link_carried_by(link_carried *c, double t) {
+  for (; c->n > 0 && c->pieces->to <= t; c->n--, c->pieces++) {
+    double bytes = mlfab__link_exact((c->pieces->to - c->pieces->from) * c->pieces->rate);
+    c->before = mlfab__link_exact(c->before + bytes);
+  }
+  if (c->n == 0 || c->pieces->from >= t) return c->before;
+  return mlfab__link_exact(c->before + mlfab__link_exact((t - c->pieces->from) * c->pieces->rate));
+}
+
+/* By how much a path could be ahead of what comes, where it is most: where the path slows down, where something
+ * comes again, or at the end. No more than the comparison of times lets in is nothing. */
+static double link_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
+  double most = 0, t = 0;
+  uint32_t i = 0, k = 0;
+  link_carried could = {path, n, 0}, come = {in->pieces, in->n, in->have};
+  while (t < in->at) {
+    double rate = i < n ? path[i].rate : 0;
+    t = in->at;
+    if (i < n && path[i].to < t) t = path[i].to;
+    if (k < in->n && in->pieces[k].from < t) t = in->pieces[k].from;
+    while (i < n && path[i].to <= t) i++;
+    while (k < in->n && in->pieces[k].from <= t) k++;
+    double ahead = link_carried_by(&could, t) - link_carried_by(&come, t);
+    double explained =
+        mlfab__link_exact(2e-9 * in->bytes) + mlfab__link_exact(1e-9 * (t > 1 ? t : 1) * rate);
+    if (ahead > explained && ahead > most) most = ahead;
+  }
+  return most;
+}
+
+MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
+                                               double available, const mlfab__course *in,
+                                               double *begin_p) {
+  uint32_t charged_from = from, charged_to = to;
+  double end;
+  *begin_p = in->at > available ? in->at : available;
+  if (!(in->at > available) || from == to || !mlfab__link_finite(in->at)) return 0;
+  const uint32_t *links = link_route(net, &charged_from, &charged_to);
+  int code = link_prepare(net, charged_from, charged_to, links);
+  if (code) return code;
+  link_record record = {net->pieces, 0};
+  link_follow(net, from, to, LINK_FOREVER / 2, available, in->at, &record, &end);
+  double lead = link_lead(net->pieces, record.n, in);
+  *begin_p = mlfab__network_end(net, from, to, lead, available);
+  return 0;
 }

@@ -7,7 +7,7 @@
  * From a node to itself a transfer is free. Sizes and rates share a unit, time starts at 0.
  *
  * It does not plan anything: order.h and group.h do. What the two have in common stands here too: the
- * comparison of times, the candidate, and a bundle (an update in pieces, one a server).
+ * comparison of times, the candidate, a bundle (an update in pieces, one a server), and what cuts through.
  *
  * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours in
  * rate; no residual is negative; undoing a reservation gives back the same bits.
@@ -19,7 +19,7 @@
  * are whole numbers all residuals are exact; with others they are not, which costs steps, not safety.
  *
  * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
- * aggregators store and forward; a bundle's components are reserved one after the other, since at the
+ * aggregators store and forward, unless they are said to cut through; a bundle's components are reserved one after the other, since at the
  * same time they would count the worker's egress several times. */
 #ifndef MLFAB__LINK_H
 #define MLFAB__LINK_H
@@ -123,7 +123,7 @@ typedef struct mlfab__network {
   mlfab__stretch *pieces;
   struct mlfab__cursor *cursors;
   uint32_t built_room, pieces_room, cursors_room;
-  double began; /* when the first byte of the newest reservation goes */
+  uint32_t npieces; /* of the newest reservation, in `pieces`; 0: it takes no time */
   /* 1: every transfer is charged what the one in the opposite direction costs. */
   int mirror;
   /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
@@ -189,6 +189,7 @@ typedef struct mlfab__bundle {
   uint32_t from_step, to_step;
   const double *bytes; /* one each */
   uint32_t n;
+  uint32_t component; /* the number of the first, when it is a part of a bundle */
   double available;
 } mlfab__bundle;
 
@@ -203,6 +204,23 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
  * LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p);
+
+/* ---- cutting through: a transfer that passes on what another one brings ---- */
+
+/* How a transfer goes: in stretches, or all of it at once. */
+typedef struct mlfab__course {
+  const mlfab__stretch *pieces; /* not those of `net`, which is written to */
+  uint32_t n, component;
+  double have;      /* so much was there before */
+  double bytes, at; /* what comes; at: when it is all there */
+} mlfab__course;
+
+/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in` brings: it then
+ * ends just when one ends that begins at once and waits whenever there is nothing to pass on. Never, when it
+ * does not end. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
+                                               double available, const mlfab__course *in,
+                                               double *begin_p);
 
 /* ---- what planners take ---- */
 

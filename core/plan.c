@@ -104,7 +104,7 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p) {
   mlfab__group_choice choice;
-  uint32_t ordered;
+  uint32_t ordered = 0;
   int code = plan_reserve(planner, batch->n);
   if (!code) code = plan_order(planner, net, batch, &ordered);
   if (code) return code;
