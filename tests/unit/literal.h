@@ -5,6 +5,8 @@
 
 #include "batches.h"
 
+enum { LITERAL_STRETCHES = 512 };
+
 static inline int literal_less(double a, double b) { return mlfab__link_less(a, b); }
 static inline int literal_is_time(double t) { return mlfab__link_finite(t) && t < 1e300; }
 
@@ -103,12 +105,70 @@ static inline uint32_t literal_order(const mlfab__network *base, const mlfab__ba
   return n;
 }
 
+/* How every component came to the group that is being filled: [component][member]. */
+typedef struct literal_arrival {
+  mlfab__course course;
+  mlfab__stretch pieces[LITERAL_STRETCHES];
+} literal_arrival;
+
+static literal_arrival literal_came[BATCH_SERVERS][BATCH_MOST];
+static uint32_t literal_component, literal_member;
+
+static inline void literal_watch(void *user, const mlfab__transfer *t) {
+  literal_arrival *a = &literal_came[literal_component++][literal_member];
+  (void)user;
+  assert_true(t->n <= LITERAL_STRETCHES);
+  if (t->n > 0) memcpy(a->pieces, t->pieces, t->n * sizeof *a->pieces);
+  a->course = (mlfab__course){.pieces = a->pieces, .n = t->n, .bytes = t->bytes, .at = t->end};
+}
+
+/* A member goes to its aggregator, and how is remembered. */
+static inline void literal_enter(mlfab__network *net, const mlfab__candidate *c, const uint32_t *a,
+                                 uint32_t m, uint32_t member) {
+  literal_component = 0;
+  literal_member = member;
+  net->watch = literal_watch;
+  literal_send(net, &c->node, 0, a, c->bytes, m, c->available);
+  net->watch = NULL;
+}
+
+/* The sum goes, forwarded while it comes in: each component from t_max on, or when all are there if that is
+ * earlier, and so much later that it never lacks what a member brings. */
+static inline double literal_forward(mlfab__network *net, const mlfab__group_input *in,
+                                     const uint32_t *a, const double *size, uint32_t members,
+                                     double t_max, double ready) {
+  double latest = ready;
+  for (uint32_t j = 0; j < in->servers; j++) {
+    double from = ready < t_max ? ready : t_max, end;
+    for (uint32_t k = 0; k < members; k++) {
+      assert_int_equal(mlfab__network_cut_through(net, a[j], in->server[j], from,
+                                                  &literal_came[j][k].course, &from),
+                       0);
+    }
+    assert_int_equal(mlfab__network_reserve(net, a[j], in->server[j], size[j], from, &end), 0);
+    if (!literal_is_time(end)) return mlfab__link_never();
+    latest = end > latest ? end : latest;
+  }
+  return latest;
+}
+
+/* When a sum of this size would be at the servers, begun at t_max. */
+static inline double literal_would_end(mlfab__network *net, const mlfab__group_input *in,
+                                       const uint32_t *a, const double *size, double t_max) {
+  uint32_t mark = mlfab__network_mark(net);
+  double end = literal_send(net, a, 1, in->server, size, in->servers, t_max);
+  mlfab__network_undo(net, mark);
+  return end;
+}
+
 /* DetAgg(n), into `net`, which held what was there before the batch. */
 static inline double literal_case(mlfab__network *net, const mlfab__group_input *in,
                                   uint32_t variant, uint32_t n, uint32_t most,
                                   mlfab__grouped *out) {
   double t_max = in->start, ready = 0, size[BATCH_SERVERS], never = mlfab__link_never();
   uint32_t q = 1, i = 0, first = 0, members = 0, number = 0, m = in->servers;
+  int late = in->cut && variant & MLFAB__GROUP_LATE;
+  variant &= 3;
   for (;;) {
     const mlfab__candidate *c = i < in->n ? &in->updates[in->order[i]] : NULL;
     if (c && (i < n || (q > in->k && variant == MLFAB__GROUP_TAIL_DIRECT))) {
@@ -121,9 +181,10 @@ static inline double literal_case(mlfab__network *net, const mlfab__group_input 
     if (c && q > in->k) return never;
     const uint32_t *a = in->aggregators + (q - 1) * m;
     int free_one = variant == MLFAB__GROUP_FIRST_FREE && q == 1;
-    double t = c ? literal_end(net, c, a, m) : never;
-    if (c && literal_is_time(t) && !(free_one ? members == most : literal_less(t_max, t))) {
-      literal_send(net, &c->node, 0, a, c->bytes, m, c->available);
+    double t = c ? literal_end(net, c, a, m) : never, limit = t_max;
+    if (c && late) limit = literal_would_end(net, in, a, members > 0 ? size : c->bytes, t_max);
+    if (c && literal_is_time(t) && !(free_one ? members == most : literal_less(limit, t))) {
+      literal_enter(net, c, a, m, members);
       if (members++ == 0) {
         first = i;
         ready = 0;
@@ -135,7 +196,8 @@ static inline double literal_case(mlfab__network *net, const mlfab__group_input 
       continue;
     }
     if (members > 0) {
-      double end = literal_send(net, a, 1, in->server, size, m, ready);
+      double end = in->cut ? literal_forward(net, in, a, size, members, t_max, ready)
+                           : literal_send(net, a, 1, in->server, size, m, ready);
       if (!literal_is_time(end)) return never;
       t_max = end > t_max ? end : t_max;
       number++;
@@ -157,7 +219,8 @@ static inline void literal_variant(const mlfab__network *base, const mlfab__grou
   double time[BATCH_MOST + 1], least = mlfab__link_never();
   uint32_t most = in->n;
   for (uint32_t n = 0; n <= in->n; n++) {
-    uint32_t cases = variant == MLFAB__GROUP_FIRST_FREE && n == 0 && in->n > 0 ? in->n : 1;
+    int is_free = (variant & 3) == MLFAB__GROUP_FIRST_FREE && n == 0 && in->n > 0;
+    uint32_t cases = is_free ? in->n : 1;
     time[n] = mlfab__link_never();
     for (uint32_t c = 1; c <= cases; c++) {
       uint32_t first = cases > 1 ? c : in->n;
@@ -180,9 +243,10 @@ static inline mlfab__group_choice literal_group(const mlfab__network *base,
                                                 const mlfab__group_input *in, int best,
                                                 mlfab__grouped *out) {
   mlfab__group_choice choice = {.first_most = in->n, .time = mlfab__link_never()};
-  literal_variant(base, in, MLFAB__GROUP_PAPER, &choice);
-  if (best) literal_variant(base, in, MLFAB__GROUP_FIRST_FREE, &choice);
-  if (best) literal_variant(base, in, MLFAB__GROUP_TAIL_DIRECT, &choice);
+  for (uint32_t v = MLFAB__GROUP_PAPER; v <= (best ? MLFAB__GROUP_TAIL_DIRECT : 0); v++) {
+    literal_variant(base, in, v, &choice);
+    if (in->cut) literal_variant(base, in, v | MLFAB__GROUP_LATE, &choice);
+  }
   literal_copy(&literal_net, base);
   if (literal_is_time(choice.time)) {
     literal_case(&literal_net, in, choice.variant, choice.n, choice.first_most, out);
@@ -200,6 +264,83 @@ static inline mlfab__group_choice literal_group(const mlfab__network *base,
     for (uint32_t i = some.n; i < in->n; i++) out[i].number = 0;
   }
   return choice;
+}
+
+/* ---- distribution ---- */
+
+/* A component from `from` to `to`; when it is there. With `how` (NULL: not wanted) how it goes. */
+static inline double literal_part(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
+                                  double available, literal_arrival *how) {
+  double end;
+  literal_component = literal_member = 0;
+  net->watch = literal_watch;
+  assert_int_equal(mlfab__network_reserve(net, from, to, bytes, available, &end), 0);
+  net->watch = NULL;
+  if (how && literal_is_time(end)) {
+    *how = literal_came[0][0];
+    how->course.pieces = how->pieces;
+  }
+  return end;
+}
+
+/* Distributor q, which has what it has as `hub` says, serves one request. */
+static inline double literal_serve(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
+                                   uint32_t to, const literal_arrival *hub, double has) {
+  double latest = d->now;
+  for (uint32_t j = 0; j < d->servers; j++) {
+    uint32_t from = d->distributors[(q - 1) * d->servers + j];
+    double available = has;
+    if (d->cut) {
+      assert_int_equal(
+          mlfab__network_cut_through(net, from, to, d->now, &hub[j].course, &available), 0);
+    }
+    double end = literal_part(net, from, to, d->bytes[j], available, NULL);
+    if (!literal_is_time(end)) return mlfab__link_never();
+    if (d->cut && end < hub[j].course.at) end = hub[j].course.at;
+    latest = end > latest ? end : latest;
+  }
+  return latest;
+}
+
+/* [I3], [I4]: `net` is left with everything that is sent; never when somebody cannot be reached. */
+static inline double literal_distribute(mlfab__network *net, const mlfab__distribution *d,
+                                        const mlfab__grouped *grouped, mlfab__delivery *out) {
+  static literal_arrival hub[BATCH_AGGREGATORS][BATCH_SERVERS];
+  double has[BATCH_AGGREGATORS], makespan = d->now, never = mlfab__link_never();
+  for (uint32_t q = 0; q < d->k; q++) has[q] = never;
+  for (uint32_t i = d->n; i-- > 0;) {
+    uint32_t q = grouped[i].q;
+    if (q == 0 || literal_is_time(has[q - 1])) continue;
+    has[q - 1] = d->now;
+    for (uint32_t j = 0; j < d->servers; j++) {
+      double end = literal_part(net, d->server[j], d->distributors[(q - 1) * d->servers + j],
+                                d->bytes[j], d->now, &hub[q - 1][j]);
+      if (!literal_is_time(end)) return never;
+      has[q - 1] = end > has[q - 1] ? end : has[q - 1];
+    }
+  }
+  for (uint32_t i = 0; i < d->n; i++) {
+    if (grouped[i].q != 0) continue;
+    double end = d->now;
+    for (uint32_t j = 0; j < d->servers; j++) {
+      double t = literal_part(net, d->server[j], d->requests[i], d->bytes[j], d->now, NULL);
+      end = t > end ? t : end;
+    }
+    if (!literal_is_time(end)) return never;
+    out[i] = (mlfab__delivery){0, end};
+  }
+  for (uint32_t end = d->n; end > 0;) {
+    uint32_t q = grouped[end - 1].q, first = end;
+    while (first > 0 && grouped[first - 1].q == q) first--;
+    for (uint32_t i = first; q != 0 && i < end; i++) {
+      double t = literal_serve(net, d, q, d->requests[i], hub[q - 1], has[q - 1]);
+      if (!literal_is_time(t)) return never;
+      out[i] = (mlfab__delivery){q, t};
+    }
+    end = first;
+  }
+  for (uint32_t i = 0; i < d->n; i++) makespan = out[i].end > makespan ? out[i].end : makespan;
+  return makespan;
 }
 
 #endif

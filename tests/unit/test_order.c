@@ -18,7 +18,8 @@ static mlfab__group_input input_of(const uint32_t *order, uint32_t n) {
                               .servers = it.b.servers,
                               .aggregators = it.aggregators,
                               .k = it.b.k,
-                              .start = it.b.backlog};
+                              .start = it.b.backlog,
+                              .cut = it.b.cut};
 }
 
 /* ---- plans are those of the algorithms as they are written ---- */
@@ -101,15 +102,109 @@ static void compare_grouped(const mlfab__grouped *a, const mlfab__grouped *b, ui
   }
 }
 
+/* ---- nothing is passed on before it has come ---- */
+
+enum { RECORDS = 512 };
+
+typedef struct record {
+  mlfab__transfer transfer;
+  mlfab__stretch pieces[LITERAL_STRETCHES];
+} record;
+
+static record records[RECORDS];
+static uint32_t nrecords;
+
+static void on_reserve(void *user, const mlfab__transfer *t) {
+  (void)user;
+  assert_true(nrecords < RECORDS && t->n <= LITERAL_STRETCHES);
+  records[nrecords].transfer = *t;
+  if (t->n > 0) memcpy(records[nrecords].pieces, t->pieces, t->n * sizeof *t->pieces);
+  nrecords++;
+}
+
+/* How many bytes have gone by t; what takes no time is not there just when it comes. */
+static double gone(const record *r, double t) {
+  double sum = 0;
+  if (r->transfer.n == 0) return r->transfer.end < t ? r->transfer.bytes : 0;
+  for (uint32_t k = 0; k < r->transfer.n; k++) {
+    double to = fmin(r->pieces[k].to, t);
+    if (to > r->pieces[k].from) sum += r->pieces[k].rate * (to - r->pieces[k].from);
+  }
+  return sum;
+}
+
+/* What `in` has brought and `out` has not passed on, where it is least. */
+static double least_stock(const record *in, const record *out) {
+  double least = HUGE_VAL;
+  for (uint32_t k = 0; k < 2 * in->transfer.n + 2 * out->transfer.n + 1; k++) {
+    uint32_t o = k - 2 * in->transfer.n;
+    double t = in->transfer.end;
+    if (k < 2 * in->transfer.n) {
+      t = k % 2 ? in->pieces[k / 2].to : in->pieces[k / 2].from;
+    } else if (o < 2 * out->transfer.n) {
+      t = o % 2 ? out->pieces[o / 2].to : out->pieces[o / 2].from;
+    }
+    if (t <= in->transfer.end) least = fmin(least, gone(in, t) - gone(out, t));
+  }
+  return least;
+}
+
+/* `out` waits for what comes in `in`, and begins no later than that asks for, unless it begins at `early`
+ * or something else holds it up. Returns 1 when this one holds it up. */
+static int check_passed_on(const record *in, const record *out, double early, uint64_t seed) {
+  const mlfab__transfer *t = &out->transfer;
+  const double tolerance = 1e-5;
+  if (in->transfer.end <= t->available || !(in->transfer.bytes > 0)) {
+    return in->transfer.end >= t->available - 1e-6 || t->available <= early + 1e-6;
+  }
+  if (t->from == t->to) fail_msg("seed %llu: passed on at once", (unsigned long long)seed);
+  double least = least_stock(in, out);
+  if (least < -tolerance) {
+    fail_msg("seed %llu: %g bytes are passed on before they come", (unsigned long long)seed,
+             -least);
+  }
+  return least <= tolerance || t->available <= early + 1e-6;
+}
+
+static uint64_t cut_sums; /* that go before their last member is there */
+
+/* Commits are in order, a sum ends no earlier than its members, it is never ahead of them, and it begins no later
+ * than that asks for. */
+static void check_sums(const mlfab__grouped *out, const uint32_t *order, uint32_t n, double start,
+                       uint64_t seed) {
+  double t_max = start;
+  for (uint32_t i = 0, end; i < n && out[i].number > 0; i = end) {
+    for (end = i + 1; end < n && out[end].number == out[i].number;) end++;
+    same((uint64_t)(out[i].commit >= t_max), 1, "commits in order", seed);
+    for (uint32_t x = 0; out[i].q > 0 && x < nrecords; x++) {
+      const mlfab__transfer *sum = &records[x].transfer;
+      if (sum->purpose != MLFAB__AGGREGATE || sum->index != out[i].q) continue;
+      int held_up = 0;
+      cut_sums += sum->available < out[i].ready;
+      for (uint32_t y = 0; y < x; y++) {
+        const mlfab__transfer *member = &records[y].transfer;
+        uint32_t k = i;
+        while (k < end && order[k] != member->index) k++;
+        if (member->purpose != MLFAB__TO_AGGREGATOR || k == end) continue;
+        same((uint64_t)literal_less(out[i].end, member->end), 0, "a sum behind its members", seed);
+        if (member->component != sum->component) continue;
+        if (it.b.cut) held_up |= check_passed_on(&records[y], &records[x], t_max, seed);
+      }
+      if (it.b.cut) same((uint64_t)held_up, 1, "a sum as early as it may be", seed);
+    }
+    t_max = out[i].commit;
+  }
+}
+
 static void compare_cases(const mlfab__network *base, const mlfab__group_input *in, uint64_t seed) {
   mlfab__grouped out[BATCH_MOST], wanted[BATCH_MOST];
+  uint32_t variant = in->cut ? MLFAB__GROUP_PAPER | MLFAB__GROUP_LATE : MLFAB__GROUP_PAPER;
   for (uint32_t n = 0; n <= in->n; n++) {
     uint32_t mark = mlfab__network_mark(&it.net);
     double time;
     literal_copy(&literal_net, base);
-    double t = literal_case(&literal_net, in, MLFAB__GROUP_PAPER, n, in->n, wanted);
-    same((uint64_t)mlfab__group_case(&planner.grouper, &it.net, in, MLFAB__GROUP_PAPER, n, in->n,
-                                     out, &time),
+    double t = literal_case(&literal_net, in, variant, n, in->n, wanted);
+    same((uint64_t)mlfab__group_case(&planner.grouper, &it.net, in, variant, n, in->n, out, &time),
          0, "the code", seed);
     same_bits(time, t, "T(n)", seed);
     if (literal_is_time(t)) {
@@ -120,16 +215,20 @@ static void compare_cases(const mlfab__network *base, const mlfab__group_input *
   }
 }
 
-static void compare_groups(const mlfab__network *base, const mlfab__ordered *ordered, uint32_t n,
-                           uint64_t seed) {
+/* Returns T. */
+static double compare_groups(const mlfab__network *base, const mlfab__ordered *ordered, uint32_t n,
+                             uint64_t seed) {
   mlfab__grouped out[BATCH_MOST], wanted[BATCH_MOST];
   mlfab__group_choice choice;
   uint32_t order[BATCH_MOST];
   for (uint32_t i = 0; i < n; i++) order[i] = ordered[i].update;
   mlfab__group_input in = input_of(order, n);
   mlfab__group_choice c = literal_group(base, &in, it.b.best, wanted);
+  nrecords = 0;
+  it.net.watch = on_reserve;
   same((uint64_t)mlfab__group_plan(&planner.grouper, &it.net, &in, it.b.best, out, &choice), 0,
        "the code", seed);
+  it.net.watch = NULL;
   same(choice.variant, c.variant, "the variant", seed);
   same(choice.n, c.n, "n*", seed);
   same(choice.first_most, c.first_most, "the first group's most", seed);
@@ -137,6 +236,7 @@ static void compare_groups(const mlfab__network *base, const mlfab__ordered *ord
   compare_grouped(out, wanted, n, seed);
   same_networks(&it.net, &literal_net, seed);
   check_profiles(&it.net, base, seed);
+  check_sums(out, order, n, in.start, seed);
   mlfab__network_undo(&it.net, 0);
   same_networks(&it.net, base, seed);
   /* The same in one call. */
@@ -154,6 +254,112 @@ static void compare_groups(const mlfab__network *base, const mlfab__ordered *ord
   }
   mlfab__network_undo(&it.net, 0);
   if (seed % 4 == 0) compare_cases(base, &in, seed);
+  return choice.time;
+}
+
+/* What aggregators that cut through are worth: a plan with them is never later, unless a first group is free. */
+typedef struct gains {
+  double sum, worst;
+  uint64_t n, later, never;
+} gains;
+
+static void gains_add(gains *g, double whole, double cut) {
+  if (!literal_is_time(whole) || !(whole > 0)) return;
+  g->never += !literal_is_time(cut);
+  if (!literal_is_time(cut)) return;
+  g->sum += 1 - cut / whole;
+  g->n++;
+  g->later += (uint64_t)literal_less(whole, cut);
+  g->worst = fmax(g->worst, cut / whole - 1);
+}
+
+static void gains_print(const gains *g, const char *what) {
+  print_message(
+      "%s: %.2f %% earlier on average, later in %llu of %llu batches, by %.0f %% at worst, "
+      "never in %llu\n",
+      what, 100 * g->sum / (double)g->n, (unsigned long long)g->later, (unsigned long long)g->n,
+      100 * g->worst, (unsigned long long)g->never);
+}
+
+static gains planned_gains, best_gains, distributed_gains;
+
+/* ---- distribution ---- */
+
+/* No distributor hands on what has not come to it. */
+static void check_spreads(const mlfab__distribution *d, const mlfab__delivery *out, uint64_t seed) {
+  for (uint32_t x = 0; x < nrecords; x++) {
+    const mlfab__transfer *t = &records[x].transfer;
+    if (t->purpose != MLFAB__TO_WORKER || out[t->index].q == 0) continue;
+    for (uint32_t y = 0; y < nrecords; y++) {
+      const mlfab__transfer *to = &records[y].transfer;
+      if (to->purpose != MLFAB__TO_DISTRIBUTOR || to->index != out[t->index].q) continue;
+      same((uint64_t)literal_less(out[t->index].end, to->end), 0, "a worker behind its distributor",
+           seed);
+      if (to->component != t->component) continue;
+      if (d->cut) {
+        same((uint64_t)check_passed_on(&records[y], &records[x], d->now, seed), 1,
+             "a worker as early as it may be", seed);
+      } else {
+        same((uint64_t)literal_less(t->available, to->end), 0, "a model that is handed on whole",
+             seed);
+      }
+    }
+  }
+}
+
+/* The batch's updates as requests for a model. Returns when the last one has it. */
+static double compare_distribution(const mlfab__network *base, uint64_t seed) {
+  static mlfab__network mirrored;
+  mlfab__candidate candidates[BATCH_MOST];
+  mlfab__grouped grouped[BATCH_MOST];
+  mlfab__delivery out[BATCH_MOST], wanted[BATCH_MOST];
+  mlfab__group_choice choice;
+  uint32_t requests[BATCH_MOST], order[BATCH_MOST];
+  double hubs[BATCH_AGGREGATORS], makespan, bytes[BATCH_SERVERS] = {60, 30, 90};
+  mlfab__distribution d = {.server = it.server,
+                           .servers = it.b.servers,
+                           .bytes = bytes,
+                           .distributors = it.aggregators,
+                           .k = it.b.k,
+                           .requests = requests,
+                           .n = it.b.n,
+                           .now = it.b.backlog,
+                           .cut = it.b.cut};
+  for (uint32_t i = 0; i < d.n; i++) {
+    order[i] = i;
+    requests[i] = it.updates[i].node;
+    candidates[i] = (mlfab__candidate){.node = requests[i], .available = d.now, .bytes = bytes};
+  }
+  mlfab__group_input in = input_of(order, d.n);
+  in.updates = candidates;
+  literal_copy(&mirrored, base);
+  mirrored.mirror = 1;
+  mlfab__group_choice c = literal_group(&mirrored, &in, 0, grouped);
+  literal_copy(&literal_net, base);
+  double last = mlfab__link_never();
+  if (literal_is_time(c.time)) last = literal_distribute(&literal_net, &d, grouped, wanted);
+  nrecords = 0;
+  it.net.watch = on_reserve;
+  same((uint64_t)mlfab__group_distribute(&planner.grouper, &it.net, &d, out, hubs, &choice,
+                                         &makespan),
+       0, "the code", seed);
+  it.net.watch = NULL;
+  same_bits(choice.time, c.time, "the mirrored T", seed);
+  same(choice.n, c.n, "the mirrored n*", seed);
+  same_bits(makespan, last, "the makespan", seed);
+  for (uint32_t i = 0; i < d.n && literal_is_time(last); i++) {
+    same(out[i].q, wanted[i].q, "a distributor", seed);
+    same_bits(out[i].end, wanted[i].end, "a delivery", seed);
+  }
+  if (literal_is_time(last)) {
+    same_networks(&it.net, &literal_net, seed);
+    check_profiles(&it.net, base, seed);
+    check_spreads(&d, out, seed);
+  }
+  mlfab__network_undo(&it.net, 0);
+  same_networks(&it.net, base, seed);
+  mlfab__network_free(&mirrored);
+  return makespan;
 }
 
 static void compare_batch(uint64_t seed, uint32_t most) {
@@ -167,7 +373,15 @@ static void compare_batch(uint64_t seed, uint32_t most) {
   if (it.b.list) {
     for (n = 0; n < it.b.n; n++) ordered[n] = (mlfab__ordered){n, MLFAB__LISTED, 0};
   }
-  compare_groups(&base, ordered, n, seed);
+  double time[2], makespan[2];
+  for (it.b.cut = 0; it.b.cut < 2; it.b.cut++) {
+    time[it.b.cut] = compare_groups(&base, ordered, n, seed);
+    makespan[it.b.cut] = compare_distribution(&base, seed);
+  }
+  if (!it.b.best)
+    same((uint64_t)literal_less(time[0], time[1]), 0, "cutting through is later", seed);
+  gains_add(it.b.best ? &best_gains : &planned_gains, time[0], time[1]);
+  gains_add(&distributed_gains, makespan[0], makespan[1]);
   mlfab__network_free(&it.net);
   mlfab__network_free(&base);
 }
@@ -184,6 +398,12 @@ static void test_same_plans(void **state) {
   uint64_t count = batch_count(300000);
   for (uint64_t seed = 1; seed <= count; seed++) compare_batch(seed, seed % 16 ? 20 : BATCH_MOST);
   print_message("%llu batches\n", (unsigned long long)count);
+  gains_print(&planned_gains, "cutting through, plans");
+  gains_print(&best_gains, "cutting through, the best of all variants");
+  gains_print(&distributed_gains, "cutting through, distribution");
+  print_message("%llu sums go before all of their members are there\n",
+                (unsigned long long)cut_sums);
+  assert_true(cut_sums > count / 10);
 }
 
 /* ---- what the algorithms leave on the table ---- */
