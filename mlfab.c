@@ -3705,7 +3705,9 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
-  if (monitor->in.set < 0.0 && *in_p >= 0.0 && *out_p > *in_p) *in_p = *out_p;
+  /* The interface's nominal speed was not sent by anybody. */
+  int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
+  if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
@@ -13997,7 +13999,7 @@ static void muster_have(mlfab__muster *muster, uint32_t worker, uint64_t now_ns)
   mlfab__caller *caller = &muster->callers[worker];
   if (caller->state != MLFAB__CALLER_INSIDE || caller->have) return;
   caller->have = 1;
-  if (++muster->having < muster->inside && !MLFAB__PLANTED(31)) return;
+  if (++muster->having < muster->inside && !MLFAB__PLANTED(33)) return;
   muster_end(muster, 0, MLFAB_NO_RANK, now_ns);
 }
 
@@ -16904,7 +16906,7 @@ static void batch_in_use(mlfab__scheduler *s) {
  * nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
-  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(21)) return 0;
+  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -17152,7 +17154,7 @@ static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
     const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
     if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
-    uint64_t since = now > part->placed && !MLFAB__PLANTED(22) ? now - part->placed : 0;
+    uint64_t since = now > part->placed && !MLFAB__PLANTED(25) ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
   }
   return -(int64_t)mlfab__min(most, INT64_MAX / 4);

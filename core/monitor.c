@@ -137,7 +137,9 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
-  if (monitor->in.set < 0.0 && *in_p >= 0.0 && *out_p > *in_p) *in_p = *out_p;
+  /* The interface's nominal speed was not sent by anybody. */
+  int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
+  if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
