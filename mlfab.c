@@ -930,8 +930,9 @@ typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gon
   uint64_t host;
 } mlfab__station;
 
-typedef struct mlfab__schedule { /* worker -> servers, server 0 -> scheduler: mlfab_schedule */
-  uint64_t delay_bound;          /* UINT64_MAX: none */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the others. */
+typedef struct mlfab__schedule {
+  uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
   uint32_t best, whole, no_aggregation, no_distribution;
   /* Server -> scheduler only: what it has to know of the server. */
@@ -9470,10 +9471,19 @@ MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__plan plan;
+  mlfab__schedule schedule;
   server->now_ns = now_ns;
+  if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
+      !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
+      schedule.delay_bound > 0) {
+    server->schedule = schedule; /* server 0's */
+    mlfab__intake_advance(server);
+    return;
+  }
   if (frame->type != MLFAB__PLAN ||
       mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->plan_scratch)) {
-    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME, "not a PLAN, or none that parses");
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
+                       "neither PLAN nor SCHEDULE that parses");
     return;
   }
   if (plan.rate_in > 0.0)
@@ -15800,7 +15810,8 @@ struct mlfab__scheduler {
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
   mlfab__prng prng;
-  mlfab__schedule schedule;
+  mlfab__schedule schedule; /* server 0's */
+  int told;                 /* it is known */
   mlfab__served *served;
   mlfab__station_state *stations;
   uint8_t *alive; /* server * workers + worker */
@@ -16187,6 +16198,14 @@ static void scheduler_drop(mlfab__scheduler *s, uint32_t server, const char *tex
   s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, text);
 }
 
+/* Server 0's schedule is the fabric's: whatever another server was opened with, or missed. */
+static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
+  uint8_t meta[128];
+  if (server == 0 || !s->told || !s->served[server].live) return;
+  s->port.post(s->port.self, server, MLFAB__SCHEDULE, meta,
+               mlfab__encode_schedule(meta, &s->schedule));
+}
+
 static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__schedule m;
   if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0) {
@@ -16195,7 +16214,11 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
   }
   uint64_t node = (uint64_t)s->workers + server;
   s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
-  if (server == 0) s->schedule = m;
+  scheduler_pass_on(s, server);
+  if (server != 0) return;
+  s->schedule = m;
+  s->told = 1;
+  for (uint32_t k = 1; k < s->servers; k++) scheduler_pass_on(s, k);
 }
 
 static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
@@ -19670,6 +19693,11 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
       mlfab__sync_rounds(node->worker.define.sync))
     code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
                         "not supported: a delay bound with rounds, which drop nothing");
+  if (!code && node->routes[0].dead)
+    code = mlfab__error(&error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "set_schedule: server 0 is dead");
+  if (!code && node->routes[0].link == MLFAB__NO_LINK)
+    code = mlfab__error(&error, MLFAB_ERR_AGAIN, 0, 1, 0,
+                        "set_schedule: server 0, whose schedule counts, is being called again");
   if (code) return node_return(node, code, &error);
   mlfab__schedule frame = {schedule.delay_bound,
                            schedule.plan_ahead_ns,

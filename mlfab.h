@@ -614,7 +614,7 @@ MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
 
 /* Changes the schedule of the fabric while it runs, from any worker; the last change wins. Returns
  * when it was sent. Errors: ARGUMENT (delay_bound 0: no update has a delay below 0), STATE without a
- * scheduler, UNSUPPORTED (a delay bound with rounds). */
+ * scheduler, UNSUPPORTED (a delay bound with rounds), AGAIN or PEER_DEAD without a link to server 0. */
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* The capacity of this node's network links, for those who know better than what is measured: bytes

@@ -1722,6 +1722,11 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
       mlfab__sync_rounds(node->worker.define.sync))
     code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
                         "not supported: a delay bound with rounds, which drop nothing");
+  if (!code && node->routes[0].dead)
+    code = mlfab__error(&error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "set_schedule: server 0 is dead");
+  if (!code && node->routes[0].link == MLFAB__NO_LINK)
+    code = mlfab__error(&error, MLFAB_ERR_AGAIN, 0, 1, 0,
+                        "set_schedule: server 0, whose schedule counts, is being called again");
   if (code) return node_return(node, code, &error);
   mlfab__schedule frame = {schedule.delay_bound,
                            schedule.plan_ahead_ns,

@@ -312,6 +312,14 @@ static void scheduler_drop(mlfab__scheduler *s, uint32_t server, const char *tex
   s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, text);
 }
 
+/* Server 0's schedule is the fabric's: whatever another server was opened with, or missed. */
+static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
+  uint8_t meta[128];
+  if (server == 0 || !s->told || !s->served[server].live) return;
+  s->port.post(s->port.self, server, MLFAB__SCHEDULE, meta,
+               mlfab__encode_schedule(meta, &s->schedule));
+}
+
 static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__schedule m;
   if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0) {
@@ -320,7 +328,11 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
   }
   uint64_t node = (uint64_t)s->workers + server;
   s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
-  if (server == 0) s->schedule = m;
+  scheduler_pass_on(s, server);
+  if (server != 0) return;
+  s->schedule = m;
+  s->told = 1;
+  for (uint32_t k = 1; k < s->servers; k++) scheduler_pass_on(s, k);
 }
 
 static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {

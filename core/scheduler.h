@@ -179,7 +179,8 @@ struct mlfab__scheduler {
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
   mlfab__prng prng;
-  mlfab__schedule schedule;
+  mlfab__schedule schedule; /* server 0's */
+  int told;                 /* it is known */
   mlfab__served *served;
   mlfab__station_state *stations;
   uint8_t *alive; /* server * workers + worker */

@@ -193,10 +193,19 @@ MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__plan plan;
+  mlfab__schedule schedule;
   server->now_ns = now_ns;
+  if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
+      !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
+      schedule.delay_bound > 0) {
+    server->schedule = schedule; /* server 0's */
+    mlfab__intake_advance(server);
+    return;
+  }
   if (frame->type != MLFAB__PLAN ||
       mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->plan_scratch)) {
-    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME, "not a PLAN, or none that parses");
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
+                       "neither PLAN nor SCHEDULE that parses");
     return;
   }
   if (plan.rate_in > 0.0)

@@ -306,8 +306,9 @@ typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gon
   uint64_t host;
 } mlfab__station;
 
-typedef struct mlfab__schedule { /* worker -> servers, server 0 -> scheduler: mlfab_schedule */
-  uint64_t delay_bound;          /* UINT64_MAX: none */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the others. */
+typedef struct mlfab__schedule {
+  uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
   uint32_t best, whole, no_aggregation, no_distribution;
   /* Server -> scheduler only: what it has to know of the server. */

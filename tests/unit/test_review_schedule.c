@@ -37,7 +37,86 @@ static void test_environment(void **state) {
   unsetenv("MLFAB_DELAY_BOUND");
 }
 
+enum { FLOATS = 4096 }; /* 16 KiB: slices for two servers */
+
+/* Three workers and two servers, each with the bound that it was opened with; the model stands. */
+static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
+  mlfab_error error;
+  world_init(w, 3, 2, 1);
+  w->config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  world_network(w, 3);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i);
+    if (i == w->workers) c.schedule.delay_bound = bound0;
+    if (i == w->workers + 1) c.schedule.delay_bound = bound1;
+    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
+    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    while (mlfab_is_ready(w->node[i], &error) == 0) assert_int_equal(mlfab_sim_step(w->sim), 1);
+  }
+  for (uint32_t i = 0; i < w->workers; i++) {
+    OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, FLOATS));
+    OK(w->node[i], mlfab_model_start(w->node[i], NULL, NULL, 0));
+  }
+}
+
+/* Of an update that was computed from the first version. */
+static int fabric_push(world *w, uint32_t worker, mlfab_result *result) {
+  static float update[FLOATS];
+  mlfab_buf buf = {MLFAB_ALL, 0, update, FLOATS};
+  mlfab_push_options options = {.size = sizeof options, .version = 1};
+  return mlfab_push(w->node[worker], &buf, 1, &options, result);
+}
+
+/* Whatever the others were opened with: an update is dropped by all servers or by none. */
+static void test_server_0_counts(void **state) {
+  (void)state;
+  static const uint64_t bounds[][2] = {{1, MLFAB_UNBOUNDED}, {MLFAB_UNBOUNDED, 1}, {2, 1}};
+  for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
+    static world w;
+    mlfab_result result;
+    fabric_open(&w, bounds[i][0], bounds[i][1]);
+    OK(w.node[0], fabric_push(&w, 0, &result));
+    int dropped = bounds[i][0] == 1;
+    assert_int_equal(fabric_push(&w, 1, &result), dropped ? MLFAB_ERR_DROPPED : 0);
+    assert_int_equal(result.applied, dropped ? 0 : 2);
+    assert_int_equal(result.refused, dropped ? 2 : 0);
+    mlfab_schedule schedule;
+    mlfab_schedule_init(&schedule);
+    schedule.delay_bound = dropped ? MLFAB_UNBOUNDED : 1;
+    OK(w.node[2], mlfab_set_schedule(w.node[2], &schedule));
+    mlfab_sim_run(w.sim, 100 * WORLD_MS);
+    assert_int_equal(fabric_push(&w, 1, &result), dropped ? 0 : MLFAB_ERR_DROPPED);
+    assert_int_equal(result.applied, dropped ? 2 : 0);
+    world_close(&w);
+  }
+}
+
+/* Without a link to server 0 nothing is set, and the caller is told. */
+static void test_not_sent(void **state) {
+  (void)state;
+  static world w;
+  mlfab_sim_options faults = {.size = sizeof faults, .loss = 1.0};
+  mlfab_schedule schedule;
+  mlfab_schedule_init(&schedule);
+  fabric_open(&w, MLFAB_UNBOUNDED, MLFAB_UNBOUNDED);
+  OK(w.node[1], mlfab_set_schedule(w.node[1], &schedule));
+  assert_int_equal(mlfab_sim_set_faults(w.sim, &faults), 0);
+  mlfab_sim_run(w.sim,
+                1200 * WORLD_MS); /* the heartbeats are lost, and the connections with them */
+  int code = 0;
+  for (int i = 0; i < 100 && code != MLFAB_ERR_AGAIN; i++) {
+    code = mlfab_set_schedule(w.node[1], &schedule);
+    mlfab_sim_run(w.sim, 10 * WORLD_MS);
+  }
+  EXPECT(w.node[1], code, MLFAB_ERR_AGAIN);
+  world_close(&w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_environment)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_environment),
+                                     cmocka_unit_test(test_server_0_counts),
+                                     cmocka_unit_test(test_not_sent)};
   return cmocka_run_group_tests_name("review_schedule", tests, NULL, NULL);
 }
