@@ -1421,6 +1421,126 @@ static void test_close_when_full(void **state) {
   world_close(&w);
 }
 
+/* --- the calls of a fabric with a scheduler --- */
+
+static mlfab_schedule schedule_of(uint64_t bound) {
+  mlfab_schedule s;
+  mlfab_schedule_init(&s);
+  s.delay_bound = bound;
+  return s;
+}
+
+static void test_without_a_scheduler(void **state) {
+  fixture f;
+  char text[64];
+  mlfab_schedule s = schedule_of(5);
+  (void)state;
+  begin(&f, 2, 1, 0);
+  world_open(&f.w, 3);
+  EXPECT(f.w.node[0], mlfab_set_schedule(f.w.node[0], &s), MLFAB_ERR_STATE);
+  EXPECT(f.w.node[0], mlfab_set_link(f.w.node[0], 1e6, 1e6), MLFAB_ERR_STATE);
+  EXPECT(f.w.node[0], mlfab_explain(f.w.node[0], text, sizeof text, NULL), MLFAB_ERR_STATE);
+  world_close(&f.w);
+}
+
+static void test_schedule_calls(void **state) {
+  static const double odd[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+  static const double fine[] = {0, 1e-300, 1e300, -1, -0.0};
+  fixture f;
+  mlfab_error error;
+  char text[4096], small[8];
+  size_t bytes = 0, again = 0;
+  mlfab_schedule s = schedule_of(5);
+  (void)state;
+  begin(&f, 2, 1, 0);
+  f.w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  world_open(&f.w, 3);
+  mlfab *a = f.w.node[0], *b = f.w.node[1];
+  EXPECT(NULL, mlfab_set_schedule(NULL, &s), MLFAB_ERR_ARGUMENT);
+  EXPECT(a, mlfab_set_schedule(a, NULL), MLFAB_ERR_ARGUMENT);
+  s.delay_bound = 0;
+  EXPECT(b, mlfab_set_schedule(b, &s), MLFAB_ERR_ARGUMENT);
+  OK(b, mlfab_last_error(b, &error));
+  assert_non_null(strstr(error.text, "no update has a delay below 0"));
+  s.delay_bound = 1;
+  s.size = 4;
+  EXPECT(b, mlfab_set_schedule(b, &s), MLFAB_ERR_ARGUMENT);
+  s.size = sizeof s;
+  OK(b, mlfab_set_schedule(b, &s));
+  s.delay_bound = MLFAB_UNBOUNDED;
+  OK(a, mlfab_set_schedule(a, &s));
+  EXPECT(NULL, mlfab_set_link(NULL, 1, 1), MLFAB_ERR_ARGUMENT);
+  for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    EXPECT(b, mlfab_set_link(b, odd[i], 1), MLFAB_ERR_ARGUMENT);
+    EXPECT(b, mlfab_set_link(b, 1, odd[i]), MLFAB_ERR_ARGUMENT);
+  }
+  for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++)
+    OK(b, mlfab_set_link(b, fine[i], fine[i]));
+  EXPECT(NULL, mlfab_explain(NULL, text, sizeof text, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(a, mlfab_explain(a, NULL, 5, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(b, mlfab_explain(b, text, sizeof text, NULL), MLFAB_ERR_STATE);
+  OK(a, mlfab_explain(a, NULL, 0, &bytes));
+  OK(a, mlfab_explain(a, text, sizeof text, &again));
+  assert_int_equal(bytes, again);
+  assert_int_equal(strlen(text) + 1, bytes);
+  OK(a, mlfab_explain(a, small, sizeof small, &again));
+  assert_int_equal(bytes, again);
+  assert_int_equal(strlen(small), sizeof small - 1);
+  assert_int_equal(strncmp(small, text, sizeof small - 1), 0);
+  model(&f, NULL);
+  world_close(&f.w);
+}
+
+/* Rounds drop nothing: no bound with them, whichever comes first. */
+static void test_bound_with_rounds(void **state) {
+  mlfab_model_options rounds = {.size = sizeof rounds, .sync = MLFAB_SYNC_BSP};
+  mlfab_schedule s = schedule_of(5);
+  fixture f;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  f.w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  world_open(&f.w, 3);
+  model(&f, &rounds);
+  EXPECT(f.w.node[0], mlfab_set_schedule(f.w.node[0], &s), MLFAB_ERR_UNSUPPORTED);
+  s.delay_bound = MLFAB_UNBOUNDED;
+  OK(f.w.node[0], mlfab_set_schedule(f.w.node[0], &s));
+  world_close(&f.w);
+  begin(&f, 1, 1, 0);
+  f.w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  f.w.config.schedule = schedule_of(5);
+  world_open(&f.w, 3);
+  OK(f.w.node[0], mlfab_tensor_add(f.w.node[0], 5, MLFAB_F32, COUNT));
+  EXPECT(f.w.node[0], mlfab_model_start(f.w.node[0], &rounds, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+  world_close(&f.w);
+}
+
+static void test_schedule_configurations(void **state) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *ctx = NULL;
+  (void)state;
+#define BAD(change, said)                                                \
+  do {                                                                   \
+    mlfab_config_init(&c);                                               \
+    c.scheduler = MLFAB_SCHEDULER_BESIDE;                                \
+    change;                                                              \
+    assert_int_equal(mlfab_open(&c, &ctx, &error), MLFAB_ERR_CONFIG);    \
+    assert_null(ctx);                                                    \
+    if (!strstr(error.text, said)) fail_msg("%s: %s", said, error.text); \
+  } while (0)
+  BAD(c.scheduler = 3, "unknown scheduler");
+  BAD(c.roles = MLFAB_ROLE_SCHEDULER, "scheduler = own");
+  BAD(c.roles = MLFAB_ROLE_SCHEDULER | MLFAB_ROLE_WORKER, "no other role");
+  BAD((c.scheduler = MLFAB_SCHEDULER_OWN, c.roles = MLFAB_ROLE_SCHEDULER, c.rank = 1,
+       c.workers = 2),
+      "one scheduler");
+  BAD(c.scheduler = MLFAB_SCHEDULER_OWN, "coordinator");
+  BAD(c.schedule = schedule_of(0), "delay below 0");
+  BAD((c.schedule = schedule_of(4), c.schedule.size = 2), "schedule.size");
+  BAD(c.accumulators = 65, "64 accumulators");
+#undef BAD
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_null_context),
@@ -1455,6 +1575,10 @@ int main(void) {
       cmocka_unit_test(test_push_deadline),
       cmocka_unit_test(test_cancel_pull),
       cmocka_unit_test(test_save),
+      cmocka_unit_test(test_without_a_scheduler),
+      cmocka_unit_test(test_schedule_calls),
+      cmocka_unit_test(test_bound_with_rounds),
+      cmocka_unit_test(test_schedule_configurations),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,10 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_HEARTBEAT_MS",
                                     "MLFAB_PAYLOAD_CRC",
                                     "MLFAB_SEED",
+                                    "MLFAB_SCHEDULER",
+                                    "MLFAB_DELAY_BOUND",
+                                    "MLFAB_PLAN_AHEAD_MS",
+                                    "MLFAB_ACCUMULATORS",
                                     "RANK",
                                     "WORLD_SIZE",
                                     "MASTER_ADDR",
@@ -115,6 +119,20 @@ static void test_each(void **state) {
   FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=worker", "MLFAB_TRANSPORT=auto");
   assert_int_equal(c.roles, MLFAB_ROLE_WORKER);
   assert_int_equal(c.transports, 0);
+  FILL("MLFAB_ROLE=scheduler", "MLFAB_SCHEDULER=own", "MLFAB_DELAY_BOUND=7",
+       "MLFAB_PLAN_AHEAD_MS=150", "MLFAB_ACCUMULATORS=3");
+  assert_int_equal(c.roles, MLFAB_ROLE_SCHEDULER);
+  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_OWN);
+  assert_int_equal(c.schedule.delay_bound, 7);
+  assert_int_equal(c.schedule.plan_ahead_ns, 150000000);
+  assert_int_equal(c.schedule.size, sizeof c.schedule);
+  assert_int_equal(c.accumulators, 3);
+  FILL("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=none", "MLFAB_ACCUMULATORS=none");
+  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_BESIDE);
+  assert_true(c.schedule.delay_bound == MLFAB_UNBOUNDED);
+  assert_int_equal(c.accumulators, UINT32_MAX);
+  FILL("MLFAB_SCHEDULER=none");
+  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_NONE);
 }
 
 /* What the caller set stays, whatever the environment says. */
@@ -251,6 +269,33 @@ static void test_bad_values(void **state) {
   bad("MLFAB_COORDINATOR", "aaaa", ENV(text));
 }
 
+/* A fabric with a scheduler from the environment; what the caller set stays. */
+static void test_schedule(void **state) {
+  mlfab_config c, given;
+  mlfab_error error;
+  (void)state;
+  mlfab_config_init(&given);
+  given.scheduler = MLFAB_SCHEDULER_OWN;
+  given.accumulators = 1;
+  mlfab_schedule_init(&given.schedule);
+  given.schedule.delay_bound = 3;
+  given.schedule.plan_ahead_ns = 5;
+  assert_int_equal(fill(&given, &c, &error,
+                        ENV("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=9",
+                            "MLFAB_PLAN_AHEAD_MS=8", "MLFAB_ACCUMULATORS=7")),
+                   0);
+  assert_int_equal(c.scheduler, MLFAB_SCHEDULER_OWN);
+  assert_int_equal(c.accumulators, 1);
+  assert_int_equal(c.schedule.delay_bound, 3);
+  assert_int_equal(c.schedule.plan_ahead_ns, 5);
+  bad("MLFAB_SCHEDULER", "above", ENV("MLFAB_SCHEDULER=above"));
+  bad("MLFAB_DELAY_BOUND", "0", ENV("MLFAB_DELAY_BOUND=0"));
+  bad("MLFAB_DELAY_BOUND", "-1", ENV("MLFAB_DELAY_BOUND=-1"));
+  bad("MLFAB_PLAN_AHEAD_MS", "soon", ENV("MLFAB_PLAN_AHEAD_MS=soon"));
+  bad("MLFAB_ACCUMULATORS", "65", ENV("MLFAB_ACCUMULATORS=65"));
+  bad("MLFAB_ROLE", "planner", ENV("MLFAB_ROLE=planner"));
+}
+
 static void test_uninitialised(void **state) {
   mlfab_config c;
   (void)state;
@@ -263,7 +308,7 @@ int main(void) {
       cmocka_unit_test(test_nothing),       cmocka_unit_test(test_each),
       cmocka_unit_test(test_explicit_wins), cmocka_unit_test(test_precedence),
       cmocka_unit_test(test_master),        cmocka_unit_test(test_bad_values),
-      cmocka_unit_test(test_uninitialised),
+      cmocka_unit_test(test_schedule),      cmocka_unit_test(test_uninitialised),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
