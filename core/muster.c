@@ -297,7 +297,7 @@ static void muster_have(mlfab__muster *muster, uint32_t worker, uint64_t now_ns)
   mlfab__caller *caller = &muster->callers[worker];
   if (caller->state != MLFAB__CALLER_INSIDE || caller->have) return;
   caller->have = 1;
-  if (++muster->having < muster->inside && !MLFAB__PLANTED(31)) return;
+  if (++muster->having < muster->inside && !MLFAB__PLANTED(33)) return;
   muster_end(muster, 0, MLFAB_NO_RANK, now_ns);
 }
 
