@@ -236,6 +236,16 @@ MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server) {
   return mlfab__rule_linear(server->rule.kind) && !told;
 }
 
+/* Whole numbers can be multiplied with whole numbers only. */
+static int place_multiplies(const mlfab__server *server, double weight) {
+  const mlfab__layout *layout = &server->layout;
+  if (weight > -9e15 && weight < 9e15 && (double)(int64_t)weight - weight == 0.0) return 1;
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    if (layout->tensors[i].dtype == MLFAB_I64) return 0;
+  }
+  return 1;
+}
+
 /* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback that is told
  * the scale, gets them relative to the first, whose scale then counts for all. 0 when that is not possible. */
 static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
@@ -245,7 +255,7 @@ static int place_weights(const mlfab__server *server, const mlfab__incoming *lea
   for (const mlfab__incoming *u = leader; u; u = place_next_member(u)) {
     if (n == MLFAB__GROUP_MEMBERS_MAX) return 0;
     double weight = absolute ? u->push.scale : u->push.scale / leader->push.scale;
-    if (!(weight - weight == 0.0)) return 0;
+    if (!(weight - weight == 0.0) || !place_multiplies(server, weight)) return 0;
     members[n++] =
         (mlfab__group_member){u->push.seq, weight, u->worker, server->peers[u->worker].incarnation};
   }

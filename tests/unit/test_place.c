@@ -478,7 +478,7 @@ static float *weights(fixture *f, float *out) {
 }
 
 static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, uint32_t sync,
-                     mlfab_update_fn on_update) {
+                     uint32_t dtype, mlfab_update_fn on_update) {
   mlfab__port port = {f, port_post, port_ready, port_drop, port_detach, port_event};
   memset(f, 0, sizeof *f);
   f->seed = seed;
@@ -502,7 +502,7 @@ static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, u
     greet(f, w);
   }
   uint8_t meta[256], table[MLFAB__TENSOR_INFO_BYTES];
-  mlfab__tensor_info info = {0, MLFAB_F32, COUNT};
+  mlfab__tensor_info info = {0, dtype, dtype == MLFAB_I64 ? COUNT / 2 : COUNT};
   mlfab__define define;
   memset(&define, 0, sizeof define);
   define.tensors = 1;
@@ -516,7 +516,7 @@ static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, u
 }
 
 static void start(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule) {
-  start_as(f, seed, bound, rule, MLFAB_SYNC_ASYNC, NULL);
+  start_as(f, seed, bound, rule, MLFAB_SYNC_ASYNC, MLFAB_F32, NULL);
 }
 
 static void finish(fixture *f) {
@@ -656,7 +656,7 @@ static int add_as_told(void *user, const mlfab_update_info *info, uint32_t tenso
  * the model must be the same. */
 static void callback_case(uint32_t aggregator, uint32_t sync, float *model) {
   static fixture f;
-  start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN, sync, add_as_told);
+  start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN, sync, MLFAB_F32, add_as_told);
   for (uint32_t w = 0; w < WORKERS && sync == MLFAB_SYNC_BSP; w++)
     f.server.peers[w].done = w < 1 || w > 2;
   mlfab__plan_entry entries[2];
@@ -699,6 +699,30 @@ static void test_callback_of_group(void **state) {
   assert_memory_equal(alone, grouped, sizeof alone);
   assert_float_equal(grouped[1], -0.5f, 0.0f);
   assert_float_equal(grouped[2], -2.0f, 0.0f);
+}
+
+/* Whole numbers are multiplied with whole numbers only: those relative to the first member may be none. */
+static void test_weights_of_integers(void **state) {
+  (void)state;
+  static const double seconds[] = {3.0, 4.0};
+  for (int k = 0; k < 2; k++) {
+    static fixture f;
+    static uint8_t meta[MLFAB_META_MAX];
+    mlfab__plan_entry entries[2];
+    start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, MLFAB_I64, add_as_told);
+    for (uint32_t w = 1; w <= 2; w++) {
+      begin_push(&f, w);
+      f.server.unplaced_last->push.scale = w == 1 ? 2.0 : seconds[k];
+      entries[w - 1] = (mlfab__plan_entry){.id = 1, .worker = w, .group = 1, .aggregator = 0};
+    }
+    mlfab__plan frame = {1, 1e9, 1e9, 2};
+    mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
+    mlfab__server_scheduler_frame(&f.server, &in, f.now);
+    for (int i = 0; i < 8; i++) deliver(&f, 0);
+    assert_int_equal(f.groups_seen, k);
+    f.scheduler_up = 0; /* nobody hears that they are forgotten */
+    finish(&f);
+  }
 }
 
 /* An aggregator that nobody reaches: after two members that it waited for in vain, the rest goes directly. */
@@ -753,6 +777,7 @@ static void test_random_plans(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_drop_with_bytes_on_their_way), cmocka_unit_test(test_callback_of_group),
-      cmocka_unit_test(test_silent_members), cmocka_unit_test(test_random_plans)};
+      cmocka_unit_test(test_silent_members), cmocka_unit_test(test_weights_of_integers),
+      cmocka_unit_test(test_random_plans)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
