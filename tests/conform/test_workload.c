@@ -1,0 +1,300 @@
+/* test_workload.c - one workload over every transport, without a scheduler, with one beside the server, and with one
+ * of its own: the model at the end is the same, bit by bit.
+ *
+ * Every node is a thread with a context of its own, with the threads of the library beside it; in the simulator
+ * all contexts live in this thread. Updates are large, so that they are planned, grouped and handed on
+ * where there is a scheduler. Asynchronous ones are integers, whose sum has no order; rounds are of
+ * floating point, added in the order of ranks. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "mlfab.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { WORKERS = 4, NODES = WORKERS + 2, SERVER = WORKERS, SCHEDULER, UPDATES = 6, COUNT = 20000 };
+#define SECOND 1000000000ull
+
+struct job;
+typedef struct node {
+  struct job *job;
+  uint32_t number;
+  mlfab *ctx;
+  int line; /* where something went wrong, or 0 */
+  mlfab_request request;
+  int64_t update[COUNT], model[COUNT];
+} node;
+
+typedef struct job {
+  const char *name;
+  uint32_t scheduler, rounds;
+  char coordinator[128];
+  mlfab_sim *sim;
+  node nodes[NODES];
+  uint64_t groups, plans;
+} job;
+
+static uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+static uint32_t nodes_of(const job *j) {
+  return j->scheduler == MLFAB_SCHEDULER_OWN ? NODES : NODES - 1;
+}
+
+static void configure(const job *j, uint32_t number, mlfab_config *c) {
+  mlfab_config_init(c);
+  c->workers = WORKERS;
+  c->servers = c->dedicated = 1;
+  c->roles = number == SERVER      ? MLFAB_ROLE_SERVER
+             : number == SCHEDULER ? MLFAB_ROLE_SCHEDULER
+                                   : MLFAB_ROLE_WORKER;
+  c->rank = number < WORKERS ? (int32_t)number : 0;
+  c->scheduler = j->scheduler;
+  mlfab_schedule_init(&c->schedule);
+  c->schedule.interval_ns = SECOND / 100; /* many wait for a plan */
+  /* As if each were a host: on one, nothing would be gained by groups. */
+  c->host = number + 1;
+  c->eager_bytes = 16384;
+  c->chunk_bytes = 16384;
+  c->heartbeat_ns = SECOND / 5;
+  c->timeout_ns = 60 * SECOND;
+  c->transports = strncmp(j->coordinator, "shm:", 4) ? MLFAB_USE_TCP : MLFAB_USE_SHM;
+  snprintf(c->job, sizeof c->job, "workload");
+  snprintf(c->coordinator, sizeof c->coordinator, "%s", j->coordinator);
+}
+
+static void fill(node *n, uint32_t k) {
+  for (uint64_t i = 0; i < COUNT; i++) {
+    uint64_t x = mix((i * WORKERS + n->number) * UPDATES + k);
+    double wide = ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 15));
+    n->update[i] = (int64_t)x;
+    if (n->job->rounds) memcpy(&n->update[i], &wide, sizeof wide);
+  }
+}
+
+/* The model at the end. */
+static int64_t wanted(const job *j, uint64_t i) {
+  uint64_t sum = 0;
+  double wide = 0.0;
+  for (uint32_t k = 0; k < UPDATES; k++) {
+    double round = 0.0;
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      uint64_t x = mix((i * WORKERS + w) * UPDATES + k);
+      sum += x;
+      round += ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 15));
+    }
+    wide += round;
+  }
+  if (j->rounds) memcpy(&sum, &wide, sizeof sum);
+  return (int64_t)sum;
+}
+
+#define TRY(call)                        \
+  do {                                   \
+    if (call) return n->line = __LINE__; \
+  } while (0)
+
+/* As if its links carried this much. */
+static int limit(node *n) {
+  if (n->job->scheduler) TRY(mlfab_set_link(n->ctx, 20e6, 20e6));
+  return 0;
+}
+
+static int define(node *n) {
+  mlfab_model_options options = {.size = sizeof options,
+                                 .sync = n->job->rounds ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC,
+                                 .deterministic = n->job->rounds};
+  TRY(mlfab_tensor_add(n->ctx, 1, n->job->rounds ? MLFAB_F64 : MLFAB_I64, COUNT));
+  TRY(mlfab_model_start(n->ctx, &options, NULL, 0));
+  return 0;
+}
+
+static int push(node *n, uint32_t k) {
+  mlfab_buf buf = {1, 0, n->update, COUNT};
+  fill(n, k);
+  TRY(mlfab_push_start(n->ctx, &buf, 1, NULL, &n->request));
+  return 0;
+}
+
+static int pull(node *n) {
+  mlfab_buf buf = {1, 0, n->model, COUNT};
+  TRY(mlfab_pull_start(n->ctx, &buf, 1, NULL, &n->request));
+  return 0;
+}
+
+static int finish(node *n) {
+  TRY(mlfab_wait(n->ctx, n->request, 0, NULL));
+  return 0;
+}
+
+/* A worker's whole life; the barrier is there so that all pushes are in the model that is read. */
+static int work(node *n) {
+  if (define(n)) return 1;
+  for (uint32_t k = 0; k < UPDATES; k++) {
+    if (push(n, k) || finish(n)) return 1;
+    if ((k % 2 || n->job->rounds) && (pull(n) || finish(n))) return 1;
+  }
+  TRY(mlfab_barrier(n->ctx, 0));
+  if (pull(n) || finish(n)) return 1;
+  TRY(mlfab_close(&n->ctx));
+  return 0;
+}
+
+static int live(node *n) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab_stats stats;
+  configure(n->job, n->number, &c);
+  if (mlfab_open(&c, &n->ctx, &error)) {
+    fprintf(stderr, "node %u: %s\n", n->number, error.text);
+    return n->line = __LINE__;
+  }
+  if (limit(n)) return 1;
+  if (n->number < WORKERS) return work(n);
+  TRY(mlfab_serve(n->ctx, 60 * SECOND));
+  TRY(mlfab_get_stats(n->ctx, &stats, sizeof stats));
+  if (n->number == SERVER) n->job->groups = stats.groups_applied;
+  if (stats.plans_made) n->job->plans = stats.plans_made;
+  TRY(mlfab_close(&n->ctx));
+  return 0;
+}
+
+static void *live_thread(void *argument) {
+  live(argument);
+  return NULL;
+}
+
+static void run_threads(job *j) {
+  pthread_t threads[NODES];
+  for (uint32_t i = 0; i < nodes_of(j); i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, live_thread, &j->nodes[i]), 0);
+  for (uint32_t i = 0; i < nodes_of(j); i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
+/* The same in the simulator: whatever blocks lets the others go on. */
+static void run_sim(job *j) {
+  mlfab_sim_options options = {
+      .size = sizeof options, .hosts = NODES, .rate_bytes_per_s = 20000000};
+  mlfab_error error;
+  mlfab_stats stats;
+  assert_int_equal(mlfab_sim_create(&options, &j->sim), 0);
+  for (uint32_t i = 0; i < nodes_of(j); i++) {
+    mlfab_config c;
+    configure(j, i, &c);
+    c.transports = 0;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:%u", (unsigned)SERVER);
+    assert_int_equal(mlfab_sim_open(j->sim, i, &c, &j->nodes[i].ctx, &error), 0);
+  }
+  for (uint32_t i = 0; i < nodes_of(j); i += mlfab_is_ready(j->nodes[i].ctx, &error) == 1)
+    assert_int_equal(mlfab_sim_step(j->sim), 1);
+  for (uint32_t i = 0; i < WORKERS; i++)
+    assert_int_equal(define(&j->nodes[i]) || limit(&j->nodes[i]), 0);
+  for (uint32_t k = 0; k < 2 * UPDATES; k++) {
+    for (uint32_t i = 0; i < WORKERS; i++)
+      assert_int_equal(k % 2 ? pull(&j->nodes[i]) : push(&j->nodes[i], k / 2), 0);
+    for (uint32_t i = 0; i < WORKERS; i++) assert_int_equal(finish(&j->nodes[i]), 0);
+  }
+  assert_int_equal(mlfab_get_stats(j->nodes[SERVER].ctx, &stats, sizeof stats), 0);
+  j->groups = stats.groups_applied;
+  for (uint32_t i = SERVER; i < nodes_of(j); i++) {
+    assert_int_equal(mlfab_get_stats(j->nodes[i].ctx, &stats, sizeof stats), 0);
+    if (stats.plans_made) j->plans = stats.plans_made;
+  }
+  for (uint32_t i = 0; i < nodes_of(j); i++) mlfab_abandon(&j->nodes[i].ctx);
+  mlfab_sim_destroy(&j->sim);
+}
+
+static uint32_t free_port(void) {
+  struct sockaddr_in at = {.sin_family = AF_INET};
+  socklen_t bytes = sizeof at;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  assert_true(fd >= 0);
+  assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&at, sizeof at), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)(void *)&at, &bytes), 0);
+  close(fd);
+  return ntohs(at.sin_port);
+}
+
+static void run_job(const char *name, uint32_t scheduler, uint32_t rounds) {
+  job *j = calloc(1, sizeof *j);
+  assert_non_null(j);
+  *j = (job){.name = name, .scheduler = scheduler, .rounds = rounds};
+  for (uint32_t i = 0; i < NODES; i++) {
+    j->nodes[i].job = j;
+    j->nodes[i].number = i;
+  }
+  if (!strcmp(name, "tcp"))
+    snprintf(j->coordinator, sizeof j->coordinator, "tcp:127.0.0.1:%u", free_port());
+  else
+    snprintf(j->coordinator, sizeof j->coordinator,
+             strcmp(name, "unix") ? "shm:workload-%ld" : "unix:/tmp/mlfab-workload-%ld.sock",
+             (long)getpid());
+  if (!strcmp(name, "sim")) {
+    run_sim(j);
+  } else {
+    run_threads(j);
+  }
+  for (uint32_t i = 0; i < nodes_of(j); i++)
+    if (j->nodes[i].line) fail_msg("node %u: line %d", i, j->nodes[i].line);
+  for (uint32_t w = 0; w < WORKERS; w++)
+    for (uint64_t i = 0; i < COUNT; i++)
+      if (j->nodes[w].model[i] != wanted(j, i)) fail_msg("worker %u: element %u", w, (unsigned)i);
+  if (scheduler) assert_true(j->plans > 0);
+  print_message("%s, %s, scheduler %u: %u plans, %u groups\n", name, rounds ? "rounds" : "async",
+                scheduler, (unsigned)j->plans, (unsigned)j->groups);
+  free(j);
+}
+
+static void run_all(const char *name) {
+  for (uint32_t rounds = 0; rounds < 2; rounds++)
+    for (uint32_t scheduler = MLFAB_SCHEDULER_NONE; scheduler <= MLFAB_SCHEDULER_OWN; scheduler++)
+      run_job(name, scheduler, rounds);
+}
+
+static void test_tcp(void **state) {
+  (void)state;
+  run_all("tcp");
+}
+
+static void test_unix(void **state) {
+  (void)state;
+  run_all("unix");
+}
+
+static void test_shm(void **state) {
+  (void)state;
+  run_all("shm");
+}
+
+static void test_sim(void **state) {
+  (void)state;
+  run_all("sim");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_sim),
+      cmocka_unit_test(test_tcp),
+      cmocka_unit_test(test_unix),
+      cmocka_unit_test(test_shm),
+  };
+  return cmocka_run_group_tests_name("workload", tests, NULL, NULL);
+}
