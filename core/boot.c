@@ -215,7 +215,8 @@ static void boot_complete(mlfab_node *node) {
   node->phase = MLFAB__BOOT_GREETING;
   for (uint32_t w = 0; w < node->config.workers; w++) node->worker_heard[w] = node->now_ns;
   for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
-    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, r % node->config.servers)];
+    const mlfab__peer *peer =
+        &node->peers[mlfab__node_of_server(node, mlfab__node_server_of(node, r))];
     memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     node->routes[r].hand = peer->hand;

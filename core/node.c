@@ -293,6 +293,10 @@ static int node_init_roles(mlfab_node *node) {
   return code;
 }
 
+MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
+  return route < node->config.servers ? route : route - node->config.servers;
+}
+
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
   return 2 * node->config.servers;
 }
@@ -447,7 +451,7 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
 
 /* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning for it. */
 static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
-  uint32_t server = index % node->config.servers;
+  uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
   char text[180];
   if (route->dead) return;
@@ -483,7 +487,7 @@ static void node_scheduler_gone(mlfab_node *node) {
 }
 
 static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
-  uint32_t server = index % node->config.servers;
+  uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
@@ -672,7 +676,7 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
   for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
     if (!node_uses(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
-    if (r % node->config.servers != node->server_number) node_call(node, r);
+    if (mlfab__node_server_of(node, r) != node->server_number) node_call(node, r);
   }
 }
 
@@ -1056,7 +1060,7 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   if (route->greeted) node->stats.reconnects++;
   mlfab__link *link = &node->links[index];
   link->kind = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
-  link->peer = number % node->config.servers;
+  link->peer = mlfab__node_server_of(node, number);
   mlfab__hello hello = {node->id,
                         node->incarnation,
                         planner ? (uint32_t)MLFAB_ROLE_SCHEDULER : node->config.roles,

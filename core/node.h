@@ -234,6 +234,8 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   2u /* + index of the route; behind the routes: + rank of the aggregator */
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
+/* The server that a route leads to. */
+MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
 
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
