@@ -1,5 +1,5 @@
 /* test_oom.c - the k-th allocation fails, for every k of a session, in a world of one and on each node
- * of a small fabric in the simulator; and so does every file that is written.
+ * of small fabrics in the simulator, one of them with a scheduler; and so does every file that is written.
  *
  * Whatever fails, fails with an error in its time: nothing crashes or hangs, nothing leaks (the
  * allocator counts), the model holds exactly the pushes that succeeded, and what failed works when it
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COUNT = 6000, NODES = 3, MOST = 5000 };
+enum { COUNT = 6000, NODES = 3, PLANNED_NODES = 5, MOST = 5000 };
 #define SECOND 1000000000ull
 
 /* ---- an allocator that fails once, files that fail once ---- */
@@ -204,8 +204,11 @@ static void test_files(void **state) {
 
 typedef struct fabric {
   mlfab_sim *sim;
-  faults faults[NODES];
-  mlfab *node[NODES]; /* the server, then the workers */
+  uint32_t nodes, scheduler; /* scheduler: the last node, or 0 */
+  faults faults[PLANNED_NODES];
+  mlfab *node[PLANNED_NODES]; /* the server, then the workers, then the scheduler */
+  mlfab_request request[PLANNED_NODES];
+  uint64_t groups;
   int64_t data[COUNT], weights[COUNT];
   int64_t most, least; /* what the model may hold: a push that failed may have come through */
   int barriers, sums;
@@ -219,10 +222,20 @@ static int fabric_open(fabric *f, uint32_t i) {
   env_of(&f->faults[i], &env);
   mlfab_config_init(&config);
   config.env = &env;
-  config.workers = NODES - 1;
+  config.workers = f->nodes - 1 - (f->scheduler > 0);
   config.dedicated = 1;
   config.roles = i == 0 ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
   config.rank = (int32_t)(i == 0 ? 0 : i - 1);
+  if (f->scheduler) {
+    config.scheduler = MLFAB_SCHEDULER_OWN;
+    config.heartbeat_ns = SECOND / 10;
+    mlfab_schedule_init(&config.schedule);
+    config.schedule.interval_ns = SECOND / 50; /* many wait for a plan */
+  }
+  if (f->scheduler && i == f->scheduler) {
+    config.roles = MLFAB_ROLE_SCHEDULER;
+    config.rank = 0;
+  }
   config.timeout_ns = 5 * SECOND;
   config.eager_bytes = 4096;
   config.chunk_bytes = 8192;
@@ -233,10 +246,10 @@ static int fabric_open(fabric *f, uint32_t i) {
 /* Opens all, those that fail again and again: the fault comes once. */
 static void fabric_join(fabric *f) {
   uint64_t until = mlfab_sim_clock(f->sim) + 60 * SECOND;
-  for (uint32_t ready = 0; ready < NODES;) {
+  for (uint32_t ready = 0; ready < f->nodes;) {
     ready = 0;
     assert_true(mlfab_sim_clock(f->sim) < until);
-    for (uint32_t i = 0; i < NODES; i++) {
+    for (uint32_t i = 0; i < f->nodes; i++) {
       if (!f->node[i] && fabric_open(f, i)) f->failures++;
       int code = f->node[i] ? mlfab_is_ready(f->node[i], NULL) : 0;
       if (code < 0) {
@@ -310,7 +323,7 @@ static int fabric_allreduce(fabric *f, uint32_t i) {
 
 /* Calls once on both workers, and again what fails; a worker that lost the server starts anew. */
 static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
-  for (uint32_t i = 1; i < NODES; i++) {
+  for (uint32_t i = 1; i < f->nodes - (f->scheduler > 0); i++) {
     int code = -1;
     for (int attempt = 0; attempt < 4 && code; attempt++) {
       uint64_t since = mlfab_sim_clock(f->sim);
@@ -327,14 +340,59 @@ static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char 
   }
 }
 
-/* The session, with the fault on one node; 1 when it came. */
-static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p) {
-  mlfab_sim_options options = {.size = sizeof options, .hosts = NODES, .seed = 3};
+/* All workers push at once, so that there is something to group. */
+static void fabric_push_all(fabric *f) {
+  mlfab_buf u = {1, 0, f->data, COUNT};
+  int codes[PLANNED_NODES] = {0};
+  for (int k = 0; k < COUNT; k++) f->data[k] = 1;
+  for (uint32_t i = 1; i < f->scheduler; i++) {
+    codes[i] = mlfab_push_start(f->node[i], &u, 1, NULL, &f->request[i]);
+    if (codes[i]) f->request[i] = 0;
+  }
+  for (uint32_t i = 1; i < f->scheduler; i++) {
+    if (f->request[i]) codes[i] = mlfab_wait(f->node[i], f->request[i], 0, NULL);
+    f->request[i] = 0;
+    f->most++;
+    f->least += codes[i] == 0;
+    f->failures += codes[i] != 0;
+    if (codes[i] == MLFAB_ERR_PEER_DEAD) {
+      mlfab_abandon(&f->node[i]);
+      fabric_join(f);
+      assert_int_equal(fabric_model(f, i), 0);
+    }
+  }
+}
+
+static void fabric_end(fabric *f, uint32_t victim, uint64_t fail_at) {
+  for (uint32_t i = f->nodes; i-- > 0;) {
+    if (i && i != f->scheduler) mlfab_close(&f->node[i]);
+    if (f->node[i]) mlfab_abandon(&f->node[i]);
+    if (f->faults[i].bytes)
+      print_error("node %d, allocation %d of node %d: %d bytes stay\n", (int)i, (int)fail_at,
+                  (int)victim, (int)f->faults[i].bytes);
+    assert_int_equal(f->faults[i].bytes, 0);
+  }
+  mlfab_sim_destroy(&f->sim);
+}
+
+static fabric *fabric_begin(uint32_t nodes, uint32_t scheduler, uint32_t victim, uint64_t fail_at) {
+  mlfab_sim_options options = {.size = sizeof options,
+                               .hosts = nodes,
+                               .seed = 3,
+                               .rate_bytes_per_s = scheduler ? 10000000 : 0};
   fabric *f = calloc(1, sizeof *f);
   assert_non_null(f);
   assert_int_equal(mlfab_sim_create(&options, &f->sim), 0);
+  f->nodes = nodes;
+  f->scheduler = scheduler;
   f->faults[victim].fail_at = fail_at;
   fabric_join(f);
+  return f;
+}
+
+/* The session, with the fault on one node; 1 when it came. */
+static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p) {
+  fabric *f = fabric_begin(NODES, 0, victim, fail_at);
   fabric_call(f, fabric_model, "model_start");
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_pull, "pull");
@@ -344,15 +402,26 @@ static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_save, "save");
   fabric_call(f, fabric_pull, "pull");
-  for (uint32_t i = NODES; i-- > 0;) {
-    if (i) mlfab_close(&f->node[i]);
-    if (!i) mlfab_abandon(&f->node[i]);
-    if (f->faults[i].bytes)
-      print_error("node %d, allocation %d of node %d: %d bytes stay\n", (int)i, (int)fail_at,
-                  (int)victim, (int)f->faults[i].bytes);
-    assert_int_equal(f->faults[i].bytes, 0);
-  }
-  mlfab_sim_destroy(&f->sim);
+  fabric_end(f, victim, fail_at);
+  int fired = f->faults[victim].fired;
+  *failures_p += (uint64_t)f->failures;
+  free(f);
+  return fired;
+}
+
+/* The same where large transfers are planned: joining, plans, groups, spreads. */
+static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p,
+                           uint64_t *groups_p) {
+  fabric *f = fabric_begin(PLANNED_NODES, PLANNED_NODES - 1, victim, fail_at);
+  mlfab_stats stats;
+  fabric_call(f, fabric_model, "model_start");
+  for (int k = 0; k < 3; k++) fabric_push_all(f);
+  fabric_call(f, fabric_pull, "pull");
+  fabric_push_all(f);
+  fabric_call(f, fabric_pull, "pull");
+  assert_int_equal(mlfab_get_stats(f->node[0], &stats, sizeof stats), 0);
+  *groups_p += stats.groups_applied;
+  fabric_end(f, victim, fail_at);
   int fired = f->faults[victim].fired;
   *failures_p += (uint64_t)f->failures;
   free(f);
@@ -370,11 +439,23 @@ static void test_fabric(void **state) {
   }
 }
 
+static void test_planned_fabric(void **state) {
+  (void)state;
+  for (uint32_t victim = 0; victim < PLANNED_NODES; victim++) {
+    uint64_t k = 1, failures = 0, groups = 0;
+    while (k < MOST && planned_session(victim, k, &failures, &groups)) k++;
+    print_message("node %u: %d allocations, %d calls that failed, %d groups\n", victim, (int)k - 1,
+                  (int)failures, (int)groups);
+    assert_true(k > 10 && k < MOST && groups > k);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_world_of_one),
       cmocka_unit_test(test_files),
       cmocka_unit_test(test_fabric),
+      cmocka_unit_test(test_planned_fabric),
   };
   return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
 }
