@@ -43,12 +43,6 @@ static void forget_plans(fixture *f) {
 
 static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
   fixture *f = self;
-  if (type == MLFAB__SCHEDULE) { /* server 0's, for the others */
-    mlfab__schedule schedule;
-    assert_true(peer > 0 && peer < f->config.servers);
-    assert_int_equal(mlfab__decode_schedule(meta, bytes, &schedule), 0);
-    return;
-  }
   mlfab__plan_entry *entries = malloc(MLFAB__PLAN_ENTRIES_MAX * sizeof *entries);
   mlfab__plan plan;
   assert_int_equal(type, MLFAB__PLAN);
@@ -817,6 +811,8 @@ typedef struct flow {
   uint32_t waits; /* flows that feed it */
   uint32_t feeds; /* the flow that waits for it, plus one */
   uint32_t after; /* the one that it waits for, plus one */
+  double inflow;  /* cutting through: what it passes on comes so fast, and nothing is in stock */
+  double begins;  /* not before this, as it is planned */
   double done;    /* when, or -1 */
   uint64_t key;   /* of its place: plan, entry, server */
 } flow;
@@ -859,6 +855,8 @@ typedef struct mini {
   mlfab__prng prng;
   uint32_t workers, servers;
   uint64_t bytes[SERVERS], bound;
+  int cut;   /* aggregators pass on what comes as it comes */
+  int timed; /* but not before the time that is planned */
   double in[MINI_HOSTS], out[MINI_HOSTS], now;
   uint32_t host[MINI_WORKERS];
   flow flows[MINI_FLOWS];
@@ -869,6 +867,7 @@ typedef struct mini {
   double late_ns, starved;      /* plans arrive so much later; something waited and nothing came */
   uint64_t last_order[SERVERS]; /* hash of the order of places */
   double worst;
+  int averaged; /* somewhere the scheduler had no room for all stretches of a transfer */
 } mini;
 
 /* Flows stand in the order of their keys: later ones mostly come last. */
@@ -902,6 +901,19 @@ static void mini_report(mini *m, uint32_t k, uint32_t kind, const placed *p) {
              mini_left(m, v->pulls, v->npulls));
 }
 
+/* When the second hop of what is planned just now begins. */
+static double mini_planned(const mini *m, uint32_t k, const mlfab__plan_entry *e) {
+  const mlfab__scheduler *s = m->f.s;
+  uint32_t i = s->stations[e->worker].first;
+  if (!m->timed) return 0.0;
+  while (s->items[i].kind != e->kind || s->items[i].id != e->id ||
+         mlfab__scheduler_part(s, i, k)->state != MLFAB__ITEM_PLACED)
+    i = s->items[i].sibling;
+  const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+  const mlfab__leg *leg = e->kind == MLFAB__TRANSFER_PULL ? &part->own : &part->sum;
+  return leg->n > 0 ? 1e-9 * (double)leg->since_ns + leg->stretches[0].from : 0.0;
+}
+
 /* The members of a group, and what stands behind them: its sum. Returns the sum. */
 static uint32_t mini_group(mini *m, uint32_t k, const mlfab__plan *plan,
                            const mlfab__plan_entry *entries, uint32_t i) {
@@ -916,6 +928,7 @@ static uint32_t mini_group(mini *m, uint32_t k, const mlfab__plan *plan,
   uint64_t key = mini_key(plan, 2 * (i + n) - 1, k);
   assert_int_equal(mini_flow(m, hop, MINI_WORKERS + k, (double)m->bytes[k], key), sum);
   m->flows[sum].waits = n;
+  m->flows[sum].begins = mini_planned(m, k, &entries[i]);
   return sum;
 }
 
@@ -974,6 +987,7 @@ static void mini_pull(mini *m, uint32_t k, const mlfab__plan *plan,
   flow *f = &m->flows[p->link];
   m->flows[p->flow].after = p->link + 1;
   m->flows[p->flow].waits = f->done < 0.0;
+  m->flows[p->flow].begins = mini_planned(m, k, e);
 }
 
 /* What the plan that comes here foretells. */
@@ -1031,22 +1045,60 @@ static void mini_finish_flow(mini *m, flow *f) {
     if (m->flows[i].after && &m->flows[m->flows[i].after - 1] == f) m->flows[i].waits = 0;
 }
 
-/* Strict priority: what each takes when those before it have taken theirs. */
+/* May it go? What passes on what another one brings goes when that is there; cutting through, a sum goes as well
+ * when all before it are at its server, and a model whenever some of it has come. */
+static int mini_may_go(const mini *m, uint32_t i) {
+  const flow *f = &m->flows[i];
+  if (f->done >= 0.0 || (f->waits > 0 && (!m->cut || f->from == f->to))) return 0;
+  if (m->timed) return f->begins <= m->now;
+  if (f->waits == 0 || f->after) return 1;
+  return m->server[f->to - MINI_WORKERS].queue[0].flow == i;
+}
+
+/* Nothing is passed on before it comes: `onward` is to pass on what flow i brings at this rate. */
+static void mini_feed(mini *m, uint32_t i, uint32_t onward, double rate) {
+  flow *g = &m->flows[onward];
+  if (m->flows[i].done < 0.0 && g->left - m->flows[i].left < 1e-3 && rate < g->inflow)
+    g->inflow = rate;
+}
+
+/* When what is in stock between the two has gone, from now. */
+static double mini_stock(const mini *m, uint32_t i, uint32_t onward, const double *rates) {
+  double stock = m->flows[onward].left - m->flows[i].left, falls = rates[onward] - rates[i];
+  return m->flows[i].done < 0.0 && falls > 0.0 && stock >= 1e-3 ? stock / falls : 1e30;
+}
+
+/* Strict priority: what each takes when those before it have taken theirs. What brings something stands before
+ * what passes it on. */
 static double mini_rates(mini *m, double *rates) {
   double in[MINI_HOSTS], out[MINI_HOSTS], next = 1e30;
   memcpy(in, m->in, sizeof in);
   memcpy(out, m->out, sizeof out);
+  for (uint32_t i = 0; i < m->nflows; i++) m->flows[i].inflow = 1e30;
   for (uint32_t n = 0; n < m->nflows; n++) {
     uint32_t i = m->order[n];
     const flow *f = &m->flows[i];
     rates[i] = 0.0;
-    if (f->done >= 0.0 || f->waits > 0) continue;
-    if (f->from == f->to) return 0.0;
-    double rate = out[f->from] < in[f->to] ? out[f->from] : in[f->to];
-    out[f->from] -= rate;
-    in[f->to] -= rate;
-    rates[i] = rate;
-    if (rate > 0.0 && f->left / rate < next) next = f->left / rate;
+    if (m->cut && f->after) mini_feed(m, f->after - 1, i, rates[f->after - 1]);
+    if (mini_may_go(m, i)) {
+      if (f->from == f->to) return 0.0;
+      double rate = out[f->from] < in[f->to] ? out[f->from] : in[f->to];
+      if (rate > f->inflow) rate = f->inflow;
+      out[f->from] -= rate;
+      in[f->to] -= rate;
+      rates[i] = rate;
+      if (rate > 0.0 && f->left / rate < next) next = f->left / rate;
+    } else if (f->done < 0.0 && f->begins > m->now && f->begins - m->now < next) {
+      next = f->begins - m->now;
+    }
+    if (m->cut && f->feeds) mini_feed(m, i, f->feeds - 1, rates[i]);
+  }
+  for (uint32_t i = 0; m->cut && i < m->nflows; i++) {
+    const flow *f = &m->flows[i];
+    double first = f->feeds ? mini_stock(m, i, f->feeds - 1, rates) : 1e30;
+    double second = f->after ? mini_stock(m, f->after - 1, i, rates) : 1e30;
+    if (first < next) next = first;
+    if (second < next) next = second;
   }
   return next;
 }
@@ -1128,9 +1180,21 @@ static void mini_announce(mini *m, uint32_t worker) {
   w->begins = 1e30;
 }
 
+static void mini_averaged(mini *m) {
+  const mlfab__scheduler *s = m->f.s;
+  for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
+    for (uint32_t k = 0; k < m->servers; k++) {
+      const mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
+      if (part->own.n == MLFAB__HOP_STRETCHES || part->sum.n == MLFAB__HOP_STRETCHES)
+        m->averaged = 1;
+    }
+  }
+}
+
 static void mini_tick(mini *m) {
   uint64_t made = m->f.stats.plans_made;
   tick(&m->f);
+  if (m->f.stats.plans_made > made) mini_averaged(m);
   assert_true(m->f.stats.plans_made <= made + 1 + m->servers);
   for (uint32_t k = 1; k < m->servers && m->nmail == 0; k++)
     assert_true(m->last_order[k] == m->last_order[0]);
@@ -1152,7 +1216,7 @@ static void mini_step(mini *m, double rates[MINI_FLOWS]) {
   if (queued == 0 && waiting > 0) m->starved += next - m->now;
   for (uint32_t i = 0; i < m->nflows; i++) {
     flow *f = &m->flows[i];
-    if (f->done >= 0.0 || f->waits > 0) continue;
+    if (f->done >= 0.0) continue;
     f->left -= rates[i] * (next - m->now);
   }
   m->now = next;
@@ -1207,22 +1271,27 @@ static void mini_compact(mini *m) {
   m->nflows = kept;
 }
 
-static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound) {
+static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound, int cut,
+                       int timed) {
   memset(m, 0, sizeof *m);
   m->workers = MINI_WORKERS;
   m->servers = servers;
   m->bound = bound;
+  m->cut = cut;
+  m->timed = timed;
   mlfab__prng_seed(&m->prng, seed);
   mlfab__schedule schedule = schedule_of(bound);
-  schedule.whole = 1; /* as aggregators do here */
+  schedule.whole = !cut;
   fabric(&m->f, m->workers, servers, schedule);
   m->f.on_plan = mini_plan;
   m->f.world = m;
   m->now = 1.0;
-  /* All alike; or all a little different, so that no two transfers have to end at once. */
+  /* All alike; or all a little different, so that no two transfers have to end at once: cutting through, with
+   * several workers on a host, all would, and a byte of rounding decides then which of two is over first. */
+  double varies = seed % 3 == 2 ? 0.2 : seed % 3 == 1 && cut ? 0.001 : 0.0;
   for (uint32_t h = 0; h < MINI_HOSTS; h++) {
-    m->in[h] = seed % 3 == 2 ? GIGA * (0.9 + 0.2 * mlfab__prng_unit(&m->prng)) : GIGA;
-    m->out[h] = seed % 3 == 2 ? GIGA * (0.9 + 0.2 * mlfab__prng_unit(&m->prng)) : GIGA;
+    m->in[h] = GIGA * (1.0 + varies * (mlfab__prng_unit(&m->prng) - 0.5));
+    m->out[h] = GIGA * (1.0 + varies * (mlfab__prng_unit(&m->prng) - 0.5));
   }
   /* No round numbers: where a transfer ends just when a pause begins, a byte of rounding decides. */
   for (uint32_t k = 0; k < servers; k++)
@@ -1252,31 +1321,44 @@ static void mini_run(mini *m, uint32_t steps) {
 
 /* Random worlds that do exactly what plans say: the order is the same everywhere, each update is placed once, the
  * bound holds though plans are made while others are carried out, and what was foretold when something was placed
- * is when it is over. */
+ * is when it is over, to 2 us. Where the scheduler has no room for all stretches of a transfer, and reckons with
+ * averages from the next plan on, it is a transfer off at most. */
+static void as_foretold(mini *m, uint64_t seed, int cut, uint32_t *exact_p) {
+  mini_begin(m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED, cut,
+             cut);
+  mini_run(m, 3000);
+  assert_true(m->applied > 100);
+  assert_true(m->pulled > 100);
+  if (m->bound == MLFAB_UNBOUNDED) assert_int_equal(m->dropped, 0);
+  if (m->worst > (m->averaged ? 0.05 : 2e-6)) {
+    print_message("seed %llu: applied %u, dropped %u, grouped %u, spread %u, off by %g s\n",
+                  (unsigned long long)seed, m->applied, m->dropped, m->grouped, m->spread,
+                  m->worst);
+  }
+  assert_true(m->worst <= (m->averaged ? 0.05 : 2e-6));
+  assert_true(m->starved <= 1e-6);
+  *exact_p += m->worst <= 2e-6;
+  end(&m->f);
+}
+
 static void test_as_foretold(void **state) {
   static mini m;
-  uint32_t grouped = 0, dropped = 0, spread = 0;
   (void)state;
-  for (uint64_t seed = 0; seed < 60; seed++) {
-    mini_begin(&m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED);
-    mini_run(&m, 3000);
-    assert_true(m.applied > 100);
-    assert_true(m.pulled > 100);
-    if (m.bound == MLFAB_UNBOUNDED) assert_int_equal(m.dropped, 0);
-    if (m.worst > 2e-6) {
-      print_message("seed %llu: applied %u, dropped %u, grouped %u, spread %u, off by %g s\n",
-                    (unsigned long long)seed, m.applied, m.dropped, m.grouped, m.spread, m.worst);
+  for (int cut = 0; cut < 2; cut++) {
+    uint32_t grouped = 0, dropped = 0, spread = 0, exact = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+      as_foretold(&m, seed, cut, &exact);
+      grouped += m.grouped;
+      dropped += m.dropped;
+      spread += m.spread;
     }
-    assert_true(m.worst <= 2e-6);
-    assert_true(m.starved <= 1e-6);
-    grouped += m.grouped;
-    dropped += m.dropped;
-    spread += m.spread;
-    end(&m.f);
+    print_message("%s: %u of 60 worlds are as foretold\n", cut ? "cutting through" : "in wholes",
+                  exact);
+    assert_true(exact >= 55);
+    assert_true(grouped > 1000);
+    assert_true(dropped > 100);
+    assert_true(spread > 1000);
   }
-  assert_true(grouped > 1000);
-  assert_true(dropped > 100);
-  assert_true(spread > 1000);
 }
 
 /* The same where links carry more or less than is told, and plans take a while to arrive: predictions are wrong, but
@@ -1285,7 +1367,8 @@ static void test_otherwise(void **state) {
   static mini m;
   (void)state;
   for (uint64_t seed = 0; seed < 60; seed++) {
-    mini_begin(&m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED);
+    mini_begin(&m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED,
+               seed % 5 != 0, 0);
     if (seed % 4 != 1) m.late_ns = (double)(5 * MS);
     for (uint32_t h = 0; h < MINI_HOSTS && seed % 4 != 0; h++) {
       m.in[h] *= 0.5 + mlfab__prng_unit(&m.prng);
