@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""kill -9 of a random worker during pushes, again and again, over TCP and over shared memory.
+"""kill -9 of a random worker during pushes, again and again, over TCP and over shared memory; with a
+scheduler of its own, of workers that add up for others, and of the scheduler.
 
 Each worker adds 1.0 to its own element and to all of a large tensor (kill_worker.c). At the end
 element r must lie between the pushes of rank r that were acknowledged and those that were started,
@@ -22,13 +23,15 @@ WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
 ROUNDS = max(10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
+SCHEDULER_KILLS = 6
+SCHEDULED = ("--scheduler=own", "--server", helper("kill_worker"))
 
 
 class Fabric:
     """One mlfab-run, and what its workers have said."""
 
-    def __init__(self, option, folder):
-        self.process = start(RUN, "-n", WORKERS, "-s", 1, option, "--on-failure=restart",
+    def __init__(self, options, folder):
+        self.process = start(RUN, "-n", WORKERS, "-s", 1, *options, "--on-failure=restart",
                              "--timeout", 240, helper("kill_worker"), folder, ELEMENTS)
         self.pid = {}
         self.ready = [0] * WORKERS      # lives that came as far as pushing
@@ -37,6 +40,7 @@ class Fabric:
         self.barriers = 0
         self.stopped = set()
         self.finals = []
+        self.added = 0
         self.errors = []
         self.threads = [threading.Thread(target=self.read, daemon=True),
                         threading.Thread(target=self.read_errors, daemon=True)]
@@ -62,6 +66,8 @@ class Fabric:
                 self.barriers += 1
             elif word == "stopped":
                 self.stopped.add(rank)
+            elif word == "added":
+                self.added += int(rest)
             elif word == "final":
                 self.finals.append([float(v) for v in rest.split()])
 
@@ -83,20 +89,51 @@ def kill_one(fabric, rank, dice):
     expect(fabric.process.poll() is None, "the run goes on", fabric.told())
 
 
-def one_run(option, kills, seed):
+def scheduler_of(fabric):
+    """The process that plans, or None while it is being started again."""
+    run = fabric.process.pid
+    with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
+        children = [int(child) for child in file.read().split()]
+    for child in children:
+        try:
+            with open("/proc/%d/environ" % child, "rb") as file:
+                if b"MLFAB_ROLE=scheduler" in file.read().split(b"\0"):
+                    return child
+        except OSError:
+            pass
+    return None
+
+
+def kill_scheduler(fabric, dice):
+    """Kills the scheduler; pushes go on at once, and it is started again."""
+    time.sleep(dice.random() * 0.15)
+    pid = scheduler_of(fabric)
+    os.kill(pid, signal.SIGKILL)
+    done = sum(fabric.done)
+    wait_until(lambda: sum(fabric.done) > done + WORKERS or fabric.process.poll() is not None, 30,
+               lambda: "pushes go on\n" + fabric.told())
+    wait_until(lambda: scheduler_of(fabric) not in (None, pid), 30,
+               lambda: "the scheduler is back\n" + fabric.told())
+
+
+def one_run(options, kills, seed):
     dice = random.Random(seed)
     before = shared_memory_names()
     with tempfile.TemporaryDirectory() as folder:
-        fabric = Fabric(option, folder)
+        fabric = Fabric(options, folder)
+        scheduled = "--scheduler=own" in options
         try:
             wait_until(lambda: all(fabric.ready) or fabric.process.poll() is not None, 60,
                        lambda: "all workers push\n" + fabric.told())
             victims = [rank for rank in range(WORKERS) for _ in range(9)]
             dice.shuffle(victims)
-            for rank in victims[:kills]:
-                kill_one(fabric, rank, dice)
+            for number, rank in enumerate(victims[:kills]):
+                if scheduled and number % 3 == 2 and number < 3 * SCHEDULER_KILLS:
+                    kill_scheduler(fabric, dice)
+                else:
+                    kill_one(fabric, rank, dice)
             barriers = fabric.barriers
-            wait_until(lambda: fabric.barriers >= barriers + WORKERS, 60,
+            wait_until(lambda: fabric.barriers >= barriers + (3 if scheduled else 1) * WORKERS, 60,
                        lambda: "barriers are released\n" + fabric.told())
             open(folder + "/stop", "w", encoding="ascii").close()
             wait_until(lambda: len(fabric.stopped) == WORKERS or fabric.process.poll() is not None,
@@ -112,15 +149,15 @@ def one_run(option, kills, seed):
                 fabric.process.wait(20)
     expect(fabric.process.returncode == 0, "exit status %s" % fabric.process.returncode,
            fabric.told())
-    check(fabric, option, seed)
+    check(fabric, options, seed)
     left = shared_memory_names() - before
     expect(not left, "nothing is left in /dev/shm", left)
-    return sum(fabric.done)
+    return sum(fabric.done), fabric.added
 
 
-def check(fabric, option, seed):
+def check(fabric, options, seed):
     about = "%s, seed %d\nstarted %s\ndone    %s\nfinal   %s\n%s" % (
-        option, seed, fabric.started, fabric.done, fabric.finals, fabric.told())
+        " ".join(options[:2]), seed, fabric.started, fabric.done, fabric.finals, fabric.told())
     expect(len(fabric.finals) == WORKERS, "every worker has read the model", about)
     expect(all(final == fabric.finals[0] for final in fabric.finals), "all read the same", about)
     small, (least, most) = fabric.finals[0][:WORKERS], fabric.finals[0][WORKERS:]
@@ -130,15 +167,19 @@ def check(fabric, option, seed):
     expect(least == most == sum(small), "none is applied in part", about)
 
 
-def rounds(option):
-    left, updates, seed = ROUNDS, 0, int(os.environ.get("MLFAB_SEED", "1"))
+def rounds(*options):
+    left, updates, added, seed = ROUNDS, 0, 0, int(os.environ.get("MLFAB_SEED", "1"))
     while left > 0:
         kills = min(left, KILLS_A_RUN)
-        updates += one_run(option, kills, seed)
+        done, grouped = one_run(options, kills, seed)
+        updates += done
+        added += grouped
         left -= kills
         seed += 1
-    print("# %s: %d kills, %d acknowledged updates" % (option[2:], ROUNDS, updates))
+    print("# %s: %d kills, %d acknowledged updates, %d added up on the way"
+          % (" ".join(options[:2]), ROUNDS, updates, added))
     sys.stdout.flush()
+    return added
 
 
 def test_kill_9_over_tcp():
@@ -147,6 +188,14 @@ def test_kill_9_over_tcp():
 
 def test_kill_9_over_shared_memory():
     rounds("--shm")
+
+
+def test_kill_9_of_workers_and_scheduler_over_tcp():
+    expect(rounds("--tcp", *SCHEDULED) > 0, "aggregators add up")
+
+
+def test_kill_9_of_workers_and_scheduler_over_shared_memory():
+    expect(rounds("--shm", *SCHEDULED) > 0, "aggregators add up")
 
 
 if __name__ == "__main__":

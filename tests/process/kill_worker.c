@@ -9,10 +9,12 @@
  *    done                   after the push was acknowledged
  *    barrier                after a barrier
  *    stopped                after mlfab_join, once the file <folder>/stop exists
+ *    added <updates>        before that, with a scheduler: what this life added up for others
  *    final <small elements> <least and largest of the large tensor>
  *                           once <folder>/read exists
  *
- * Usage: kill_worker <folder> <elements of the large tensor> */
+ * Usage: kill_worker <folder> <elements of the large tensor>
+ *        kill_worker        as a server, whose link is as slow as the workers' */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -26,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LINK 50e6 /* bytes a second */
 enum { SMALL = 0, LARGE = 1, PUSHES_A_BARRIER = 7 };
 
 __attribute__((__format__(__printf__, 1, 2))) static void tell(const char *format, ...) {
@@ -71,7 +74,23 @@ static int read_model(mlfab *fabric, mlfab_buf *bufs, uint32_t workers) {
   return 0;
 }
 
-static int work(mlfab *fabric, const char *folder, uint64_t elements) {
+/* All workers are of one host here; with a scheduler they do as if they were not, of slow links, and leave
+ * it time to have several updates wait: so that there are groups. */
+static int spread_out(mlfab *fabric) {
+  mlfab_schedule schedule;
+  mlfab_schedule_init(&schedule);
+  schedule.interval_ns = 10000000;
+  int code = mlfab_set_link(fabric, LINK, LINK);
+  return code ? code : mlfab_set_schedule(fabric, &schedule);
+}
+
+static void tell_added(mlfab *fabric) {
+  mlfab_stats stats;
+  if (!mlfab_get_stats(fabric, &stats, sizeof stats))
+    tell("added %llu", (unsigned long long)stats.members_added);
+}
+
+static int work(mlfab *fabric, const char *folder, uint64_t elements, int scheduled) {
   int32_t rank = 0;
   uint32_t workers = 0;
   mlfab_rank(fabric, &rank, &workers, NULL);
@@ -90,6 +109,7 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements) {
   /* Zeros again in every life: only the first life of worker 0 may set the model. */
   if (!code) code = mlfab_model_start(fabric, NULL, model, 2);
   if (code) return failed(fabric, "model_start", code);
+  if (scheduled && (code = spread_out(fabric)) != 0) return failed(fabric, "set_schedule", code);
   tell("ready");
   for (int pushes = 1; !exists(folder, "stop"); pushes++) {
     tell("start");
@@ -104,6 +124,7 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements) {
   }
   code = mlfab_join(fabric, 0);
   if (code) return failed(fabric, "join", code);
+  if (scheduled) tell_added(fabric);
   tell("stopped");
   while (!exists(folder, "read")) {
     struct timespec nap = {0, 10000000};
@@ -117,22 +138,31 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements) {
   return status;
 }
 
+static int serve(mlfab *fabric) {
+  int code = mlfab_set_link(fabric, LINK, LINK);
+  if (!code) code = mlfab_serve(fabric, 0);
+  return code ? failed(fabric, "serve", code) : 0;
+}
+
 int main(int argc, char **argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 1) return 2;
   mlfab *fabric = NULL;
   mlfab_error error;
   mlfab_config config;
   memset(&error, 0, sizeof error);
-  tell("pid %ld", (long)getpid());
+  if (argc == 3) tell("pid %ld", (long)getpid());
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, &error);
   config.timeout_ns = 60000000000u;
+  config.host = argc == 3 ? (uint64_t)config.rank + 1 : 1000;
   if (!code) code = mlfab_open(&config, &fabric, &error);
   if (code) {
     fprintf(stderr, "open: %s: %s\n", mlfab_error_name(code), error.text);
     return 1;
   }
-  int status = work(fabric, argv[1], strtoull(argv[2], NULL, 10));
+  int scheduled = config.scheduler != MLFAB_SCHEDULER_NONE;
+  int status =
+      argc == 1 ? serve(fabric) : work(fabric, argv[1], strtoull(argv[2], NULL, 10), scheduled);
   mlfab_close(&fabric);
   return status;
 }
