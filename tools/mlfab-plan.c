@@ -1,6 +1,6 @@
 /* mlfab-plan.c - the plan for a batch, from a file: what the library's scheduler would decide, and why.
  *
- *    mlfab-plan FILE [--human] [--svg [OUT]] [--best] [--backlog TIME]
+ *    mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]
  *
  * It reads the input records of tests/vectors/FORMAT-mlfabric.md (up to `expect` or `end`) of the kinds
  * batch, netup, dist, allreduce and ssp, and prints the records that are expected of it there, as far as
@@ -27,7 +27,7 @@ enum {
 };
 
 static const char HELP[] =
-    "usage: mlfab-plan FILE [--human] [--svg [OUT]] [--best] [--backlog TIME]\n"
+    "usage: mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]\n"
     "\n"
     "Reads a batch of updates and a network from FILE (-: standard input), and prints the plan:\n"
     "which updates are applied in which order, which go to an aggregator first, and which are\n"
@@ -37,8 +37,15 @@ static const char HELP[] =
     "\n"
     "  --human         tells of every update where it goes and why, and draws the schedule\n"
     "  --svg [OUT]     writes a chart with one lane a link, to OUT or to standard output\n"
-    "  --best          also tries two variants of Alg. 3 (the first group may start late; the\n"
-    "                  rest goes directly when the aggregators run out)\n"
+    "  --cut           aggregators and distributors pass on what comes while it still comes, as\n"
+    "                  the library's do unless its schedule says `whole`; the scheduler plans a\n"
+    "                  batch and a dist like this. Without it they store and forward, as the\n"
+    "                  paper has it. A member may then be late for the sum of its group, as long\n"
+    "                  as it is there before the sum without it is at the server; of plans with\n"
+    "                  and without late members the earlier is taken, and `T` is of its form\n"
+    "  --best          also tries two variants of Alg. 3 in a batch (the first group may start\n"
+    "                  late; the rest goes directly when the aggregators run out), as the\n"
+    "                  scheduler does when its schedule says `best`\n"
     "  --backlog TIME  when everything that was planned before is at the server (0)\n"
     "\n"
     "A computed time, which the format gives as a fraction and the nearest double, is printed as\n"
@@ -64,7 +71,7 @@ typedef struct input {
   uint32_t line, n;
   char text[LINE_MOST];
   char *token[TOKENS_MOST];
-  int human, svg, best;
+  int human, svg, best, cut;
   const char *svg_path;
   /* What was read. */
   char kind[16];
@@ -454,6 +461,7 @@ static void read_batch(input *in) {
   in->batch.server = in->server;
   in->batch.aggregators = in->aggregators;
   in->batch.best = in->best;
+  in->batch.cut = in->cut;
 }
 
 /* ---- what was reserved ---- */
@@ -540,15 +548,15 @@ static uint32_t put_order(input *in, int deadlines, mlfab__ordered *out) {
   return applied;
 }
 
-/* `detagg` and T(n) of every case. */
-static void put_times(input *in, const mlfab__group_input *group) {
+/* `detagg` and T(n) of every case; `late`: MLFAB__GROUP_LATE, or 0. */
+static void put_times(input *in, const mlfab__group_input *group, uint32_t late) {
   printf("detagg %u\n", group->n + 1);
   for (uint32_t n = 0; n <= group->n; n++) {
     uint32_t mark = mlfab__network_mark(&in->net);
     double time;
     must(in,
-         mlfab__group_case(&in->planner.grouper, &in->net, group, MLFAB__GROUP_PAPER, n, group->n,
-                           NULL, &time),
+         mlfab__group_case(&in->planner.grouper, &in->net, group, MLFAB__GROUP_PAPER | late, n,
+                           group->n, NULL, &time),
          "groups");
     mlfab__network_undo(&in->net, mark);
     printf("T %u", n);
@@ -626,6 +634,17 @@ static void put_residual(const input *in) {
 
 /* ---- for people ---- */
 
+/* When the first byte of a group's sum goes, which need not wait for the last member. */
+static double sum_starts(const input *in, const mlfab__planned *p) {
+  double starts = p->ready;
+  for (uint32_t i = 0; i < in->nrecords; i++) {
+    const record *r = &in->records[i];
+    if (r->transfer.purpose != MLFAB__AGGREGATE || r->transfer.index != p->group) continue;
+    if (r->transfer.n > 0 && r->pieces[0].from < starts) starts = r->pieces[0].from;
+  }
+  return starts;
+}
+
 static void tell_applied(const input *in, const mlfab__planned *p, uint32_t position) {
   const mlfab__candidate *c = &in->updates[p->update];
   printf("  %3u. update %" PRIu64 " of node %u, delay %" PRId64, position, c->id, c->node,
@@ -637,7 +656,7 @@ static void tell_applied(const input *in, const mlfab__planned *p, uint32_t posi
     printf(
         ": in group %u at aggregator %u, starts at %g, there at %g; the sum starts at %g, ends at "
         "%g",
-        p->group_number, p->group, p->start, p->arrive, p->ready, p->end);
+        p->group_number, p->group, p->start, p->arrive, sum_starts(in, p), p->end);
   }
   printf(", applied at %g\n", p->commit);
 }
@@ -868,8 +887,9 @@ static void tell_batch(input *in) {
        "plan");
   watch(in, 0);
   if (in->human) {
-    printf("%u of %u updates are applied, %u directly%s", applied, in->batch.n, choice.n,
-           variants[choice.variant]);
+    printf("%u of %u updates are applied, %u directly%s%s", applied, in->batch.n, choice.n,
+           variants[choice.variant & ~(uint32_t)MLFAB__GROUP_LATE],
+           choice.variant & MLFAB__GROUP_LATE ? " (members may be late)" : "");
     if (mlfab__link_finite(choice.time)) {
       printf("; all are there at %g\n", choice.time);
     } else {
@@ -910,7 +930,8 @@ static void put_batch(input *in) {
                               .servers = in->batch.servers,
                               .aggregators = in->aggregators,
                               .k = in->batch.k,
-                              .start = in->batch.backlog};
+                              .start = in->batch.backlog,
+                              .cut = in->cut};
   watch(in, 1);
   must(in, mlfab__group_plan(&in->planner.grouper, &in->net, &group, in->best, grouped, &choice),
        "groups");
@@ -919,7 +940,7 @@ static void put_batch(input *in) {
   printf("partition %u", choice.n);
   put_time(choice.time);
   printf("\n");
-  put_times(in, &group);
+  put_times(in, &group, choice.variant & MLFAB__GROUP_LATE);
   put_groups(ids, grouped, applied);
   if (n <= 12) put_server_rates(in);
   printf("end\n");
@@ -992,7 +1013,7 @@ static void tell_deliveries(const input *in, const mlfab__delivery *out) {
 }
 
 /* T(n) of the mirrored run. */
-static void put_mirrored(input *in, const mlfab__distribution *d) {
+static void put_mirrored(input *in, const mlfab__distribution *d, uint32_t late) {
   mlfab__candidate *c = memory_for(in, d->n, sizeof *c);
   for (uint32_t i = 0; i < d->n; i++) {
     c[i] = (mlfab__candidate){.node = d->requests[i], .bytes = d->bytes};
@@ -1002,9 +1023,10 @@ static void put_mirrored(input *in, const mlfab__distribution *d) {
                               .server = d->server,
                               .servers = d->servers,
                               .aggregators = d->distributors,
-                              .k = d->k};
+                              .k = d->k,
+                              .cut = d->cut};
   in->net.mirror = 1;
-  put_times(in, &group);
+  put_times(in, &group, late);
   in->net.mirror = 0;
   free(c);
 }
@@ -1029,7 +1051,8 @@ static void do_dist(input *in) {
                            .distributors = in->distributors,
                            .k = in->distributors_k,
                            .requests = in->requests,
-                           .n = in->nrequests};
+                           .n = in->nrequests,
+                           .cut = in->cut};
   mlfab__delivery *out = memory_for(in, d.n, sizeof *out);
   double *hubs = memory_for(in, d.k, sizeof *hubs), makespan;
   mlfab__group_choice choice;
@@ -1046,7 +1069,7 @@ static void do_dist(input *in) {
     printf("partition %u", choice.n);
     put_time(choice.time);
     printf("\n");
-    put_mirrored(in, &d);
+    put_mirrored(in, &d, choice.variant & MLFAB__GROUP_LATE);
     printf("assign %u\n", d.n);
     put_deliveries(in, out, UINT32_MAX);
     put_hubs(hubs, d.k);
@@ -1233,6 +1256,8 @@ static void read_arguments(input *in, int argc, char **argv) {
       in->human = 1;
     } else if (strcmp(argv[i], "--best") == 0) {
       in->best = 1;
+    } else if (strcmp(argv[i], "--cut") == 0) {
+      in->cut = 1;
     } else if (strcmp(argv[i], "--svg") == 0) {
       in->svg = 1;
       if (in->name && i + 1 < argc && argv[i + 1][0] != '-') in->svg_path = argv[++i];

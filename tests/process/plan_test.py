@@ -110,6 +110,24 @@ def test_for_people():
         expect(text in result.out, text, result)
 
 
+def test_cut():
+    """With aggregators that cut through no plan ends later, and some end earlier."""
+    earlier = 0
+    for path in VECTORS:
+        if kind_of(read(path)) != "batch":
+            continue
+        ends = []
+        for options in ([], ["--cut"]):
+            result = run(PLAN, path, *options)
+            expect(result.code == 0 and not result.err, path, result)
+            ends.append(float(re.search(r"^partition \d+ \S+ (\S+)$", result.out, re.M).group(1)))
+        expect(ends[1] <= ends[0], "%s: %g, and %g cutting through" % (path, ends[0], ends[1]))
+        earlier += ends[1] < ends[0]
+    expect(earlier >= 3, "cutting through is worth something")
+    result = run(PLAN, [p for p in VECTORS if p.endswith("probe_max_size.txt")][0], "--human", "--cut")
+    expect("(members may be late)" in result.out, "a plan with late members", result)
+
+
 def edited(old, new, name="fig6"):
     text = read([p for p in VECTORS if p.endswith("_%s.txt" % name)][0])
     expect(re.search(old, text, re.M), "the vector has " + old)
@@ -221,7 +239,7 @@ def test_mutated_files():
     texts = [text for text in texts if kind_of(text) in KINDS]
     for number in range(max(200, round(200 * SCALE))):
         text = mutated(dice, dice.choice(texts).split("\nexpect")[0] + "\nend\n")
-        options = dice.choice([[], ["--human"], ["--svg"], ["--best", "--human"]])
+        options = dice.choice([[], ["--human"], ["--svg"], ["--best", "--human"], ["--cut"]])
         result = plan_text(text, *options)
         if result.code not in (0, 2) or (result.code == 2) != ("mlfab-plan: " in result.err):
             with open("plan-crash.txt", "wb") as file:
