@@ -5323,7 +5323,7 @@ static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) 
       mlfab__course in = r->g->late[k];
       in.pieces = pieces;
       pieces += in.n;
-      if (in.component != j) continue;
+      if (in.component != j || MLFAB__PLANTED(15)) continue;
       int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
                                             &bundle.available);
       if (code) return code;
@@ -10272,7 +10272,7 @@ static void intake_commit(mlfab__server *server, mlfab__incoming *update, int ve
     next = group && update->next && update->next->group == group ? update->next : NULL;
     if (versions) intake_versions(server, update, commit, &delay, &version);
     mlfab__intake_decide(server, update, 0, version, delay);
-    commit = 2;
+    commit = MLFAB__PLANTED(16) ? 1 : 2;
   }
 }
 
@@ -10653,7 +10653,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
       code = intake_versions(server, update, 0, &delay, NULL);
     if (!code) code = mlfab__place_late(server, update, delay + ahead);
     if (code) return code;
-    ahead += update->push.members;
+    ahead += MLFAB__PLANTED(19) ? 0 : update->push.members;
     if (!group) return 0;
   }
   return 0;
@@ -11220,7 +11220,7 @@ static void place_direct(mlfab__server *server, mlfab__incoming *update) {
   update->group = 0;
   if (update->refused || update->withdrawn) {
     update->received = update->granted = update->push.bytes;
-  } else {
+  } else if (!MLFAB__PLANTED(17)) {
     place_via(server, update, ++server->groups, MLFAB__NO_NODE);
   }
 }

@@ -159,7 +159,7 @@ static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) 
       mlfab__course in = r->g->late[k];
       in.pieces = pieces;
       pieces += in.n;
-      if (in.component != j) continue;
+      if (in.component != j || MLFAB__PLANTED(15)) continue;
       int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
                                             &bundle.available);
       if (code) return code;
