@@ -17904,7 +17904,7 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns, scan_ns;
-  int leaving;
+  int leaving; /* 1: the worker role is; 2: all of it */
 };
 
 /* --- between node.c and boot.c --- */
@@ -18500,7 +18500,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     mlfab__hop_down(node, &link, index);
   if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (!node->leaving) node_scheduler_gone(node);
+    if (node->leaving < 2) node_scheduler_gone(node);
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
@@ -19492,8 +19492,9 @@ static void node_scan_peers(mlfab_node *node) {
   }
   for (uint32_t r = 0; node->phase != MLFAB__BOOT_JOINING && r < mlfab__node_routes(node); r++) {
     mlfab__route *route = &node->routes[r];
-    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || node->leaving)
-      continue;
+    /* The scheduler role stays as long as the server role beside it. */
+    int left = node->leaving > (r < node->config.servers ? 0 : 1);
+    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
@@ -19784,7 +19785,7 @@ MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns)
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
+  node->leaving = 2;
   node_goodbye(node, MLFAB__LINK_FREE);
   return 0;
 }

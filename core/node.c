@@ -517,7 +517,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     mlfab__hop_down(node, &link, index);
   if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (!node->leaving) node_scheduler_gone(node);
+    if (node->leaving < 2) node_scheduler_gone(node);
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
@@ -1509,8 +1509,9 @@ static void node_scan_peers(mlfab_node *node) {
   }
   for (uint32_t r = 0; node->phase != MLFAB__BOOT_JOINING && r < mlfab__node_routes(node); r++) {
     mlfab__route *route = &node->routes[r];
-    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || node->leaving)
-      continue;
+    /* The scheduler role stays as long as the server role beside it. */
+    int left = node->leaving > (r < node->config.servers ? 0 : 1);
+    if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
     if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
@@ -1801,7 +1802,7 @@ MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns)
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
+  node->leaving = 2;
   node_goodbye(node, MLFAB__LINK_FREE);
   return 0;
 }

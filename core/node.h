@@ -179,7 +179,7 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns, scan_ns;
-  int leaving;
+  int leaving; /* 1: the worker role is; 2: all of it */
 };
 
 /* --- between node.c and boot.c --- */
