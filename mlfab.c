@@ -10653,7 +10653,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
       code = intake_versions(server, update, 0, &delay, NULL);
     if (!code) code = mlfab__place_late(server, update, delay + ahead);
     if (code) return code;
-    ahead += MLFAB__PLANTED(19) ? 0 : update->push.members;
+    ahead += update->push.members;
     if (!group) return 0;
   }
   return 0;

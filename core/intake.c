@@ -382,7 +382,7 @@ static void intake_commit(mlfab__server *server, mlfab__incoming *update, int ve
     next = group && update->next && update->next->group == group ? update->next : NULL;
     if (versions) intake_versions(server, update, commit, &delay, &version);
     mlfab__intake_decide(server, update, 0, version, delay);
-    commit = 2;
+    commit = MLFAB__PLANTED(16) ? 1 : 2;
   }
 }
 
