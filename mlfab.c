@@ -51,8 +51,8 @@
  * ============================================================================================== */
 /* base.h - macros and little helpers that every file uses. Layer 0.
  *
- * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are built
- * one by one (tests of internals). Nothing here allocates or does I/O. */
+ * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built one by one (tests of internals). Nothing here allocates or does I/O. */
 
 /* Linux and POSIX declarations under -std=c11; before the first system header. */
 #ifndef _GNU_SOURCE
@@ -113,9 +113,9 @@ typedef struct mlfab__env {
   uint64_t bytes;       /* allocated now */
 } mlfab__env;
 
-/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and free;
- * clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate and
- * release is set. */
+/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and
+ * free; clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate
+ * and release is set. */
 MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given);
 
 /* Zeroed memory or NULL; 0 bytes give NULL. `bytes` of free must be what was asked for. */
@@ -144,8 +144,8 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
  * The default allocator is the only thing here that reaches the C library's state. Clocks and files
  * are not touched: they belong to the driver.
  *
- * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so a
- * node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+ * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
+ * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -328,9 +328,9 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
  * ============================================================================================== */
 /* prng.c - seeded random numbers. Layer 0.
  *
- * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the rest.
- * The state is the caller's; equal seeds give equal numbers on every machine, since nothing here
- * depends on byte order, word size or floating-point rounding.
+ * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the
+ * rest. The state is the caller's; equal seeds give equal numbers on every machine, since nothing
+ * here depends on byte order, word size or floating-point rounding.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire
  * 2019, "Fast random integer generation in an interval", Alg. 5. */
@@ -640,16 +640,16 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the meta,
- * and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error,
- * never a read outside them; a meta must be exactly as long as its fields. Lengths are checked
- * by subtraction before anything is used. */
+ * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
+ * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
+ * error, never a read outside them; a meta must be exactly as long as its fields. Lengths are
+ * checked by subtraction before anything is used. */
 
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then
- * a scheduler that is a process of its own. */
+/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s),
+ * then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -821,9 +821,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
 enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
 
-/* worker -> server: announces an update; its first bytes may come as the bulk.
- * u32 segment count, then segments; u32 version count (1: the same for all slices touched; else one for each in ascending
- * order), then versions. */
+/* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
+ * then segments; u32 version count (1: the same for all slices touched; else one for each in
+ * ascending order), then versions. */
 typedef struct mlfab__push {
   uint64_t seq;        /* of its first member */
   uint32_t members;    /* how many merged updates: seq .. seq + members - 1 */
@@ -930,7 +930,8 @@ typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gon
   uint64_t host;
 } mlfab__station;
 
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the others. */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
+ * others. */
 typedef struct mlfab__schedule {
   uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
@@ -1031,8 +1032,8 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint32_t server;
 } mlfab__hop_chunk;
 
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set, to the
- * distributor's worker; its MODEL frames go to the aggregator role there. */
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
+ * to the distributor's worker; its MODEL frames go to the aggregator role there. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
 
 typedef struct mlfab__spread_member {
@@ -1155,10 +1156,10 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 #undef MLFAB__WIRE_DECLARE
 
-/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push that
- * does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart, not empty, no
- * overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <= bytes; scale
- * finite; at least one version unless there are no segments. */
+/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push
+ * that does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
+ * not empty, no overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <=
+ * bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -1169,9 +1170,10 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments);
 
-/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their type. A
- * count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose members do not stand in a row
- * are the receiver's to refuse; of a group: at least one member, weights finite, segments as in a push. */
+/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
+ * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose
+ * members do not stand in a row are the receiver's to refuse; of a group: at least one member,
+ * weights finite, segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries);
 MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
@@ -1186,8 +1188,9 @@ MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread
 MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
                                          mlfab__spread_member *members);
 
-/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set, which
- * tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. */
+/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set,
+ * which tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not
+ * decode. */
 MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
                                                   const uint32_t *ranks);
 MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
@@ -1213,8 +1216,8 @@ MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
 /* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
- * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc is
- * not looked at, and protocol 0 means MLFAB_PROTOCOL. */
+ * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc
+ * is not looked at, and protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
 /* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
@@ -1280,8 +1283,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
   return x;
 }
 
-/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could not
- * be read is zero. */
+/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could
+ * not be read is zero. */
 typedef struct wire_reader {
   const uint8_t *at, *end;
   int bad;
@@ -1878,9 +1881,9 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
 
 /* ---- CRC32C ---- */
 
-/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in
- * its bits, so the tables follow from those of the 64 single bits, which are the first 64 states of
- * the shift register that starts at the polynomial; the preprocessor adds them up. */
+/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear
+ * in its bits, so the tables follow from those of the 64 single bits, which are the first 64 states
+ * of the shift register that starts at the polynomial; the preprocessor adds them up. */
 #define WIRE_CRC_AT(i, a, b, c, d, e, f, g, h)                                              \
   (((i)&128 ? (a) : 0u) ^ ((i)&64 ? (b) : 0u) ^ ((i)&32 ? (c) : 0u) ^ ((i)&16 ? (d) : 0u) ^ \
    ((i)&8 ? (e) : 0u) ^ ((i)&4 ? (f) : 0u) ^ ((i)&2 ? (g) : 0u) ^ ((i)&1 ? (h) : 0u))
@@ -1946,8 +1949,8 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
 
 /* The instruction answers after three cycles but starts every cycle, so three stretches of equal
  * length run side by side. The first two remainders are then moved over what follows them: a
- * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's place
- * in its 64 bits and from the reduction, which the instruction itself does). */
+ * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's
+ * place in its 64 bits and from the reduction, which the instruction itself does). */
 typedef struct wire_crc_stride {
   size_t bytes;      /* of one stretch */
   uint32_t two, one; /* the factors for two stretches and for one */
@@ -2057,8 +2060,8 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
  *
  * A portable kernel fills each entry, a faster one for this CPU replaces it where there is one, and
  * gives the same bits: one rounding per multiply and one per add, no fused multiply-add, no
- * reassociation (norms excepted). Finiteness is tested on bits, so that -ffast-math cannot lose a NaN.
- * int64 arithmetic is modulo 2^64. Pointers need only the alignment of their elements. */
+ * reassociation (norms excepted). Finiteness is tested on bits, so that -ffast-math cannot lose a
+ * NaN. int64 arithmetic is modulo 2^64. Pointers need only the alignment of their elements. */
 
 /* Bytes of an element, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
@@ -2067,11 +2070,11 @@ MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
 /* 1 when all n elements are finite (I64: always). */
 MLFAB__INTERNAL int mlfab__reduce_finite(int dtype, const void *u, uint64_t n);
 
-/* dst = w + scale * u, and in the same pass looks whether all of scale * u is finite: returns 1 if so
- * (else what dst holds is unspecified). w NULL: dst = scale * u. dst may be w, or u, or neither; no
- * other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by (float)scale; I64
- * by its integer part, and refuses with 0, dst untouched, a scale that is no int64. `stream` 1: dst
- * will not be read soon (non-temporal stores where that helps). */
+/* dst = w + scale * u, and in the same pass looks whether all of scale * u is finite: returns 1 if
+ * so (else what dst holds is unspecified). w NULL: dst = scale * u. dst may be w, or u, or neither;
+ * no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by (float)scale;
+ * I64 by its integer part, and refuses with 0, dst untouched, a scale that is no int64. `stream` 1:
+ * dst will not be read soon (non-temporal stores where that helps). */
 MLFAB__INTERNAL int mlfab__reduce_add(int dtype, void *dst, const void *w, const void *u,
                                       double scale, uint64_t n, int stream);
 
@@ -2097,8 +2100,9 @@ MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n)
  * For: adding a scaled update to weights and finding NaN and infinity in the same pass over memory.
  * Not for: choosing what is added, nor for threads: a caller splits the work if it wants to.
  *
- * Invariants: each element is round(w + round(scale * u)) at every level, so the level, the position
- * of an element and the flags of the compiler never show in the bits. Three things guard this:
+ * Invariants: each element is round(w + round(scale * u)) at every level, so the level, the
+ * position of an element and the flags of the compiler never show in the bits. Three things guard
+ * this:
  *  - A product passes through an empty asm statement or a settled array before it is added, and no
  *    compiler can contract the two into a fused multiply-add, whatever its defaults are. (gcc
  *    contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
@@ -2127,7 +2131,8 @@ MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n)
 
 /* Elements whose products are staged at a time: small enough for the first cache. */
 #define REDUCE_STAGE 256u
-/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+/* Below this a destination may still be in a cache when it is read, and streaming would evict
+ * it. */
 #define REDUCE_STREAM_BYTES 65536u
 
 #define REDUCE_F32_EXPONENT 0x7f800000u
@@ -2161,9 +2166,9 @@ MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
   }
 }
 
-/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst is
- * NULL. The destination gets loops of its own when it is w, because compilers vectorise two pointers
- * only after a test that they are apart. */
+/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
+ * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
+ * pointers only after a test that they are apart. */
 #define REDUCE_PORTABLE(name, real, word, exponent, one)                         \
   static int name(real *dst, const real *w, const real *u, real s, uint64_t n) { \
     real product[REDUCE_STAGE];                                                  \
@@ -2208,8 +2213,8 @@ static void reduce_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
 enum { REDUCE_LOOK, REDUCE_SCALE, REDUCE_ADD, REDUCE_ADD_STREAM };
 
 /* A vector kernel for n elements, a multiple of 64 bytes; dst lies at 64 bytes when it is streamed
- * to. `what` is constant in every call, so that no test of it is left in the loop. The loop is short
- * enough to be bound by memory without being unrolled. */
+ * to. `what` is constant in every call, so that no test of it is left in the loop. The loop is
+ * short enough to be bound by memory without being unrolled. */
 #define REDUCE_VECTOR(name, isa, class, real, word, width, exponent, one, store_past_caches)       \
   typedef real name##_reals __attribute__((vector_size(width), aligned(sizeof(real)), may_alias)); \
   typedef word name##_words __attribute__((vector_size(width)));                                   \
@@ -2413,8 +2418,8 @@ MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n)
  * ============================================================================================== */
 /* request.h - requests: what a caller waits for. Layer 1.
  *
- * A request is open until it is finished by what it waits for, by its deadline or by cancel; it keeps its
- * entry until the caller ends it with test or wait. Handles are never reused. */
+ * A request is open until it is finished by what it waits for, by its deadline or by cancel; it
+ * keeps its entry until the caller ends it with test or wait. Handles are never reused. */
 
 enum mlfab__request_kind {
   MLFAB__REQUEST_FREE,
@@ -2544,27 +2549,31 @@ MLFAB__INTERNAL void mlfab__request_schedule(mlfab__requests *table) {
  * ============================================================================================== */
 /* link.h - what a network can carry over time, and what has been promised of it. Layer 1.
  *
- * Every node has an egress and an ingress, and the core may have shared links; each is a step function of
- * time, which here means what is left of it (the residual). A transfer from u to v uses egress(u),
- * ingress(v) and the links listed for (u, v), at every instant the least of their residuals; it ends when
- * the integral of that has reached its size, and reserving it takes just that away from each of them.
- * From a node to itself a transfer is free. Sizes and rates share a unit, time starts at 0.
+ * Every node has an egress and an ingress, and the core may have shared links; each is a step
+ * function of time, which here means what is left of it (the residual). A transfer from u to v uses
+ * egress(u), ingress(v) and the links listed for (u, v), at every instant the least of their
+ * residuals; it ends when the integral of that has reached its size, and reserving it takes just
+ * that away from each of them. From a node to itself a transfer is free. Sizes and rates share a
+ * unit, time starts at 0.
  *
- * It does not plan anything: order.h and group.h do. What the two have in common stands here too: the
- * comparison of times, the candidate, a bundle (an update in pieces, one a server), and what cuts through.
+ * It does not plan anything: order.h and group.h do. What the two have in common stands here too:
+ * the comparison of times, the candidate, a bundle (an update in pieces, one a server), and what
+ * cuts through.
  *
- * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours in
- * rate; no residual is negative; undoing a reservation gives back the same bits.
+ * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours
+ * in rate; no residual is negative; undoing a reservation gives back the same bits.
  *
- * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__link_less), and a transfer ends
- * inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for the end
- * of an outage. Products pass through mlfab__link_exact before they are added to anything, and what is
- * infinite is told by its bits: a result does not depend on contraction or -ffast-math. With rates that
- * are whole numbers all residuals are exact; with others they are not, which costs steps, not safety.
+ * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__link_less), and a transfer
+ * ends inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for
+ * the end of an outage. Products pass through mlfab__link_exact before they are added to anything,
+ * and what is infinite is told by its bits: a result does not depend on contraction or -ffast-math.
+ * With rates that are whole numbers all residuals are exact; with others they are not, which costs
+ * steps, not safety.
  *
- * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
- * aggregators store and forward, unless they are said to cut through; a bundle's components are reserved one after the other, since at the
- * same time they would count the worker's egress several times. */
+ * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers).
+ * Departs: aggregators store and forward, unless they are said to cut through; a bundle's
+ * components are reserved one after the other, since at the same time they would count the worker's
+ * egress several times. */
 
 /* ---- time ---- */
 
@@ -2691,8 +2700,8 @@ MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint
                                         const uint32_t *links);
 /* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to undo
- * in it, and nobody watches. Errors: MEMORY, and it is empty. */
+/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to
+ * undo in it, and nobody watches. Errors: MEMORY, and it is empty. */
 MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
                                         mlfab__env *env);
 /* What is left: the steps, and their number. */
@@ -2700,13 +2709,13 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index);
 
-/* When a transfer that is ready at `available` ends: `available` when it is free, never when it does
- * not end. Reserves nothing. */
+/* When a transfer that is ready at `available` ends: `available` when it is free, never when it
+ * does not end. Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available);
-/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on would
- * have carried so much: no transfer to that node that is ready no earlier ends before, and more bytes
- * take longer. LATE and ENDS as for bundles below. */
+/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on
+ * would have carried so much: no transfer to that node that is ready no earlier ends before, and
+ * more bytes take longer. LATE and ENDS as for bundles below. */
 MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
                                            double available, double limit, double *end_p);
 /* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
@@ -2735,12 +2744,12 @@ typedef struct mlfab__bundle {
 /* What a search knows about a transfer that it need not follow to its end. */
 enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
 
-/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is later
- * than limit by mlfab__link_less, before which it does not end. Errors: MEMORY. */
+/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is
+ * later than limit by mlfab__link_less, before which it does not end. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
                                       double limit, double *end_p);
-/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is reserved:
- * LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
+/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is
+ * reserved: LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p);
 
@@ -2754,9 +2763,9 @@ typedef struct mlfab__course {
   double bytes, at; /* what comes; at: when it is all there */
 } mlfab__course;
 
-/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in` brings: it then
- * ends just when one ends that begins at once and waits whenever there is nothing to pass on. Never, when it
- * does not end. Errors: MEMORY. */
+/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in`
+ * brings: it then ends just when one ends that begins at once and waits whenever there is nothing
+ * to pass on. Never, when it does not end. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
                                                double available, const mlfab__course *in,
                                                double *begin_p);
@@ -2772,8 +2781,8 @@ typedef struct mlfab__candidate {
   const double *bytes; /* one a server */
 } mlfab__candidate;
 
-/* Room for `need` things: `old` if *room_p suffices, else new memory with its contents (old is freed),
- * or NULL (old is as it was). */
+/* Room for `need` things: `old` if *room_p suffices, else new memory with its contents (old is
+ * freed), or NULL (old is as it was). */
 MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
                                        size_t size);
 
@@ -3033,7 +3042,8 @@ static struct mlfab__cursor link_cursor(const mlfab__profile *profile, double t)
   return c;
 }
 
-/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction charged. */
+/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction
+ * charged. */
 static const uint32_t *link_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
   uint32_t at;
   if (net->mirror) {
@@ -3370,8 +3380,9 @@ static double link_carried_by(link_carried *c, double t) {
   return mlfab__link_exact(c->before + mlfab__link_exact((t - c->pieces->from) * c->pieces->rate));
 }
 
-/* By how much a path could be ahead of what comes, where it is most: where the path slows down, where something
- * comes again, or at the end. No more than the comparison of times lets in is nothing. */
+/* By how much a path could be ahead of what comes, where it is most: where the path slows down,
+ * where something comes again, or at the end. No more than the comparison of times lets in is
+ * nothing. */
 static double link_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
   double most = 0, t = 0;
   uint32_t i = 0, k = 0;
@@ -3414,9 +3425,9 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
 /* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
- * its servers by number. Control frames are posted to a queue of the peer's link at once; frames with
- * a bulk are yielded one at a time when the link has room, so that the choice falls as late as possible
- * and control goes between the chunks. */
+ * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
+ * with a bulk are yielded one at a time when the link has room, so that the choice falls as late as
+ * possible and control goes between the chunks. */
 
 /* A frame that came. Borrowed for the length of the call. */
 typedef struct mlfab__frame_in {
@@ -3426,7 +3437,8 @@ typedef struct mlfab__frame_in {
   const void *bulk; /* NULL with bulk_bytes > 0: a ghost */
 } mlfab__frame_in;
 
-/* A frame to go. The role fills it without changing its state; the state follows when it was taken. */
+/* A frame to go. The role fills it without changing its state; the state follows when it was
+ * taken. */
 typedef struct mlfab__frame_out {
   uint8_t type;
   uint32_t meta_bytes, bulk_bytes;
@@ -3439,7 +3451,8 @@ typedef struct mlfab__frame_out {
 
 typedef struct mlfab__port {
   void *self;
-  /* Queues a control frame. A peer without link gets nothing: what matters is said again at HELLO. */
+  /* Queues a control frame. A peer without link gets nothing: what matters is said again at
+   * HELLO. */
   void (*post)(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
   /* The role has a frame to yield for this peer. */
   void (*ready)(void *self, uint32_t peer);
@@ -3457,9 +3470,10 @@ typedef struct mlfab__port {
  * ============================================================================================== */
 /* meter.h - does an in-link have capacity to spare? Layer 2.
  *
- * Receivers (server, aggregator) release transfers in order, the next as soon as those already released
- * leave capacity of the in-link unused: then a wrong prediction of the plan corrects itself. The meter counts the bytes that came and
- * compares them, over windows of a few chunks, with what the link is known to carry. */
+ * Receivers (server, aggregator) release transfers in order, the next as soon as those already
+ * released leave capacity of the in-link unused: then a wrong prediction of the plan corrects
+ * itself. The meter counts the bytes that came and compares them, over windows of a few chunks,
+ * with what the link is known to carry. */
 
 typedef struct mlfab__meter {
   double rate;        /* capacity, bytes a second; 0 or less: not known */
@@ -3490,7 +3504,8 @@ static inline uint64_t mlfab__meter_due(const mlfab__meter *meter) {
   return meter->rate > 0.0 ? meter->since_ns + meter->window_ns : MLFAB__NEVER;
 }
 
-/* 1 when a window has passed in which less came than the link carries; a window that was full begins anew. */
+/* 1 when a window has passed in which less came than the link carries; a window that was full
+ * begins anew. */
 static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
   if (!(meter->rate > 0.0) || now_ns - meter->since_ns < meter->window_ns) return 0;
   double could = meter->rate * 1e-9 * (double)(now_ns - meter->since_ns);
@@ -3505,32 +3520,35 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  * ============================================================================================== */
 /* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
  *
- * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out, in and
- * out, each bytes a second and negative as long as nothing is known. It looks at no clock and sends
- * nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what it says.
+ * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out,
+ * in and out, each bytes a second and negative as long as nothing is known. It looks at no clock
+ * and sends nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what
+ * it says.
  *
- * A rate that was limited by the application is a lower bound and nothing else. So of each direction
- *  - the sample is the rate of the whole window when somebody had more to send all the time, else that of
- *    the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
- *  - the first sample that is no mere lower bound is taken as it is; until then the interface's nominal
- *    speed stands, if it tells one, which later is an upper bound;
- *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one that is
- *    about the same is smoothed in;
- *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next transfer's is
- *    another: so nothing happens until for three heartbeats nothing as large as the estimate has come. Then
- *    the largest of what came meanwhile is believed, if there were two samples and no mere lower bounds;
- *  - receivers release no more than the link is said to carry, and would never see that it carries more. So
- *    now and then a full link is said to carry a quarter more, for a heartbeat; if more does not come then,
- *    what stood before stands again.
- * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are alike in both
- * directions, so what is sent is taken to be what could come in, at least.
+ * A rate that was limited by the application is a lower bound and nothing else. So of each
+ * direction
+ *  - the sample is the rate of the whole window when somebody had more to send all the time, else
+ *    that of the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
+ *  - the first sample that is no mere lower bound is taken as it is; until then the interface's
+ *    nominal speed stands, if it tells one, which later is an upper bound;
+ *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one
+ *    that is about the same is smoothed in;
+ *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next
+ *    transfer's is another: so nothing happens until for three heartbeats nothing as large as the
+ *    estimate has come. Then the largest of what came meanwhile is believed, if there were two
+ *    samples and no mere lower bounds;
+ *  - receivers release no more than the link is said to carry, and would never see that it carries
+ *    more. So now and then a full link is said to carry a quarter more, for a heartbeat; if more
+ *    does not come then, what stood before stands again.
+ * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are
+ * alike in both directions, so what is sent is taken to be what could come in, at least.
  *
- * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
- * What was set by hand hides the measured estimate, which goes on underneath.
+ * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there
+ * is one. What was set by hand hides the measured estimate, which goes on underneath.
  *
- * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the rule
- * for samples limited by the application, the maximum over a stretch of time, and the probes are BBR's
- * ideas (Cardwell et al. 2016). */
+ * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the
+ * rule for samples limited by the application, the maximum over a stretch of time, and the probes
+ * are BBR's ideas (Cardwell et al. 2016). */
 
 /* One direction. */
 typedef struct mlfab__monitor_side {
@@ -3556,11 +3574,12 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
 /* What transports measured. One without length, or of numbers that are none, is passed over. */
 MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
                                            uint64_t now_ns);
-/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both are
- * finite. */
+/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both
+ * are finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported: one
- * differs by more than a tenth from what was to be reported last, at most once a heartbeat; else 0. */
+/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported:
+ * one differs by more than a tenth from what was to be reported last, at most once a heartbeat;
+ * else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
@@ -3568,7 +3587,8 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
 /* ==============================================================================================
  * core/monitor.c
  * ============================================================================================== */
-/* monitor.c - what a host's network links carry, told from what passed through them. See monitor.h. */
+/* monitor.c - what a host's network links carry, told from what passed through them. See
+ * monitor.h. */
 
 enum {
   MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
@@ -3755,8 +3775,9 @@ MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_
  * ============================================================================================== */
 /* sync.c - consistency models as pairs of predicates. See sync.h.
  *
- * Source: FluentPS Table III, rows ASP and BSP. Departs: a worker that joined late or was dead pushes
- * into the open round whatever round it believes to be in (design: a joiner starts at V_train). */
+ * Source: FluentPS Table III, rows ASP and BSP. Departs: a worker that joined late or was dead
+ * pushes into the open round whatever round it believes to be in (design: a joiner starts at
+ * V_train). */
 
 MLFAB__INTERNAL int mlfab__sync_known(uint32_t kind) {
   return kind == MLFAB_SYNC_ASYNC || kind == MLFAB_SYNC_BSP;
@@ -3784,8 +3805,8 @@ MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_
  *
  * The flat model is all tensors' bytes one after another: the 8-byte types first, then the 4-byte
  * types, each in the order of definition, so that every element is aligned and nothing is padded.
- * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of a
- * server (its shard) are neighbours until servers come or go. Everything on the wire is told in
+ * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of
+ * a server (its shard) are neighbours until servers come or go. Everything on the wire is told in
  * offsets of the flat model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing), here the initial, even distribution. */
@@ -3814,9 +3835,9 @@ typedef struct mlfab__layout {
   uint64_t bytes;
 } mlfab__layout;
 
-/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may be shorter),
- * so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no
- * tensors, no elements), MEMORY; nothing is left allocated. */
+/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may
+ * be shorter), so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT,
+ * ARGUMENT (no tensors, no elements), MEMORY; nothing is left allocated. */
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
                                         uint64_t max_bytes, mlfab__layout *layout,
@@ -4040,8 +4061,9 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
  * ============================================================================================== */
 /* rule.h - update rules: what a committed sum does to the weights. Layer 2, pure functions.
  *
- * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha = c' sqrt(t + tau)); Adam
- * (Kingma and Ba 2015, Alg. 1); AdamW (Loshchilov and Hutter 2019, Alg. 2). */
+ * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha
+ * = c' sqrt(t + tau)); Adam (Kingma and Ba 2015, Alg. 1); AdamW (Loshchilov and Hutter 2019,
+ * Alg. 2). */
 
 typedef struct mlfab__rule {
   uint32_t kind;                                                 /* MLFAB_RULE_* */
@@ -4056,18 +4078,18 @@ typedef struct mlfab__rule_step {
 } mlfab__rule_step;
 
 /* Fills defaults for members that are zero and checks all of them, whatever the kind: CONFIG with a
- * text that names the member (gamma or a beta outside [0, 1); c, epsilon or weight_decay not positive;
- * any not finite), UNSUPPORTED (unknown kind). options NULL: all defaults, PLAIN. *rule is set on success
- * only. */
+ * text that names the member (gamma or a beta outside [0, 1); c, epsilon or weight_decay not
+ * positive; any not finite), UNSUPPORTED (unknown kind). options NULL: all defaults, PLAIN. *rule
+ * is set on success only. */
 MLFAB__INTERNAL int mlfab__rule_init(mlfab__rule *rule, const mlfab_model_options *options,
                                      mlfab_error *error);
 /* State arrays of the size of the weights: 0, 1 (momentum) or 2 (Adam). Zero at first. */
 MLFAB__INTERNAL uint32_t mlfab__rule_states(uint32_t kind);
 /* 1 when the step is linear in u, so that scale may be folded into sums of u. */
 MLFAB__INTERNAL int mlfab__rule_linear(uint32_t kind);
-/* dst = what the rule makes of w, for n elements; s0 and s1 are its state, updated in place. dst may be
- * w or u; states overlap nothing. I64: PLAIN only (the caller checks). Cutting the n elements anywhere
- * into several calls gives the same bits. */
+/* dst = what the rule makes of w, for n elements; s0 and s1 are its state, updated in place. dst
+ * may be w or u; states overlap nothing. I64: PLAIN only (the caller checks). Cutting the n
+ * elements anywhere into several calls gives the same bits. */
 MLFAB__INTERNAL void mlfab__rule_apply(const mlfab__rule *rule, const mlfab__rule_step *step,
                                        int dtype, void *dst, const void *w, const void *u, void *s0,
                                        void *s1, uint64_t n);
@@ -4085,13 +4107,14 @@ MLFAB__INTERNAL const char *mlfab__rule_name(uint32_t kind);
  * Invariants: every rule is a chain of reduce kernels over short blocks that stay in cache, so that
  * a rule inherits their promise: one rounding a multiply and one an add, in the element's type, the
  * same bits at every CPU level, under every compiler flag, and wherever a stretch is cut. Scalars
- * are computed in double, then rounded to the element's type. The one step that is not such a chain,
- * Adam's quotient, is computed in double for both types: compilers replace float divisions and roots
- * by estimates under -ffast-math, but not those of doubles.
+ * are computed in double, then rounded to the element's type. The one step that is not such a
+ * chain, Adam's quotient, is computed in double for both types: compilers replace float divisions
+ * and roots by estimates under -ffast-math, but not those of doubles.
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
- * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 2. Departs: epsilon is scaled by
- * sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon hat. */
+ * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 2. Departs: epsilon is scaled
+ * by sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon
+ * hat. */
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -4136,7 +4159,8 @@ static void rule_sqrt_all(double *x, size_t n) {
 #endif
 }
 
-/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the power. */
+/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the
+ * power. */
 static double rule_power(double base, uint64_t exponent) {
   double power = 1.0;
   for (; exponent != 0; exponent >>= 1, base *= base)
@@ -4144,7 +4168,8 @@ static double rule_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* Replaces zero by the default, then refuses what is outside [low, high) or, with `open`, is low. */
+/* Replaces zero by the default, then refuses what is outside [low, high) or, with `open`, is
+ * low. */
 static int rule_member(double *member, double given, double fallback, const char *name, double low,
                        double high, int open, const char *range, mlfab_error *error) {
   *member = given;
@@ -4302,23 +4327,25 @@ MLFAB__INTERNAL void mlfab__rule_apply(const mlfab__rule *rule, const mlfab__rul
  * ============================================================================================== */
 /* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
  *
- * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose last
- * possible position has come, and gives that one up if the next would then be there earlier: so every
- * update that is applied is at most delay_bound versions behind, and nobody waits at the server.
+ * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
+ * last possible position has come, and gives that one up if the next would then be there earlier:
+ * so every update that is applied is at most delay_bound versions behind, and nobody waits at the
+ * server.
  *
  * Position i of the order is the i-th update that is applied; update g may have the positions up to
- * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl larger.
+ * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl
+ * larger.
  *
- * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9 is
- * about versions and a dropped update does not change one. An update whose dl is past is no candidate
- * (and so never sent); it is one again when a position is given back. Of several that are due the
- * fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an update that
- * was picked for its deadline with the pick behind it, again after that one was discarded itself, and
- * keeps it when they are equal; one that was picked as the shortest needs no look-ahead. An update that
- * never arrives is no candidate.
+ * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9
+ * is about versions and a dropped update does not change one. An update whose dl is past is no
+ * candidate (and so never sent); it is one again when a position is given back. Of several that are
+ * due the fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an
+ * update that was picked for its deadline with the pick behind it, again after that one was
+ * discarded itself, and keeps it when they are equal; one that was picked as the shortest needs no
+ * look-ahead. An update that never arrives is no candidate.
  *
- * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above; the pick
- * is found without looking at everybody (order.c). */
+ * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above;
+ * the pick is found without looking at everybody (order.c). */
 
 enum mlfab__reason {
   MLFAB__DEADLINE = 1, /* applied: its last position had come */
@@ -4366,9 +4393,10 @@ typedef struct mlfab__orderer {
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__orderer;
 
-/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. What is
- * applied is reserved in `net`, one transfer after the other in that order. Errors: ARGUMENT (bytes or a
- * time that is negative or NaN, a node that is not there), MEMORY; nothing is reserved then. */
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order.
+ * What is applied is reserved in `net`, one transfer after the other in that order. Errors:
+ * ARGUMENT (bytes or a time that is negative or NaN, a node that is not there), MEMORY; nothing is
+ * reserved then. */
 MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
                                            const mlfab__order_input *in, mlfab__ordered *out,
                                            uint32_t *applied_p);
@@ -4388,23 +4416,24 @@ MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bou
  * ============================================================================================== */
 /* order.c - Alg. 1 and Alg. 2: see order.h.
  *
- * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg. 2's
- * look-ahead compares with the pick of p, so each is found once.
+ * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
+ * 2's look-ahead compares with the pick of p, so each is found once.
  *
- * With one server the pick is found without looking at everybody. Reserving takes bandwidth away, so
- * a transfer's end as it was once computed is a lower bound for ever (its key), until a discarded update
- * gives bandwidth back: then the keys written since it was accepted are restored from a trail. And no
- * transfer ends before the server's ingress alone could have carried it, a bound that depends on the
- * size only. So there are two walks, in the order of (key, position) and of (size, position), one step
- * each in turn, and when either has nothing left that can win, nobody can. What was not looked at
- * is later than the pick by more than rounding, or equal to it and behind it in the list.
+ * With one server the pick is found without looking at everybody. Reserving takes bandwidth away,
+ * so a transfer's end as it was once computed is a lower bound for ever (its key), until a
+ * discarded update gives bandwidth back: then the keys written since it was accepted are restored
+ * from a trail. And no transfer ends before the server's ingress alone could have carried it, a
+ * bound that depends on the size only. So there are two walks, in the order of (key, position) and
+ * of (size, position), one step each in turn, and when either has nothing left that can win, nobody
+ * can. What was not looked at is later than the pick by more than rounding, or equal to it and
+ * behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that keys do not hold:
- * everybody is looked at whose size bounds, one a component, leave room to win, and not further than the
- * best so far.
+ * With several servers taking bandwidth away can let a later component pass, so that keys do not
+ * hold: everybody is looked at whose size bounds, one a component, leave room to win, and not
+ * further than the best so far.
  *
- * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its rank is
- * set; candidates are those without a fate whose dl is at least the position. */
+ * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its
+ * rank is set; candidates are those without a fate whose dl is at least the position. */
 
 /* What Alg. 2 needs to take an acceptance back. */
 struct mlfab__accepted {
@@ -4504,7 +4533,8 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
   memset(o, 0, sizeof *o);
 }
 
-/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero ---- */
+/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero
+ * ---- */
 
 static void order_bit_set(mlfab__orderer *o, uint32_t at) {
   for (int level = 0; level < 3; level++, at /= 64) {
@@ -5003,36 +5033,41 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
 /* ==============================================================================================
  * core/group.h
  * ============================================================================================== */
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their way
- * back. Layer 2.
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their
+ * way back. Layer 2.
  *
  * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
- * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when everything
- * before its group is at the server, so that the server's NIC never waits for an aggregate. Of all n the
- * one whose last update is applied first is taken, and the smallest of those.
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
+ * everything before its group is at the server, so that the server's NIC never waits for an
+ * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
+ * those.
  *
- * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too. The
- * last group is sent like the others, and counted. An aggregator that nobody reaches in time is skipped.
- * t_max never goes back, though an aggregate may overtake a slow direct transfer: it is applied behind
- * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
- * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
+ * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
+ * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
+ * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
+ * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
+ * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
+ * does not go.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a member may be late
- * (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it would be at the server, begun at
- * t_max; the first of a group, before it would be there itself. Groups are a member larger then, and a sum is
- * there a transfer earlier. It is forwarded from t_max on, or as much later that it never lacks what its members
- * bring: that is no later than if it began at once and waited. A late member may hold up what stands behind it,
- * and so each variant is tried without late members first: with `cut` the plan is never later, but where a free
- * first group makes the ones behind it others.
+ * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
+ * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
+ * would be at the server, begun at t_max; the first of a group, before it would be there itself.
+ * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
+ * t_max on, or as much later that it never lacks what its members bring: that is no later than if
+ * it began at once and waited. A late member may hold up what stands behind it, and so each variant
+ * is tried without late members first: with `cut` the plan is never later, but where a free first
+ * group makes the ones behind it others.
  *
- * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
- * reserved from the server on, last group first, and distributors send when the servers' transfers are
- * all placed, cutting through or not. AllReduce is the one behind the other, with a worker for a server.
+ * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
+ * then reserved from the server on, last group first, and distributors send when the servers'
+ * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
+ * worker for a server.
  *
  * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
  * above, and cases that cannot win are left before they end (group.c). */
 
-/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always shortest. */
+/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
+ * shortest. */
 enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
   MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
@@ -5094,9 +5129,10 @@ typedef struct mlfab__grouper {
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
 
-/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality), leaving
- * its transfers reserved in `net`, in the order: direct ones, then group after group its members and
- * its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved then. */
+/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
+ * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
+ * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
+ * then. */
 MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, int best, mlfab__grouped *out,
                                       mlfab__group_choice *choice_p);
@@ -5130,9 +5166,10 @@ typedef struct mlfab__delivery {
   double end; /* when it has the model */
 } mlfab__delivery;
 
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers are
- * reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now, without
- * requests). Errors: as for plans; time never and nothing reserved when somebody cannot be reached. */
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
+ * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
+ * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
+ * reached. */
 MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
                                             const mlfab__distribution *d, mlfab__delivery *out,
                                             double *hubs, mlfab__group_choice *choice_p,
@@ -5148,8 +5185,8 @@ typedef struct mlfab__allreduce {
   uint32_t n;
 } mlfab__allreduce;
 
-/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once), the
- * choices of both ways, and when the last one has the sum. Errors: as above. */
+/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
+ * the choices of both ways, and when the last one has the sum. Errors: as above. */
 MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
                                            const mlfab__allreduce *a, mlfab__grouped *push,
                                            mlfab__delivery *get, mlfab__group_choice *push_p,
@@ -5165,17 +5202,18 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * ============================================================================================== */
 /* group.c - Alg. 3, case by case: see group.h.
  *
- * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more. What a
- * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
- * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
- * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (with one server,
- * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
- * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
- * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then; late ones a transfer later, and then the sum is at
- * the server yet a transfer later. What does not fit in all groups together makes
- * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
+ * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more.
+ * What a case reserves besides is undone before the next. A case is left as soon as its t_max,
+ * which never falls, is not below the best T so far; when that is so for the direct transfers
+ * alone, no larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor
+ * whether n is feasible is monotone in n, so every n up to there is tried, unless a bound shows
+ * that it is in vain (with one server, and no free first group). When t_max is t, everything
+ * reserved so far has ended by t. So the next aggregate is at the server no later than the largest
+ * one would be that leaves at t on the network as it was before the case, and by induction t_max of
+ * the q-th group is at most some U(q), with U(1) known. Its members come in through its
+ * aggregator's ingress by then; late ones a transfer later, and then the sum is at the server yet a
+ * transfer later. What does not fit in all groups together makes n infeasible; or it goes directly,
+ * and the server's ingress has to carry it too. */
 
 /* One case under way. */
 typedef struct group_run {
@@ -5242,7 +5280,8 @@ static int group_direct(group_run *r, uint32_t i) {
 
 /* ---- cutting through ---- */
 
-/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from t_max on. */
+/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from
+ * t_max on. */
 static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -5304,8 +5343,8 @@ static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, d
   return walked;
 }
 
-/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it always finds
- * what comes in. */
+/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it
+ * always finds what comes in. */
 static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
   int walked = MLFAB__ENDS;
   *end_p = r->ready;
@@ -5483,8 +5522,8 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers are
- * reserved, and t_max is theirs. */
+/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers
+ * are reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
   if (r->late && r->net->path_count > 0) return 0;
@@ -5494,7 +5533,8 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
-    /* A late member comes before its sum would be there, and the sum is a transfer behind it at most. */
+    /* A late member comes before its sum would be there, and the sum is a transfer behind it at
+     * most. */
     if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__link_finite(t)) return 0;
     double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
@@ -5509,8 +5549,8 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   return walked == MLFAB__LATE || !mlfab__link_less(end, r->limit);
 }
 
-/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
- * decided when all are known: the first time that is not later than the least. */
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins,
+ * which is decided when all are known: the first time that is not later than the least. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
@@ -5696,14 +5736,15 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * ============================================================================================== */
 /* distribute.c - models on their way back, and AllReduce: see group.h.
  *
- * Time reversed, distribution is aggregation: the server's egress must never be idle, as its ingress
- * there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are reserved in the
- * real one: from the server first, beginning with the last group's distributor, since it has most to
- * wait for behind it; then from the distributors, when they have the whole model, or as it comes (`cut`): a
- * transfer to a worker begins when from then on it never lacks what comes to its distributor.
+ * Time reversed, distribution is aggregation: the server's egress must never be idle, as its
+ * ingress there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are
+ * reserved in the real one: from the server first, beginning with the last group's distributor,
+ * since it has most to wait for behind it; then from the distributors, when they have the whole
+ * model, or as it comes (`cut`): a transfer to a worker begins when from then on it never lacks
+ * what comes to its distributor.
  *
- * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of the
- * distributors; t_max starts at the time of the requests. */
+ * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of
+ * the distributors; t_max starts at the time of the requests. */
 
 /* The requests as updates of the model's size. */
 static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__distribution *d) {
@@ -5784,7 +5825,8 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
-/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th request. */
+/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th
+ * request. */
 static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
                                   uint32_t i, const mlfab__course *in, double *end_p) {
   *end_p = d->now;
@@ -5977,14 +6019,15 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
- * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
- * block in the shard; per position there is the present block `w`, perhaps the block being written
- * (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks; a block with more than one
- * reference is never written. All blocks are set aside when the model is made: steady state
- * allocates nothing, and running out of spare blocks means that somebody pins too many.
+ * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place
+ * for a block in the shard; per position there is the present block `w`, perhaps the block being
+ * written (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks;
+ * a block with more than one reference is never written. All blocks are set aside when the model is
+ * made: steady state allocates nothing, and running out of spare blocks means that somebody pins
+ * too many.
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
- * block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name
+ * the block; the free list holds exactly the blocks with refs 0. */
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 
@@ -6027,7 +6070,8 @@ typedef struct mlfab__piece {
   uint64_t first; /* element of the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: rule state arrays. Errors: MEMORY, nothing left allocated. */
+/* sums: 1 when rounds are summed. states: rule state arrays. Errors: MEMORY, nothing left
+ * allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
@@ -6047,8 +6091,8 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
 /* place[p] <- block, whose reference it takes over; the old one is given up. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 
-/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names both
- * sides of what does not go together. */
+/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names
+ * both sides of what does not go together. */
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__rule *rule,
                                        mlfab_error *error);
@@ -6370,12 +6414,12 @@ MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, ui
  * ============================================================================================== */
 /* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
  *
- * order.h says in which order, group.h over which hop; here the two are one call, with everything that a
- * scheduler has to tell of each update. A batch that is a list is not ordered and nothing of it is
- * dropped, except what can never arrive.
+ * order.h says in which order, group.h over which hop; here the two are one call, with everything
+ * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
+ * it is dropped, except what can never arrive.
  *
- * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
- * larger. So every plan that group.h may choose respects the delay bound.
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
+ * m larger. So every plan that group.h may choose respects the delay bound.
  *
  * Source: MLfabric §5, §6. */
 
@@ -6424,11 +6468,12 @@ typedef struct mlfab__planner {
 /* Allocates nothing yet; a planner keeps its memory between calls. */
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of each).
- * Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the dropped in
- * the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is when the last one
- * is applied, never when a list could not be planned as a whole. Errors: ARGUMENT (a node that is not
- * there; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved. */
+/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
+ * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
+ * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
+ * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
+ * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
+ * MEMORY; nothing is reserved. */
 MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);
@@ -6496,7 +6541,8 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* What is known of one update; `position`: from 1, or one more than the last for what is dropped. */
+/* What is known of one update; `position`: from 1, or one more than the last for what is
+ * dropped. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];
@@ -6575,22 +6621,22 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA) by which
- * hop it goes: directly, granted by the server, or as a member of a group by way of another worker's
- * node, granted by the aggregator there. Each way has a number; a new one voids the one before, and the
- * part begins anew. The aggregator's grant may be here before the server's word: then the way is
- * adopted from it. A pull likewise: its answer comes from the server or by way of a distributor, and
- * only the newest of its ways counts.
+ * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA)
+ * by which hop it goes: directly, granted by the server, or as a member of a group by way of
+ * another worker's node, granted by the aggregator there. Each way has a number; a new one voids
+ * the one before, and the part begins anew. The aggregator's grant may be here before the server's
+ * word: then the way is adopted from it. A pull likewise: its answer comes from the server or by
+ * way of a distributor, and only the newest of its ways counts.
  *
  * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
  * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
- * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller before the
- * transport gave it back. (5) A part has lent to two links at most, its server's and its aggregator's: when
- * that changes, what the former one still has is taken back. (6) Nothing is sent to an aggregator that it, or to
- * a server that the server, did not grant for the way that counts.
+ * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller
+ * before the transport gave it back. (5) A part has lent to two links at most, its server's and its
+ * aggregator's: when that changes, what the former one still has is taken back. (6) Nothing is sent
+ * to an aggregator that it, or to a server that the server, did not grant for the way that counts.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
- * (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS
+ * Alg. 1 (worker side). */
 
 enum {
   MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
@@ -6744,8 +6790,8 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there until it is
- * granted anew. */
+/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there
+ * until it is granted anew. */
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns);
 /* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
@@ -6782,7 +6828,8 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the aggregator. */
+/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the
+ * aggregator. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
@@ -7316,7 +7363,8 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
-  /* Rounds may have gone on without us, and the answer that said so may be lost: this one counts. */
+  /* Rounds may have gone on without us, and the answer that said so may be lost: this one
+   * counts. */
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
@@ -7448,13 +7496,14 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
  * ============================================================================================== */
 /* push.c - the worker role: updates on their way out. See worker.h.
  *
- * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain asynchronous model those that
- * wait while others are under way are added together into one update of several members, as
- * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link.
+ * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain
+ * asynchronous model those that wait while others are under way are added together into one update
+ * of several members, as MLfabric's aggregators do on the way (§3.2): the fewer frames the busier
+ * the link.
  *
- * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a generation of
- * the stream a part waits, then is a member of groups, one after another, and may at last be sent
- * directly; never the other way round. */
+ * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
+ * generation of the stream a part waits, then is a member of groups, one after another, and may at
+ * last be sent directly; never the other way round. */
 
 #include <stdio.h>
 
@@ -7510,15 +7559,15 @@ static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   return NULL;
 }
 
-/* All bulks of an update that are lent to one server's link have one token, so that they can be taken back
- * together. */
+/* All bulks of an update that are lent to one server's link have one token, so that they can be
+ * taken back together. */
 static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
 }
 
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return. Less than
- * MLFAB__AGGREGATOR_TOKEN. */
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and
+ * return. Less than MLFAB__AGGREGATOR_TOKEN. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
@@ -7531,8 +7580,9 @@ static void push_rewind(mlfab__part *part) {
   part->source = 0;
 }
 
-/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for it instead would
- * let an aggregator that stalls hold the caller's buffers after the update has gone another way. */
+/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for
+ * it instead would let an aggregator that stalls hold the caller's buffers after the update has
+ * gone another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)
@@ -7628,14 +7678,15 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* Does a server's code weigh more than another's? A dead server may have applied the update: that is worse than to
- * know that it was not. And a drop is no word on the update itself. */
+/* Does a server's code weigh more than another's? A dead server may have applied the update: that
+ * is worse than to know that it was not. And a drop is no word on the update itself. */
 static int push_outweighs(int code, int other) {
   if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* The verdict over all servers: the code that weighs most, who is to blame for it, and the counts. */
+/* The verdict over all servers: the code that weighs most, who is to blame for it, and the
+ * counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -7804,7 +7855,8 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was reset. */
+    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was
+     * reset. */
     if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
     if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
@@ -7905,8 +7957,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Copies a small update into one contiguous image in the order of the flat model, and remembers where each of the caller's
- * buffers went. */
+/* Copies a small update into one contiguous image in the order of the flat model, and remembers
+ * where each of the caller's buffers went. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
   if (!update->packed) update->packed = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
   if (!update->packed) return MLFAB_ERR_MEMORY;
@@ -8129,8 +8181,8 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   return push_shards(worker, update, error);
 }
 
-/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry of
- * one that was applied nowhere gets a new number: its own was passed over by the servers. */
+/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
+ * of one that was applied nowhere gets a new number: its own was passed over by the servers. */
 static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
                       mlfab_error *error) {
   int status = 0;
@@ -8308,14 +8360,16 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
 /* Bytes of credit that go with an announcement, and take nobody's turn. */
 static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
   if (part->planned) return 0;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
+   * first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
   /* What is left of the credit may be any number: no element is cut. */
   return eager < part->bytes ? eager - eager % 8 : eager;
 }
 
-/* Servers that the scheduler will hear of this update from. One that has decided it says nothing more. */
+/* Servers that the scheduler will hear of this update from. One that has decided it says nothing
+ * more. */
 static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t n = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -8530,7 +8584,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
-  /* Merged with others: only this caller's waiting ends, the update goes on from the library's copy. */
+  /* Merged with others: only this caller's waiting ends, the update goes on from the library's
+   * copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
@@ -8571,14 +8626,15 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
  * ============================================================================================== */
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it; their answers come as MODEL frames, slice
- * by slice, and are copied into the caller's buffers. A server may begin a slice again at a newer
- * version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ * A pull is one request to every server that has a part of it; their answers come as MODEL frames,
+ * slice by slice, and are copied into the caller's buffers. A server may begin a slice again at a
+ * newer version: the bytes are then written twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may have its part handed on by another worker's node (the hop),
- * and may choose another way at any time. Its ways have ascending numbers; on each, all of the part comes, in
- * order. PULL_VIA tells the newest, and so does the first frame of the hop, which may be faster. On the server's own
- * link nothing comes for a way that is not direct, but what was sent before it was changed. */
+ * In a fabric with a scheduler a server may have its part handed on by another worker's node (the
+ * hop), and may choose another way at any time. Its ways have ascending numbers; on each, all of
+ * the part comes, in order. PULL_VIA tells the newest, and so does the first frame of the hop,
+ * which may be faster. On the server's own link nothing comes for a way that is not direct, but
+ * what was sent before it was changed. */
 
 #include <stdio.h>
 
@@ -8620,8 +8676,8 @@ static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
 
 static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by the
-   * former hop is void. */
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by
+   * the former hop is void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull = {fetch->request, 0, 0};
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
@@ -8694,7 +8750,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
-/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not what was asked for. */
+/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not
+ * what was asked for. */
 static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_t *from,
                         uint64_t bytes) {
   uint32_t low = 0, high = fetch->nsources;
@@ -8721,7 +8778,8 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
   return 0;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked for. */
+/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked
+ * for. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -8822,8 +8880,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
     mlfab__fetch *fetch = &worker->fetches[i];
     for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where nothing
-       * had come yet, the hop may still begin on a new link. */
+      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where
+       * nothing had come yet, the hop may still begin on a new link. */
       if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
     }
   }
@@ -8935,9 +8993,10 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  * ============================================================================================== */
 /* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
  *
- * Updates of all workers stand in one queue, in the order of their announcements. The first that may
- * be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps the
- * blocks, a refusal discards them. Others may send what they have credit for, which is staged raw:
+ * Updates of all workers stand in one queue, in the order of their announcements. The first that
+ * may be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps
+ * the blocks, a refusal discards them. Others may send what they have credit for, which is staged
+ * raw:
  *
  *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
  *      |                                       |                 \--> APPLYING (rules, rounds: a few
@@ -8951,18 +9010,18 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
  *                                                     \--(too late at that place)--> DROPPED at its turn
  *
- * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as the
- * bytes of its first member; one commit decides all of them. It has a number; whatever spoils it (a
- * member dead or not finite, the aggregator gone) ends the number, and what is left of it gets another
- * and is sent again. A worker's small updates behind an unplaced one wait with it. With the bound
- * delay < tau_max: an update gets its place only where its delay is below the bound, and its delay cannot grow
- * afterwards, because nothing is put before it.
+ * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as
+ * the bytes of its first member; one commit decides all of them. It has a number; whatever spoils
+ * it (a member dead or not finite, the aggregator gone) ends the number, and what is left of it
+ * gets another and is sent again. A worker's small updates behind an unplaced one wait with it.
+ * With the bound delay < tau_max: an update gets its place only where its delay is below the bound,
+ * and its delay cannot grow afterwards, because nothing is put before it.
  *
- * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come in
- * the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged was
- * credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds, the
- * sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull pins one
- * slice at a time.
+ * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come
+ * in the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged
+ * was credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds,
+ * the sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull
+ * pins one slice at a time.
  *
  * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
 
@@ -9140,8 +9199,8 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
 /* 1 when every worker has left or died. */
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
 
-/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is lost, or
- * dead: first come, first served. A frame of it (PLAN). */
+/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is
+ * lost, or dead: first come, first served. A frame of it (PLAN). */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
@@ -9155,7 +9214,8 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 
 /* Is this large enough to be planned, and is there a scheduler? */
 MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
-/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues stand). */
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
+ * stand). */
 MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
                                           uint64_t id, int code);
 /* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
@@ -9194,13 +9254,14 @@ MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
                                                    uint64_t group);
-/* Do the members of a group come multiplied with their own scales? Else they are relative to the first's. */
+/* Do the members of a group come multiplied with their own scales? Else they are relative to the
+ * first's. */
 MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server);
 /* Is it, or its group, past recall? */
 MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
-/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew, at the aggregator
- * or, with `direct`, without. */
+/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew,
+ * at the aggregator or, with `direct`, without. */
 MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming *member,
                                           mlfab__incoming *culprit, int direct);
 /* The group was applied: its members are about to be decided. */
@@ -9541,8 +9602,8 @@ MLFAB__INTERNAL void mlfab__server_drop(mlfab__server *server, uint32_t worker, 
 
 /* --- workers that come and go --- */
 
-/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no credit and waits for
- * grants. */
+/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no
+ * credit and waits for grants. */
 static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
@@ -9579,8 +9640,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
-  /* The answer tells what is decided, and the window may be a new process's from here on: what is past
-   * recall is decided first, at the price of one long step. */
+  /* The answer tells what is decided, and the window may be a new process's from here on: what is
+   * past recall is decided first, at the price of one long step. */
   mlfab__intake_finish(server, worker);
   int code = mlfab__dedup_admit(&server->dedup, worker, hello->incarnation);
   if (code) return code;
@@ -9920,7 +9981,8 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
-/* The scale of what comes in: the aggregator of a group may have multiplied each member with its own. */
+/* The scale of what comes in: the aggregator of a group may have multiplied each member with its
+ * own. */
 static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
   return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
@@ -10023,7 +10085,8 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   server->free_list = update;
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding takes. */
+/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
+ * takes. */
 static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -10073,7 +10136,8 @@ static int intake_covers(const mlfab__server *server, const mlfab__incoming *upd
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* A new block for place[position], holding what `from` holds unless it will be overwritten whole. */
+/* A new block for place[position], holding what `from` holds unless it will be overwritten
+ * whole. */
 static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, int fill) {
   mlfab__store *store = &server->store;
   uint32_t block = mlfab__server_spare(server);
@@ -10119,8 +10183,8 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   return 0;
 }
 
-/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0 when
- * the long way has to be taken. *code_p tells what became of it. */
+/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0
+ * when the long way has to be taken. *code_p tells what became of it. */
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
   mlfab__store *store = &server->store;
@@ -10145,7 +10209,8 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
     intake_piece(server, update, update->push.bytes - at, &piece);
     uint32_t *place = mode == INTAKE_SUM ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
-      /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for the next. */
+      /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
+       * the next. */
       *code_p = intake_fresh(server, place, *place, 1);
       if (*code_p) return 1;
     }
@@ -10181,9 +10246,10 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
   return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
 }
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit` 1
- * moves versions and commits on, with 2 versions only (a further member of a group). A pull tells the largest version of its slices; for those that are
- * behind it, it means their present one. Returns 0, or ARGUMENT for too few versions. */
+/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
+ * 1 moves versions and commits on, with 2 versions only (a further member of a group). A pull tells
+ * the largest version of its slices; for those that are behind it, it means their present one.
+ * Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                            uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
@@ -10262,7 +10328,8 @@ static void intake_swap(mlfab__server *server, uint32_t *place) {
   }
 }
 
-/* An update, or all members of a group, are applied: moves the versions on unless they are a round's. One commit. */
+/* An update, or all members of a group, are applied: moves the versions on unless they are a
+ * round's. One commit. */
 static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
   uint64_t group = update->group;
   int commit = 1;
@@ -10567,8 +10634,8 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
- * may come over links of very different speed at the same time. */
+/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned
+ * transfers, which may come over links of very different speed at the same time. */
 static uint32_t intake_free_stage(mlfab__server *server) {
   uint64_t fit = INTAKE_STAGES_BYTES / mlfab__max(server->stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
@@ -10593,8 +10660,9 @@ static mlfab__incoming *intake_unreleased(mlfab__server *server) {
   return update;
 }
 
-/* Releases the next transfer when those before it leave the in-link unused: shortly before their end, or
- * because they come more slowly than the link carries. What is staged is copied once more. */
+/* Releases the next transfer when those before it leave the in-link unused: shortly before their
+ * end, or because they come more slowly than the link carries. What is staged is copied once
+ * more. */
 static void intake_release(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
   uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
@@ -10782,7 +10850,8 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   const mlfab__window *window = &server->dedup.windows[worker];
   enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
-  /* A repetition of what is decided: worker 0's first weights for a model that stands count as such. */
+  /* A repetition of what is decided: worker 0's first weights for a model that stands count as
+   * such. */
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
@@ -10838,7 +10907,8 @@ static mlfab__incoming *intake_find(const mlfab__server *server, uint32_t worker
   return NULL;
 }
 
-/* The next bytes of an update, or of a group as those of its first: they came on the link of `peer`. */
+/* The next bytes of an update, or of a group as those of its first: they came on the link of
+ * `peer`. */
 static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *update,
                          uint64_t offset, const mlfab__frame_in *frame) {
   if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
@@ -10935,8 +11005,8 @@ MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker
   if (update) intake_apply_update(server, MLFAB__NEVER);
 }
 
-/* The first update of a worker that is not past recall: what is being applied has all its bytes, and is
- * decided when it is done. */
+/* The first update of a worker that is not past recall: what is being applied has all its bytes,
+ * and is decided when it is done. */
 static mlfab__incoming *intake_first_of(const mlfab__server *server, uint32_t worker) {
   mlfab__incoming *update = server->first;
   while (update && (update->worker != worker || mlfab__place_applying(server, update)))
@@ -11002,18 +11072,20 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
 /* ==============================================================================================
  * core/place.c
  * ============================================================================================== */
-/* place.c - the server role: updates get their places in the queue, alone or in groups. See server.h.
+/* place.c - the server role: updates get their places in the queue, alone or in groups. See
+ * server.h.
  *
- * Small updates get a place when they come. Those to be planned wait, and the later ones of the same
- * worker behind them, until a plan names them or the scheduler is gone. A place is given only where the delay is
- * below the bound; since nothing is ever put before what has a place, it stays below. An
- * update without such a place is dropped: decided at once when it is the oldest of its worker, else at
- * its turn, because a worker's updates are decided in the order of their numbers.
+ * Small updates get a place when they come. Those to be planned wait, and the later ones of the
+ * same worker behind them, until a plan names them or the scheduler is gone. A place is given only
+ * where the delay is below the bound; since nothing is ever put before what has a place, it stays
+ * below. An update without such a place is dropped: decided at once when it is the oldest of its
+ * worker, else at its turn, because a worker's updates are decided in the order of their numbers.
  *
- * A group's members stand in the queue in a row. Its number ends whenever anything of it changes, and every member is
- * told by VIA before anything else follows on the same link; bytes under an old number find nothing.
+ * A group's members stand in the queue in a row. Its number ends whenever anything of it changes,
+ * and every member is told by VIA before anything else follows on the same link; bytes under an old
+ * number find nothing.
  *
- * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates); spec readings [C2], [C3]. */
+ * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates). */
 
 enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
 
@@ -11031,8 +11103,8 @@ static int place_planned(const mlfab__incoming *update) {
 
 /* --- delays --- */
 
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds `members` to
- * what stands before the next. */
+/* The largest delay over the slices that the update touches, behind all that has a place; then adds
+ * `members` to what stands before the next. */
 static uint64_t place_walk(mlfab__server *server, const mlfab__incoming *update, int64_t members) {
   uint64_t delay = 0;
   uint32_t seen = 0, next = 0;
@@ -11247,8 +11319,9 @@ static int place_multiplies(const mlfab__server *server, double weight) {
   return 1;
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback that is told
- * the scale, gets them relative to the first, whose scale then counts for all. 0 when that is not possible. */
+/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback
+ * that is told the scale, gets them relative to the first, whose scale then counts for all. 0 when
+ * that is not possible. */
 static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
   int absolute = mlfab__place_absolute(server);
@@ -11264,8 +11337,8 @@ static int place_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
-/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly when that cannot
- * be. */
+/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
+ * when that cannot be. */
 static void place_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
   uint32_t aggregator = leader->aggregator;
   const mlfab__server_peer *peer = &server->peers[aggregator];
@@ -11374,8 +11447,8 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = place_next_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for: perhaps the
-   * aggregator is out of everybody's reach. */
+  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for:
+   * perhaps the aggregator is out of everybody's reach. */
   int direct = culprit == NULL;
   for (mlfab__incoming *u = leader; culprit && u; u = place_next_member(u)) {
     if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= PLACE_WAITS) direct = 1;
@@ -11474,8 +11547,8 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
 /* answer.c - the server role: answering pulls. See server.h.
  *
  * A pull waits until the pull condition holds, then sends its stretches slice by slice: it pins the
- * blocks of a slice, so that all of them are of one version, and unpins them when their last
- * byte is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
+ * blocks of a slice, so that all of them are of one version, and unpins them when their last byte
+ * is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
  * slice in the middle: the slice is begun again, at the version of that time.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
@@ -11487,29 +11560,30 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  *                              |                                   +--(PULL_DONE)--> over
  *                              +--(no scheduler any more)--> GOES
  *
- * Turns are given in the order of places. One placed pull goes at a time when its reader's link is known
- * to carry what the server's does. Else ANSWER_MOVING do, so that a slow reader leaves the link to
- * another, and more while the readers' links together carry less than the server's. One that has
- * handed out nothing for half a heartbeat does not count: who does not read delays the next for no
- * longer than that. What has begun is not taken back. A placed pull lends only so much at a time, or
- * the transport's queues would make the order.
+ * Turns are given in the order of places. One placed pull goes at a time when its reader's link is
+ * known to carry what the server's does. Else ANSWER_MOVING do, so that a slow reader leaves the
+ * link to another, and more while the readers' links together carry less than the server's. One
+ * that has handed out nothing for half a heartbeat does not count: who does not read delays the
+ * next for no longer than that. What has begun is not taken back. A placed pull lends only so much
+ * at a time, or the transport's queues would make the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to
- * the members. They keep their slots until PULL_DONE. While the spread goes out they wait for it; when
- * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
- * as handing on may take if the distributor's links are four times slower than the server's, and 4
- * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
- * directly, at its place. A distributor may have become slow while the server's own link stands idle: then
- * members that should have been served by now are taken back sooner, the last one first.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on
+ * to the members. They keep their slots until PULL_DONE. While the spread goes out they wait for
+ * it; when nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member
+ * waits as long as handing on may take if the distributor's links are four times slower than the
+ * server's, and 4 heartbeats from the last news on. Then, or when the distributor gives up or is
+ * lost, it is answered directly, at its place. A distributor may have become slow while the
+ * server's own link stands idle: then members that should have been served by now are taken back
+ * sooner, the last one first.
  *
- * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
- * under the same request, and what its former distributor still sends must be older than every way
- * told from then on. For the same reason a large pull is told that it is answered directly, once there
- * have been spreads.
+ * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks
+ * again under the same request, and what its former distributor still sends must be older than
+ * every way told from then on. For the same reason a large pull is told that it is answered
+ * directly, once there have been spreads.
  *
  * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
- * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4) Of
- * two pulls that wait for their turn, the one with the smaller place gets it first.
+ * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4)
+ * Of two pulls that wait for their turn, the one with the smaller place gets it first.
  *
  * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
 
@@ -11717,8 +11791,8 @@ static void answer_direct(mlfab__server *server, uint32_t worker, mlfab__server_
   answer_via(server, worker, pull, MLFAB__NO_NODE);
 }
 
-/* A member has left a spread. When none is left the spread is over, and the distributor is told so unless all of it
- * is out; with `tell` in any case. */
+/* A member has left a spread. When none is left the spread is over, and the distributor is told so
+ * unless all of it is out; with `tell` in any case. */
 static void answer_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
@@ -11732,7 +11806,8 @@ static void answer_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
     answer_fail(server, aggregator, spread, MLFAB_ERR_CANCELLED, "nobody waits for it any more");
 }
 
-/* All members that wait for this distributor, of one spread or (0) of all, are answered directly. */
+/* All members that wait for this distributor, of one spread or (0) of all, are answered
+ * directly. */
 static void answer_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
   for (uint32_t w = 0; w < server->workers && server->spreads > 0; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
@@ -12046,7 +12121,8 @@ MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_DONE that does not parse");
     return;
   }
-  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of before. */
+  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
+   * before. */
   mlfab__server_pull *pull = answer_find(server, worker, done.request);
   if (!pull) return;
   uint64_t spread = pull->spread;
@@ -12240,7 +12316,8 @@ static void answer_tick_spread(mlfab__server *server, uint32_t worker, mlfab__se
   }
 }
 
-/* The out-link stands idle: answers the last of those directly that should have been served by now. */
+/* The out-link stands idle: answers the last of those directly that should have been served by
+ * now. */
 static void answer_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
   uint32_t worker = 0;
@@ -12306,13 +12383,13 @@ MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {
  * ============================================================================================== */
 /* member.h - barrier and broadcast: server 0 counts, the workers ask. Layer 4.
  *
- * Both are numbered by each worker from 1; a process that joined late counts from what is over (`base`).
- * Asking is repeated on a new link, so server 0 answers a number that is over at once.
+ * Both are numbered by each worker from 1; a process that joined late counts from what is over
+ * (`base`). Asking is repeated on a new link, so server 0 answers a number that is over at once.
  *
- * Barrier: number n is released when every live worker with more data is waiting for it.
- * Broadcast: the root announces, is told to go on when there is room, and sends; the others ask, are
- * sent the bytes when all are there, and say when they have them; the memory is freed when all have.
- * One broadcast at a time. A failure (sizes differ, the root is dead) ends it for everybody. */
+ * Barrier: number n is released when every live worker with more data is waiting for it. Broadcast:
+ * the root announces, is told to go on when there is room, and sends; the others ask, are sent the
+ * bytes when all are there, and say when they have them; the memory is freed when all have. One
+ * broadcast at a time. A failure (sizes differ, the root is dead) ends it for everybody. */
 
 #define MLFAB__BARRIER_MISSING \
   ((uint64_t)1 << 63) /* in BARRIER_DONE: not over; low bits: who is missing */
@@ -12421,7 +12498,8 @@ static void host_barrier_post(mlfab__host *host, uint32_t worker, uint64_t numbe
                   mlfab__encode_barrier(meta, &barrier));
 }
 
-/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it changes. */
+/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it
+ * changes. */
 static void host_barrier_check(mlfab__host *host, uint32_t newcomer) {
   int32_t missing = MLFAB_NO_RANK;
   uint32_t waiting = 0;
@@ -12868,8 +12946,9 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  * ============================================================================================== */
 /* tree.h - allreduce: the sum of all workers' arrays, up one tree and down another. Layer 4.
  *
- * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it is over;
- * workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their own:
+ * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it
+ * is over; workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their
+ * own:
  *
  *    muster:  IDLE --all live workers ASK--> [PLANNING, while a scheduler arranges] --TREE to all--> RUNNING
  *               ^                                                                          |
@@ -12880,30 +12959,34 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  *    a link:  child --JOIN--> parent --GRANT--> child --UP, under its credit--> parent
  *             taker --JOIN--> giver --DOWN--> taker
  *
- * A call has a number of its own (`ask`), which is repeated on a new link and never counted twice; what server 0
- * forms of the calls is numbered (`number`), and frames of another number are of what is over: dropped. A call
- * that is withdrawn before the tree stands is as if it never had been; once it stands, whoever gives up, dies
- * or comes back as a new process ends it for all, with one code and one rank. So calls stay in step.
+ * A call has a number of its own (`ask`), which is repeated on a new link and never counted twice;
+ * what server 0 forms of the calls is numbered (`number`), and frames of another number are of what
+ * is over: dropped. A call that is withdrawn before the tree stands is as if it never had been;
+ * once it stands, whoever gives up, dies or comes back as a new process ends it for all, with one
+ * code and one rank. So calls stay in step.
  *
- * The sum is formed in the callers' own arrays. A parent adds its children in the order in which server 0 lists them:
- * byte x of child k when byte x of child k - 1 was added, so that the result does not depend on arrival; its
- * own bytes come first. What comes early is staged in a ring, a fixed part of MLFAB__TREE_STAGE a child.
- * Bytes that all children have added go on to the parent at once, while later ones still come in, and the
- * root's go down in the same way. Nobody else adds to them, so all ranks get the root's bits.
+ * The sum is formed in the callers' own arrays. A parent adds its children in the order in which
+ * server 0 lists them: byte x of child k when byte x of child k - 1 was added, so that the result
+ * does not depend on arrival; its own bytes come first. What comes early is staged in a ring, a
+ * fixed part of MLFAB__TREE_STAGE a child. Bytes that all children have added go on to the parent
+ * at once, while later ones still come in, and the root's go down in the same way. Nobody else adds
+ * to them, so all ranks get the root's bits.
  *
- * Invariants. (1) Bytes of the sum are written over a caller's share only where it was sent up before: the sum
- * cannot have them earlier. (2) A child sends what it was granted and no more: ring and window bound the
- * parent's memory, and how far the first child may be ahead of the last. (3) A link that breaks loses
- * nothing: the parent says from where, the taker how much it has. (4) Server 0 says that it is over when every
- * participant has all, and not before: it succeeds on all or on none, but for deadlines and deaths after that.
- * (5) What is lent to a link is taken back before the caller has its array again. (6) A call ends: by server
- * 0's word, by its death, or by its own deadline. A parent or giver that cannot be reached for 8 heartbeats
- * is reported to server 0, which ends it.
+ * Invariants. (1) Bytes of the sum are written over a caller's share only where it was sent up
+ * before: the sum cannot have them earlier. (2) A child sends what it was granted and no more: ring
+ * and window bound the parent's memory, and how far the first child may be ahead of the last. (3) A
+ * link that breaks loses nothing: the parent says from where, the taker how much it has. (4) Server
+ * 0 says that it is over when every participant has all, and not before: it succeeds on all or on
+ * none, but for deadlines and deaths after that.
+ * (5) What is lent to a link is taken back before the caller has its array again. (6) A call ends:
+ * by server 0's word, by its death, or by its own deadline. A parent or giver that cannot be
+ * reached for 8 heartbeats is reported to server 0, which ends it.
  *
- * Source: MLfabric §6 (AllReduce: push to a random root, get from it). Departs: cuts through; children of
- * one parent take turns in steps of the window and not one after the other. */
+ * Source: MLfabric §6 (AllReduce: push to a random root, get from it). Departs: cuts through;
+ * children of one parent take turns in steps of the window and not one after the other. */
 
-/* Tokens of bulks that this role lends, on links that it shares with others: no other role's has both bits. */
+/* Tokens of bulks that this role lends, on links that it shares with others: no other role's has
+ * both bits. */
 #define MLFAB__TREE_TOKEN ((uint64_t)3 << 60)
 
 enum {
@@ -12958,7 +13041,8 @@ typedef struct mlfab__muster {
 MLFAB__INTERNAL int mlfab__muster_init(mlfab__muster *muster, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said DONE. */
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has
+ * said DONE. */
 MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker, int fresh,
                                          uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,
@@ -12989,7 +13073,8 @@ typedef struct mlfab__tree_taker {
   uint64_t given;
 } mlfab__tree_taker;
 
-/* What another worker's link to this one has said, and where it stands in the two lists, plus one. */
+/* What another worker's link to this one has said, and where it stands in the two lists, plus
+ * one. */
 typedef struct mlfab__tree_peer {
   uint64_t joined, have;
   uint32_t child, taker;
@@ -13055,7 +13140,8 @@ MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer);
 MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns);
 /* Another worker's link to us is lost, or there is a new one. */
 MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer);
-/* The next frame with a bulk for the parent, for a taker: 1, or 0; it was taken; its bulk is free. */
+/* The next frame with a bulk for the parent, for a taker: 1, or 0; it was taken; its bulk is
+ * free. */
 MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame);
 MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,
@@ -13542,7 +13628,8 @@ static void carry_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uin
   }
 }
 
-/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
+/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it
+ * changed nothing of. */
 static uint32_t carry_drain(mlfab__tree *tree, uint32_t k) {
   for (; k < tree->nchildren; k++) {
     mlfab__tree_child *child = &tree->children[k];
@@ -13557,7 +13644,8 @@ static uint32_t carry_drain(mlfab__tree *tree, uint32_t k) {
   return k;
 }
 
-/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
+/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the
+ * last than the window. */
 MLFAB__INTERNAL void mlfab__tree_credit(mlfab__tree *tree, uint32_t k, int resume) {
   mlfab__tree_child *child = &tree->children[k];
   uint64_t upto = mlfab__min(tree->bytes, carry_limit(tree, k) + (k > 0 ? tree->ring : 0));
@@ -13725,15 +13813,17 @@ MLFAB__INTERNAL int mlfab__tree_sent(mlfab__tree *tree, uint32_t peer, int hop, 
  * ============================================================================================== */
 /* muster.c - allreduce at server 0: who is there, which tree, and when it is over. See tree.h.
  *
- * It holds no bytes of tensors. One allreduce at a time: the next begins when every live worker that has more
- * data has asked for it, which nobody does before it has heard that the last one is over.
+ * It holds no bytes of tensors. One allreduce at a time: the next begins when every live worker
+ * that has more data has asked for it, which nobody does before it has heard that the last one is
+ * over.
  *
- * The root is drawn from the seed and the number. With a scheduler, and an array that is large as updates are
- * (eager_bytes), the scheduler arranges the rest and has a heartbeat for it; else the root is the only
- * aggregator, and gives the sum to everybody.
+ * The root is drawn from the seed and the number. With a scheduler, and an array that is large as
+ * updates are (eager_bytes), the scheduler arranges the rest and has a heartbeat for it; else the
+ * root is the only aggregator, and gives the sum to everybody.
  *
- * Invariants: places are sent when the whole tree stands, and sent again as they were; whoever is inside has a
- * parent and a giver on a way of at most two steps to the root, whatever a scheduler says. */
+ * Invariants: places are sent when the whole tree stands, and sent again as they were; whoever is
+ * inside has a parent and a giver on a way of at most two steps to the root, whatever a scheduler
+ * says. */
 
 struct mlfab__muster_scratch {
   uint8_t meta[MLFAB_META_MAX];
@@ -13828,8 +13918,8 @@ static void muster_run(mlfab__muster *muster) {
   for (uint32_t i = 0; i < muster->inside; i++) muster_place(muster, muster->order[i]);
 }
 
-/* The root is the only aggregator. More than a frame can list are passed on by the first of the others, as in a
- * heap. */
+/* The root is the only aggregator. More than a frame can list are passed on by the first of the
+ * others, as in a heap. */
 static void muster_star(mlfab__muster *muster) {
   uint32_t at = 0;
   while (muster->order[at] != muster->root) at++;
@@ -13912,8 +14002,8 @@ MLFAB__INTERNAL uint32_t mlfab__muster_draw(uint64_t seed, uint64_t number, uint
   return (uint32_t)mlfab__prng_below(&prng, n);
 }
 
-/* Of those inside, the first whose count or type is not the others', or NO_RANK. When most differ from the first,
- * it is the first. */
+/* Of those inside, the first whose count or type is not the others', or NO_RANK. When most differ
+ * from the first, it is the first. */
 static int32_t muster_odd(const mlfab__muster *muster) {
   const mlfab__caller *first = &muster->callers[muster->order[0]];
   int32_t odd = MLFAB_NO_RANK;
@@ -14144,8 +14234,9 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
  *
  * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
- * (members) call it on links of their own, the node's own worker as any other. It has a fixed number of
- * accumulators, each as large as the largest shard, and uses one for each group and each spread under way:
+ * (members) call it on links of their own, the node's own worker as any other. It has a fixed
+ * number of accumulators, each as large as the largest shard, and uses one for each group and each
+ * spread under way:
  *
  *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
  *                                     |
@@ -14155,27 +14246,30 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the order
- * of their coming: the next as soon as those before it leave capacity of the in-link unused
- * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until it does.
- * The sum is formed in the manifest's order too: byte x of member k is added when member k - 1's byte x was,
- * so that the result does not depend on arrival. A member may be ahead of the one before it by no more than
- * MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of which an accumulator has a few.
- * The sum is forwarded, as far as the server has released it, while bytes of the last member still come in;
- * with `whole`, when it is complete.
- * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed to every
- * member in that order, two members at a time at most, each by its attempt. When the server begins a slice
- * again, the old bytes are forgotten and members that have some of them get the new ones after.
+ * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the
+ * order of their coming: the next as soon as those before it leave capacity of the in-link unused
+ * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
+ * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
+ * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
+ * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
+ * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
+ * bytes of the last member still come in; with `whole`, when it is complete.
+ * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
+ * to every member in that order, two members at a time at most, each by its attempt. When the
+ * server begins a slice again, the old bytes are forgotten and members that have some of them get
+ * the new ones after.
  *
- * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that never was,
- * of another incarnation or not granted break the member's link; chunks of a group that is over or has
- * failed were sent before the member could know, and are ignored. (2) Nothing is forwarded that was not
- * released. (3) A group that failed sends nothing more; whatever it sent is void because the server
- * forgot its number. (4) What is lent to a link is not written before it has come back: a group that
- * gets an accumulator of which bulks are still out grants nothing until they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or a free accumulator a
- * GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without a ring nobody is granted early.
- * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is looked
- * whether a link moves once a heartbeat).
+ * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that
+ * never was, of another incarnation or not granted break the member's link; chunks of a group that
+ * is over or has failed were sent before the member could know, and are ignored. (2) Nothing is
+ * forwarded that was not released. (3) A group that failed sends nothing more; whatever it sent is
+ * void because the server forgot its number. (4) What is lent to a link is not written before it
+ * has come back: a group that gets an accumulator of which bulks are still out grants nothing until
+ * they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or
+ * a free accumulator a GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without
+ * a ring nobody is granted early.
+ * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is
+ * looked whether a link moves once a heartbeat).
  *
  * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
 
@@ -14319,12 +14413,12 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way fails
- * when it is called again. */
+/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way
+ * fails when it is called again. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost);
-/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and PULL_FAIL
- * with MLFAB__SPREAD_BIT in the request), else 0. */
+/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL
+ * and PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
 MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
 /* A server's link is lost, or it is dead: everything for it is over, without a word. */
@@ -14337,8 +14431,8 @@ MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint3
 /* A frame of a member (HOP_CHUNK). */
 MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
                                                     const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was taken; its bulk is
- * free. */
+/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was
+ * taken; its bulk is free. */
 MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
                                               mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
@@ -14360,8 +14454,8 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *ag
                                                            uint64_t bytes, int clean);
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number);
-/* Room for `need` things: `old` if *room_p suffices, else new memory that begins with `keep` of the old
- * things, or NULL (old is as it was). */
+/* Room for `need` things: `old` if *room_p suffices, else new memory that begins with `keep` of the
+ * old things, or NULL (old is as it was). */
 MLFAB__INTERNAL void *mlfab__aggregator_grow(mlfab__aggregator *aggregator, void *old,
                                              uint32_t *room_p, uint32_t need, uint32_t keep,
                                              size_t size);
@@ -14410,9 +14504,9 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * ============================================================================================== */
 /* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
  *
- * What comes in order is added straight from where it was received, so that a byte of a member costs one
- * read of it and one read and write of the sum. Positions are those of the group's bytes, one after another
- * without the gaps between segments; `runs` tell their types. */
+ * What comes in order is added straight from where it was received, so that a byte of a member
+ * costs one read of it and one read and write of the sum. Positions are those of the group's bytes,
+ * one after another without the gaps between segments; `runs` tell their types. */
 
 /* For decoding: the largest manifests. */
 struct mlfab__aggregator_scratch {
@@ -14668,7 +14762,8 @@ static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
 }
 
-/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the head. */
+/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the
+ * head. */
 static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   mlfab__addend *addend = &group->addends[k];
   if (k > group->head) {
@@ -14703,7 +14798,8 @@ static void aggregator_pump(mlfab__aggregator *aggregator) {
 
 /* --- adding --- */
 
-/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors: NOT_FINITE. */
+/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors:
+ * NOT_FINITE. */
 static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                           const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
@@ -14882,8 +14978,8 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or cut an
- * element), MEMORY. */
+/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or
+ * cut an element), MEMORY. */
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
@@ -15073,7 +15169,8 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
       (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
-  /* One slice more than a shard, so that one which is begun again has a place while the old bytes are lent. */
+  /* One slice more than a shard, so that one which is begun again has a place while the old bytes
+   * are lent. */
   aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
 }
 
@@ -15203,7 +15300,8 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
-/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty FORWARD. */
+/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty
+ * FORWARD. */
 static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t beat = aggregator->config->heartbeat_ns;
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||
@@ -15254,9 +15352,10 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * ============================================================================================== */
 /* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
  *
- * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so that what was
- * received once is lent to all. A slice that the server begins again cuts the list off where the slice began;
- * its bytes go where the old ones were, or behind them while those are lent. */
+ * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
+ * that what was received once is lent to all. A slice that the server begins again cuts the list
+ * off where the slice began; its bytes go where the old ones were, or behind them while those are
+ * lent. */
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
 
@@ -15478,7 +15577,8 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members itself. */
+  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members
+   * itself. */
   if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;
@@ -15646,46 +15746,50 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
 /* ==============================================================================================
  * core/scheduler.h
  * ============================================================================================== */
-/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go. Layer 4.
+/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
+ * Layer 4.
  *
- * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no tensor
- * bytes and nothing that could not be told to it again: when it is restarted the servers say what waits
- * and what they have placed, and when it is away they grant first come, first served.
+ * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no
+ * tensor bytes and nothing that could not be told to it again: when it is restarted the servers say
+ * what waits and what they have placed, and when it is away they grant first come, first served.
  *
  *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
  *                                   |                             +--dropped--> forgotten when reported
  *                                   +--its worker gone--> forgotten
  *
- * An item is an update, of which servers have parts, or a pull, of which each server answers its own part when its
- * own condition holds: that is an item a server. A part that a server does not announce within three
- * heartbeats is not waited for, nor is one of a server whose link is lost. A server that announces again what is
- * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
+ * An item is an update, of which servers have parts, or a pull, of which each server answers its
+ * own part when its own condition holds: that is an item a server. A part that a server does not
+ * announce within three heartbeats is not waited for, nor is one of a server whose link is lost. A
+ * server that announces again what is placed has forgotten it meanwhile (its worker came back):
+ * that part is planned anew.
  *
- * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * ahead (what is placed and has not come, over the capacity; unless it is set: as long as what waits takes on the
- * link, and a little more), or interval_ns has passed since the last one.
- * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
- * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
- * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
- * end of that is where t_max starts; then the batch is planned on what is left of the network and sent to all
- * servers, the same order for all. Where capacities are not known, all links are reckoned alike: like the mean of
- * those that are known, or 10 Gbit/s.
+ * When a plan is made: something waits, and either the servers' in-links are booked for less than
+ * plan_ahead_ns ahead (what is placed and has not come, over the capacity; unless it is set: as
+ * long as what waits takes on the link, and a little more), or interval_ns has passed since the
+ * last one. Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is
+ * taken, since a worker's updates are decided in the order of their numbers. How: the network is
+ * built anew from the capacities as reported last; what is placed and not over is reserved again,
+ * in its order, with the bytes that are left; the end of that is where t_max starts; then the batch
+ * is planned on what is left of the network and sent to all servers, the same order for all. Where
+ * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
+ * 10 Gbit/s.
  *
- * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still expects beyond
- * the prediction (late transfers, small updates, what was placed before this scheduler came) keeps its in-link
- * busy first; what it does not expect any more has come.
+ * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
+ * expects beyond the prediction (late transfers, small updates, what was placed before this
+ * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
  *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
- * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
- * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless
+ * the server announces it again. (2) Every server of an item gets the same fate and the same place.
+ * (3) With rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING: it is
+ * planned again. (5) Only workers that live, have a free accumulator and are reachable are chosen
+ * as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
  * Files: scheduler.c (what was told, and when to plan), batch.c (planning), arrange.c (trees of
  * allreduce), explain.c (for people).
  *
- * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
- * interval is an option); the server, not the scheduler, grants. */
+ * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its
+ * fixed interval is an option); the server, not the scheduler, grants. */
 
 typedef struct mlfab__scheduler mlfab__scheduler;
 
@@ -15713,8 +15817,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 
 /* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
 #define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
-/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them the groups
- * behind the eighth are so large already that they save nothing. */
+/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them
+ * the groups behind the eighth are so large already that they save nothing. */
 #define MLFAB__BATCH_AGGREGATORS 8u
 #define MLFAB__NO_ITEM 0xffffffffu
 
@@ -15874,8 +15978,9 @@ static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s,
 }
 /* Bytes of a leg that are left, as predicted. */
 MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* The leg of an item over the server's own link, and NULL when that was another member's already: a group
- * goes over it once. `counted` is 0 for all servers when a walk through the placed items begins. */
+/* The leg of an item over the server's own link, and NULL when that was another member's already: a
+ * group goes over it once. `counted` is 0 for all servers when a walk through the placed items
+ * begins. */
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server);
 /* What a host's link carries: as reported, or like the others. */
@@ -16082,7 +16187,8 @@ static void scheduler_sweep_hosts(mlfab__scheduler *s) {
   memset(moved, 0, s->hosts_room * sizeof *moved);
 }
 
-/* The index of a host; without memory that of all that found none, whose capacity is never known. */
+/* The index of a host; without memory that of all that found none, whose capacity is never
+ * known. */
 static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   uint32_t i, last = s->hosts_room - 1;
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
@@ -16284,8 +16390,8 @@ static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlf
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the server has
- * forgotten it. *elsewhere_p: parts of it that others have placed. */
+/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the
+ * server has forgotten it. *elsewhere_p: parts of it that others have placed. */
 static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
                                     uint32_t *elsewhere_p) {
   uint32_t next, found = MLFAB__NO_ITEM;
@@ -16456,8 +16562,9 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
   }
 }
 
-/* Joins what is predicted with what was reported. Between reports the excess, which comes first, goes at the
- * link's rate, and nothing goes faster than that. A report may be older than the newest plans. */
+/* Joins what is predicted with what was reported. Between reports the excess, which comes first,
+ * goes at the link's rate, and nothing goes faster than that. A report may be older than the newest
+ * plans. */
 static void scheduler_reckon_booking(mlfab__booking *b, double rate, double seconds) {
   double could = rate * seconds, left;
   if (b->fresh) {
@@ -16486,9 +16593,9 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as this transfer takes on
- * it, and a little more. With less, the link would stand idle until the plan has come through; with more, batches
- * are smaller, and nothing is added up or handed on. */
+/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as
+ * this transfer takes on it, and a little more. With less, the link would stand idle until the plan
+ * has come through; with more, batches are smaller, and nothing is added up or handed on. */
 static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
   if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
   if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
@@ -16501,7 +16608,8 @@ static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
 
-/* Has every server with a part announced it, or lost its link? Else when that is waited for no longer. */
+/* Has every server with a part announced it, or lost its link? Else when that is waited for no
+ * longer. */
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {
@@ -16612,16 +16720,17 @@ MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *sched
  * ============================================================================================== */
 /* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
  *
- * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
- * built anew every time: capacities as reported last, then what is placed and not over, in the order of its places, each
- * with the bytes that are left. A transfer that is reserved at the same priority with what is left of it gets the
- * same schedule as before, so as long as nothing changes predictions stay what they were.
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The
+ * network is built anew every time: capacities as reported last, then what is placed and not over,
+ * in the order of its places, each with the bytes that are left. A transfer that is reserved at the
+ * same priority with what is left of it gets the same schedule as before, so as long as nothing
+ * changes predictions stay what they were.
  *
- * Without memory for planning a batch is told in order of announcement, each directly: the bound is kept by the
- * servers in either case.
+ * Without memory for planning a batch is told in order of announcement, each directly: the bound is
+ * kept by the servers in either case.
  *
- * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a server at a
- * time; a group of one goes directly. */
+ * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a
+ * server at a time; a group of one goes directly. */
 
 /* --- the network --- */
 
@@ -16638,7 +16747,8 @@ static void batch_set_leg(mlfab__leg *leg, const mlfab__transfer *t, uint64_t no
   last->rate = bytes / (last->to - last->from);
 }
 
-/* Told of every reservation: of what was placed before one at a time, of a batch by what it is for. */
+/* Told of every reservation: of what was placed before one at a time, of a batch by what it is
+ * for. */
 static void batch_watch(void *self, const mlfab__transfer *t) {
   mlfab__scheduler *s = self;
   mlfab__leg *leg = s->target;
@@ -16652,7 +16762,8 @@ static void batch_watch(void *self, const mlfab__transfer *t) {
   if (leg) batch_set_leg(leg, t, s->now_ns);
 }
 
-/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is available. */
+/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is
+ * available. */
 static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
                      double available, double *end_p) {
   double left = mlfab__scheduler_left(leg, s->now_ns);
@@ -16726,7 +16837,8 @@ static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
-/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all there. */
+/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all
+ * there. */
 static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
   return (mlfab__course){.pieces = leg->stretches,
                          .n = leg->n,
@@ -16735,8 +16847,8 @@ static mlfab__course batch_course(const mlfab__leg *leg, double onward, double a
                          .at = at};
 }
 
-/* When the sum of a group goes: when its members are there, or, cutting through, what comes in later than all before
- * it are at the server is forwarded as it comes. */
+/* When the sum of a group goes: when its members are there, or, cutting through, what comes in
+ * later than all before it are at the server is forwarded as it comes. */
 static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
                           double *from_p) {
   const mlfab__item_part *leader = NULL;
@@ -16801,7 +16913,8 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
-    /* Members of a spread stand in a row: the others know what the first knows, should it go before them. */
+    /* Members of a spread stand in a row: the others know what the first knows, should it go before
+     * them. */
     if (!leg && part->state == MLFAB__ITEM_PLACED)
       part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
@@ -16830,7 +16943,8 @@ static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, dou
                                     batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
-/* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
+/* From distributors to the members of their spreads, when all that the servers send in that plan is
+ * reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
@@ -16935,8 +17049,8 @@ static void batch_in_use(mlfab__scheduler *s) {
   }
 }
 
-/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where it could save
- * nothing. */
+/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where
+ * it could save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
   if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
@@ -16963,9 +17077,10 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
-/* Workers of the batch itself stand first among those that may aggregate: the transfer between two roles of one host
- * is free. Groups grow by one member each where links are alike (a direct one, then 2, 3, 4 ...), so
- * the q-th group probably begins at item q (q + 1) / 2 of the list, counted from 0, and is led there. */
+/* Workers of the batch itself stand first among those that may aggregate: the transfer between two
+ * roles of one host is free. Groups grow by one member each where links are alike (a direct one,
+ * then 2, 3, 4 ...), so the q-th group probably begins at item q (q + 1) / 2 of the list, counted
+ * from 0, and is led there. */
 static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
@@ -16978,7 +17093,8 @@ static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   return n;
 }
 
-/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as many sums. */
+/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as
+ * many sums. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
@@ -17102,9 +17218,9 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
-/* Two things are not as they were reserved: groups of one go directly after all, and of a group at several servers
- * each sum goes when its own members have arrived, not when those of all servers have. Everything is reserved
- * again in the same order, and the times are told as they are then. */
+/* Two things are not as they were reserved: groups of one go directly after all, and of a group at
+ * several servers each sum goes when its own members have arrived, not when those of all servers
+ * have. Everything is reserved again in the same order, and the times are told as they are then. */
 static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   mlfab__story *story = &s->stories[kind];
@@ -17180,7 +17296,8 @@ static void batch_hold(mlfab__scheduler *s, uint32_t item) {
 
 /* --- updates --- */
 
-/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its parts'. */
+/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its
+ * parts'. */
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -17401,15 +17518,18 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
 /* ==============================================================================================
  * core/arrange.c
  * ============================================================================================== */
-/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and tree.h for what it is for.
+/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and tree.h
+ * for what it is for.
  *
- * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its mirror, on the network
- * of the capacities as reported last. Updates that are under way are not reckoned with: who reduces in rounds has
- * none. A worker that adds up for others adds its own share too, whatever group the plan put it into, and goes
- * to the root: so a way has two steps at most.
+ * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its
+ * mirror, on the network of the capacities as reported last. Updates that are under way are not
+ * reckoned with: who reduces in rounds has none. A worker that adds up for others adds its own
+ * share too, whatever group the plan put it into, and goes to the root: so a way has two steps at
+ * most.
  *
- * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and listed where
- * their group probably begins (see batch.c). Without a plan an empty one is told, and the root is the only aggregator.
+ * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and
+ * listed where their group probably begins (see batch.c). Without a plan an empty one is told, and
+ * the root is the only aggregator.
  *
  * Source: MLfabric §6 (AllReduce), §5.2, §10.3. */
 
@@ -17435,7 +17555,8 @@ static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
   return in < out ? in : out;
 }
 
-/* Those asked for, the root first and then the fastest; 0 when they are not workers of this fabric. */
+/* Those asked for, the root first and then the fastest; 0 when they are not workers of this
+ * fabric. */
 static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
   uint32_t root = 0;
   while (root < ask->nodes && work->ranks[root] != ask->root) root++;
@@ -17465,8 +17586,8 @@ static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
   work->ranks[to] = rank;
 }
 
-/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the root's, where they could
- * save nothing. */
+/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the
+ * root's, where they could save nothing. */
 static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
   while (work->k < most && at < work->n) {
@@ -17579,9 +17700,9 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
  * ============================================================================================== */
 /* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
  *
- * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to its
- * aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker. Times are
- * seconds from the plan. */
+ * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to
+ * its aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker.
+ * Times are seconds from the plan. */
 
 #include <stdio.h>
 
@@ -17749,14 +17870,15 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
- * Roles of one node talk to each other over pairs of links that no transport sees.
- * Frames to go stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
- * which are asked when the link has room. Roles are never called from inside themselves: what they ask
- * of links (drop, detach) is done when they have returned.
+ * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
+ * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
+ * which are asked when the link has room. Roles are never called from inside themselves: what they
+ * ask of links (drop, detach) is done when they have returned.
  *
- * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead after 5.
- * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their link is down. */
+ * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
+ * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
+ * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
+ * link is down. */
 
 #define MLFAB__NO_LINK 0xffffffffu
 
@@ -17928,7 +18050,8 @@ MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, 
 /* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 
-/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is wrong. */
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
+ * wrong. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
 /* A pair of links inside the node. Errors: MEMORY. */
@@ -17988,7 +18111,8 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
 
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
-/* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
+/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
+ * server. */
 #define NODE_ACTIONS(node) (64 + 2 * (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
 
 /* --- links --- */
@@ -18087,7 +18211,8 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
       while (room < used + padded) room *= 2;
       uint8_t *queue = room <= NODE_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
       if (!queue) {
-        /* A peer that does not read, or no memory: the link goes, and what matters is said again on the next. */
+        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
+         * the next. */
         node_doom(node, index);
         return;
       }
@@ -18303,7 +18428,8 @@ static void node_identify(mlfab_node *node) {
     node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
 }
 
-/* Nodes that listen at one address share its links; those that only listen inside their machine are one host. */
+/* Nodes that listen at one address share its links; those that only listen inside their machine are
+ * one host. */
 static uint64_t node_host(const char *addresses) {
   static const char local[] = "localhost";
   for (const char *at = addresses; *at;) {
@@ -18432,7 +18558,8 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   node_member(node, worker, kind);
 }
 
-/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning for it. */
+/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning
+ * for it. */
 static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
@@ -18518,8 +18645,8 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* The inner links broke too, for want of memory: the roles forget what was under way, and greet each
- * other again at the next look at the clock. */
+/* The inner links broke too, for want of memory: the roles forget what was under way, and greet
+ * each other again at the next look at the clock. */
 static void node_lose_self(mlfab_node *node) {
   if (node->self_lost) return;
   node->self_lost = 1;
@@ -18806,7 +18933,8 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
-      /* Closing for good ends the server for us; being given up for an error does not: we call again. */
+      /* Closing for good ends the server for us; being given up for an error does not: we call
+       * again. */
       if (bye.code == 0) node_server_dead(node, server, "it has closed");
       snprintf(node->routes[server].why, sizeof node->routes[server].why, "%.127s", bye.text);
       node_doom(node, index);
@@ -19485,7 +19613,8 @@ static void node_scan_peers(mlfab_node *node) {
     if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING ||
         node->phase == MLFAB__BOOT_FAILED)
       continue;
-    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a
+     * beat. */
     uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
     int over = node->now_ns - node->worker_heard[w] >= limit;
     if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);
@@ -19841,10 +19970,10 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
  * ============================================================================================== */
 /* boot.c - a node: completing its configuration, and joining the fabric. See node.h.
  *
- * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or gets an
- * incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
- * servers. A process that comes later under a rank whose process is gone is welcomed at once,
- * with a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+ * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
+ * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
+ * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
+ * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
 
 #include <stdio.h>
 
@@ -20341,14 +20470,16 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
 /* ==============================================================================================
  * core/hop.c
  * ============================================================================================== */
-/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce. See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce.
+ * See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
- * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair of links inside.
- * Addresses are asked for before every call, because a worker that was restarted has others. */
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
+ * of links inside. Addresses are asked for before every call, because a worker that was restarted
+ * has others. */
 
 #include <stdio.h>
 
@@ -20721,11 +20852,12 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 /* drive.c - a context: a node, its transports, a lock and perhaps a thread. Layer 6.
  *
  * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
- * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing moves
- * spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait meanwhile
- * sleep on `changed`, which is signalled after every pump that moved something and when the sleeper
- * comes back. The progress thread does the same when nobody waits; when somebody begins to, it is
- * woken and steps aside (`parked`), and it is called back when the last waiter leaves work behind. */
+ * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
+ * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
+ * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
+ * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
+ * work behind. */
 
 #include <errno.h>
 #include <poll.h>
@@ -20893,7 +21025,8 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
-    /* What is no longer lent must be out of the transport's hands before the next event writes it. */
+    /* What is no longer lent must be out of the transport's hands before the next event writes
+     * it. */
     if (ctx->node->actions_count > 0) drive_actions(ctx, *now_p);
     moved++;
   }
@@ -20914,8 +21047,8 @@ static void drive_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->limited_out &= one->limited_out;
 }
 
-/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network since
- * it was told last. What stays within the host takes nothing of a network link. */
+/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network
+ * since it was told last. What stays within the host takes nothing of a network link. */
 static void drive_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
   if (now < ctx->measure_ns) return;
@@ -20933,23 +21066,24 @@ static void drive_measure(mlfab *ctx, uint64_t now) {
 
 /* --- looking --- */
 
-/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two calls, and of `tell`, which
- * is readable when something has moved inside another call, or by the thread, since mlfab_progress last returned. */
+/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two
+ * calls, and of `tell`, which is readable when something has moved inside another call, or by the
+ * thread, since mlfab_progress last returned. */
 static void drive_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
- * now and then, and after every sleep. */
+/* A transport that only listens, while another has all the links, costs a system call a look: it is
+ * looked at now and then, and after every sleep. */
 static int drive_quiet(mlfab *ctx, uint32_t t) {
   if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
   if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
   return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
- * that a waiter who looks again and again does it only now and then. */
+/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring,
+ * so that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
@@ -20992,7 +21126,8 @@ static drive_transport *drive_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is there. */
+/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is
+ * there. */
 static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -21061,7 +21196,8 @@ static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
 /* What a waiter waits for: 1 when it is there. */
 typedef int (*drive_test)(mlfab *ctx, void *what);
 
-/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last answer. */
+/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last
+ * answer. */
 static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *what) {
   uint64_t idle_since = 0;
   int holds;
@@ -21102,7 +21238,8 @@ static int drive_busy(const mlfab *ctx) {
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
-/* Stays aside while others drive: until nobody has called for a moment, if something is under way. */
+/* Stays aside while others drive: until nobody has called for a moment, if something is under
+ * way. */
 static void drive_step_aside(mlfab *ctx) {
   uint64_t calls = ctx->calls;
   int long_doze = ctx->waiters > 0 || !drive_busy(ctx);
@@ -21447,8 +21584,8 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
 #define DRIVE_CHECK(ctx) \
   if (!(ctx)) return MLFAB_ERR_ARGUMENT
 
-/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would not
- * notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
+/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
+ * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
 static void drive_send(mlfab *ctx, uint64_t now) {
   int moved = drive_actions(ctx, now);
   int turn = ctx->parked && ctx->calls % DRIVE_PUMP_EVERY == 0;
@@ -21535,7 +21672,8 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   DRIVE_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
   drive_enter(ctx);
-  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped aside. */
+  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
+   * aside. */
   if (!ctx->has_thread || ctx->parked) drive_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
   drive_leave(ctx);
@@ -21843,7 +21981,8 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its bytes. */
+/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its
+ * bytes. */
 static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t room) {
   size_t at = 0, offset = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {

@@ -1,8 +1,8 @@
 /* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
  *
- * What comes in order is added straight from where it was received, so that a byte of a member costs one
- * read of it and one read and write of the sum. Positions are those of the group's bytes, one after another
- * without the gaps between segments; `runs` tell their types. */
+ * What comes in order is added straight from where it was received, so that a byte of a member
+ * costs one read of it and one read and write of the sum. Positions are those of the group's bytes,
+ * one after another without the gaps between segments; `runs` tell their types. */
 #include "aggregator.h"
 
 #include "reduce.h"
@@ -261,7 +261,8 @@ static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
 }
 
-/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the head. */
+/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the
+ * head. */
 static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   mlfab__addend *addend = &group->addends[k];
   if (k > group->head) {
@@ -296,7 +297,8 @@ static void aggregator_pump(mlfab__aggregator *aggregator) {
 
 /* --- adding --- */
 
-/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors: NOT_FINITE. */
+/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors:
+ * NOT_FINITE. */
 static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                           const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
@@ -475,8 +477,8 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or cut an
- * element), MEMORY. */
+/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or
+ * cut an element), MEMORY. */
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
@@ -666,7 +668,8 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
       (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
-  /* One slice more than a shard, so that one which is begun again has a place while the old bytes are lent. */
+  /* One slice more than a shard, so that one which is begun again has a place while the old bytes
+   * are lent. */
   aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
 }
 
@@ -796,7 +799,8 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
-/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty FORWARD. */
+/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty
+ * FORWARD. */
 static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t beat = aggregator->config->heartbeat_ns;
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||

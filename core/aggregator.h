@@ -1,8 +1,9 @@
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
  *
  * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
- * (members) call it on links of their own, the node's own worker as any other. It has a fixed number of
- * accumulators, each as large as the largest shard, and uses one for each group and each spread under way:
+ * (members) call it on links of their own, the node's own worker as any other. It has a fixed
+ * number of accumulators, each as large as the largest shard, and uses one for each group and each
+ * spread under way:
  *
  *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
  *                                     |
@@ -12,27 +13,30 @@
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the order
- * of their coming: the next as soon as those before it leave capacity of the in-link unused
- * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until it does.
- * The sum is formed in the manifest's order too: byte x of member k is added when member k - 1's byte x was,
- * so that the result does not depend on arrival. A member may be ahead of the one before it by no more than
- * MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of which an accumulator has a few.
- * The sum is forwarded, as far as the server has released it, while bytes of the last member still come in;
- * with `whole`, when it is complete.
- * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed to every
- * member in that order, two members at a time at most, each by its attempt. When the server begins a slice
- * again, the old bytes are forgotten and members that have some of them get the new ones after.
+ * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the
+ * order of their coming: the next as soon as those before it leave capacity of the in-link unused
+ * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
+ * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
+ * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
+ * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
+ * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
+ * bytes of the last member still come in; with `whole`, when it is complete.
+ * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
+ * to every member in that order, two members at a time at most, each by its attempt. When the
+ * server begins a slice again, the old bytes are forgotten and members that have some of them get
+ * the new ones after.
  *
- * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that never was,
- * of another incarnation or not granted break the member's link; chunks of a group that is over or has
- * failed were sent before the member could know, and are ignored. (2) Nothing is forwarded that was not
- * released. (3) A group that failed sends nothing more; whatever it sent is void because the server
- * forgot its number. (4) What is lent to a link is not written before it has come back: a group that
- * gets an accumulator of which bulks are still out grants nothing until they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or a free accumulator a
- * GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without a ring nobody is granted early.
- * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is looked
- * whether a link moves once a heartbeat).
+ * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that
+ * never was, of another incarnation or not granted break the member's link; chunks of a group that
+ * is over or has failed were sent before the member could know, and are ignored. (2) Nothing is
+ * forwarded that was not released. (3) A group that failed sends nothing more; whatever it sent is
+ * void because the server forgot its number. (4) What is lent to a link is not written before it
+ * has come back: a group that gets an accumulator of which bulks are still out grants nothing until
+ * they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or
+ * a free accumulator a GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without
+ * a ring nobody is granted early.
+ * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is
+ * looked whether a link moves once a heartbeat).
  *
  * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
 #ifndef MLFAB__AGGREGATOR_H
@@ -183,12 +187,12 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way fails
- * when it is called again. */
+/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way
+ * fails when it is called again. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost);
-/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and PULL_FAIL
- * with MLFAB__SPREAD_BIT in the request), else 0. */
+/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL
+ * and PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
 MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
 /* A server's link is lost, or it is dead: everything for it is over, without a word. */
@@ -201,8 +205,8 @@ MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint3
 /* A frame of a member (HOP_CHUNK). */
 MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
                                                     const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was taken; its bulk is
- * free. */
+/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was
+ * taken; its bulk is free. */
 MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
                                               mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
@@ -224,8 +228,8 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *ag
                                                            uint64_t bytes, int clean);
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number);
-/* Room for `need` things: `old` if *room_p suffices, else new memory that begins with `keep` of the old
- * things, or NULL (old is as it was). */
+/* Room for `need` things: `old` if *room_p suffices, else new memory that begins with `keep` of the
+ * old things, or NULL (old is as it was). */
 MLFAB__INTERNAL void *mlfab__aggregator_grow(mlfab__aggregator *aggregator, void *old,
                                              uint32_t *room_p, uint32_t need, uint32_t keep,
                                              size_t size);

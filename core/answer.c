@@ -1,8 +1,8 @@
 /* answer.c - the server role: answering pulls. See server.h.
  *
  * A pull waits until the pull condition holds, then sends its stretches slice by slice: it pins the
- * blocks of a slice, so that all of them are of one version, and unpins them when their last
- * byte is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
+ * blocks of a slice, so that all of them are of one version, and unpins them when their last byte
+ * is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
  * slice in the middle: the slice is begun again, at the version of that time.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
@@ -14,29 +14,30 @@
  *                              |                                   +--(PULL_DONE)--> over
  *                              +--(no scheduler any more)--> GOES
  *
- * Turns are given in the order of places. One placed pull goes at a time when its reader's link is known
- * to carry what the server's does. Else ANSWER_MOVING do, so that a slow reader leaves the link to
- * another, and more while the readers' links together carry less than the server's. One that has
- * handed out nothing for half a heartbeat does not count: who does not read delays the next for no
- * longer than that. What has begun is not taken back. A placed pull lends only so much at a time, or
- * the transport's queues would make the order.
+ * Turns are given in the order of places. One placed pull goes at a time when its reader's link is
+ * known to carry what the server's does. Else ANSWER_MOVING do, so that a slow reader leaves the
+ * link to another, and more while the readers' links together carry less than the server's. One
+ * that has handed out nothing for half a heartbeat does not count: who does not read delays the
+ * next for no longer than that. What has begun is not taken back. A placed pull lends only so much
+ * at a time, or the transport's queues would make the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on to
- * the members. They keep their slots until PULL_DONE. While the spread goes out they wait for it; when
- * nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member waits as long
- * as handing on may take if the distributor's links are four times slower than the server's, and 4
- * heartbeats from the last news on. Then, or when the distributor gives up or is lost, it is answered
- * directly, at its place. A distributor may have become slow while the server's own link stands idle: then
- * members that should have been served by now are taken back sooner, the last one first.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on
+ * to the members. They keep their slots until PULL_DONE. While the spread goes out they wait for
+ * it; when nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member
+ * waits as long as handing on may take if the distributor's links are four times slower than the
+ * server's, and 4 heartbeats from the last news on. Then, or when the distributor gives up or is
+ * lost, it is answered directly, at its place. A distributor may have become slow while the
+ * server's own link stands idle: then members that should have been served by now are taken back
+ * sooner, the last one first.
  *
- * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks again
- * under the same request, and what its former distributor still sends must be older than every way
- * told from then on. For the same reason a large pull is told that it is answered directly, once there
- * have been spreads.
+ * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks
+ * again under the same request, and what its former distributor still sends must be older than
+ * every way told from then on. For the same reason a large pull is told that it is answered
+ * directly, once there have been spreads.
  *
  * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
- * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4) Of
- * two pulls that wait for their turn, the one with the smaller place gets it first.
+ * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4)
+ * Of two pulls that wait for their turn, the one with the smaller place gets it first.
  *
  * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
 #include "server.h"
@@ -247,8 +248,8 @@ static void answer_direct(mlfab__server *server, uint32_t worker, mlfab__server_
   answer_via(server, worker, pull, MLFAB__NO_NODE);
 }
 
-/* A member has left a spread. When none is left the spread is over, and the distributor is told so unless all of it
- * is out; with `tell` in any case. */
+/* A member has left a spread. When none is left the spread is over, and the distributor is told so
+ * unless all of it is out; with `tell` in any case. */
 static void answer_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
@@ -262,7 +263,8 @@ static void answer_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
     answer_fail(server, aggregator, spread, MLFAB_ERR_CANCELLED, "nobody waits for it any more");
 }
 
-/* All members that wait for this distributor, of one spread or (0) of all, are answered directly. */
+/* All members that wait for this distributor, of one spread or (0) of all, are answered
+ * directly. */
 static void answer_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
   for (uint32_t w = 0; w < server->workers && server->spreads > 0; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
@@ -576,7 +578,8 @@ MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_DONE that does not parse");
     return;
   }
-  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of before. */
+  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
+   * before. */
   mlfab__server_pull *pull = answer_find(server, worker, done.request);
   if (!pull) return;
   uint64_t spread = pull->spread;
@@ -770,7 +773,8 @@ static void answer_tick_spread(mlfab__server *server, uint32_t worker, mlfab__se
   }
 }
 
-/* The out-link stands idle: answers the last of those directly that should have been served by now. */
+/* The out-link stands idle: answers the last of those directly that should have been served by
+ * now. */
 static void answer_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
   uint32_t worker = 0;

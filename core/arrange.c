@@ -1,12 +1,15 @@
-/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and tree.h for what it is for.
+/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and tree.h
+ * for what it is for.
  *
- * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its mirror, on the network
- * of the capacities as reported last. Updates that are under way are not reckoned with: who reduces in rounds has
- * none. A worker that adds up for others adds its own share too, whatever group the plan put it into, and goes
- * to the root: so a way has two steps at most.
+ * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its
+ * mirror, on the network of the capacities as reported last. Updates that are under way are not
+ * reckoned with: who reduces in rounds has none. A worker that adds up for others adds its own
+ * share too, whatever group the plan put it into, and goes to the root: so a way has two steps at
+ * most.
  *
- * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and listed where
- * their group probably begins (see batch.c). Without a plan an empty one is told, and the root is the only aggregator.
+ * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and
+ * listed where their group probably begins (see batch.c). Without a plan an empty one is told, and
+ * the root is the only aggregator.
  *
  * Source: MLfabric §6 (AllReduce), §5.2, §10.3. */
 #include "scheduler.h"
@@ -33,7 +36,8 @@ static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
   return in < out ? in : out;
 }
 
-/* Those asked for, the root first and then the fastest; 0 when they are not workers of this fabric. */
+/* Those asked for, the root first and then the fastest; 0 when they are not workers of this
+ * fabric. */
 static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
   uint32_t root = 0;
   while (root < ask->nodes && work->ranks[root] != ask->root) root++;
@@ -63,8 +67,8 @@ static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
   work->ranks[to] = rank;
 }
 
-/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the root's, where they could
- * save nothing. */
+/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the
+ * root's, where they could save nothing. */
 static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
   while (work->k < most && at < work->n) {

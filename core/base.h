@@ -1,7 +1,7 @@
 /* base.h - macros and little helpers that every file uses. Layer 0.
  *
- * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are built
- * one by one (tests of internals). Nothing here allocates or does I/O. */
+ * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built one by one (tests of internals). Nothing here allocates or does I/O. */
 #ifndef MLFAB__BASE_H
 #define MLFAB__BASE_H
 

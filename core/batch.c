@@ -1,15 +1,16 @@
 /* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
  *
- * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
- * built anew every time: capacities as reported last, then what is placed and not over, in the order of its places, each
- * with the bytes that are left. A transfer that is reserved at the same priority with what is left of it gets the
- * same schedule as before, so as long as nothing changes predictions stay what they were.
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The
+ * network is built anew every time: capacities as reported last, then what is placed and not over,
+ * in the order of its places, each with the bytes that are left. A transfer that is reserved at the
+ * same priority with what is left of it gets the same schedule as before, so as long as nothing
+ * changes predictions stay what they were.
  *
- * Without memory for planning a batch is told in order of announcement, each directly: the bound is kept by the
- * servers in either case.
+ * Without memory for planning a batch is told in order of announcement, each directly: the bound is
+ * kept by the servers in either case.
  *
- * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a server at a
- * time; a group of one goes directly. */
+ * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a
+ * server at a time; a group of one goes directly. */
 #include "scheduler.h"
 
 /* --- the network --- */
@@ -27,7 +28,8 @@ static void batch_set_leg(mlfab__leg *leg, const mlfab__transfer *t, uint64_t no
   last->rate = bytes / (last->to - last->from);
 }
 
-/* Told of every reservation: of what was placed before one at a time, of a batch by what it is for. */
+/* Told of every reservation: of what was placed before one at a time, of a batch by what it is
+ * for. */
 static void batch_watch(void *self, const mlfab__transfer *t) {
   mlfab__scheduler *s = self;
   mlfab__leg *leg = s->target;
@@ -41,7 +43,8 @@ static void batch_watch(void *self, const mlfab__transfer *t) {
   if (leg) batch_set_leg(leg, t, s->now_ns);
 }
 
-/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is available. */
+/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is
+ * available. */
 static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
                      double available, double *end_p) {
   double left = mlfab__scheduler_left(leg, s->now_ns);
@@ -115,7 +118,8 @@ static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__link_finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
-/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all there. */
+/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all
+ * there. */
 static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
   return (mlfab__course){.pieces = leg->stretches,
                          .n = leg->n,
@@ -124,8 +128,8 @@ static mlfab__course batch_course(const mlfab__leg *leg, double onward, double a
                          .at = at};
 }
 
-/* When the sum of a group goes: when its members are there, or, cutting through, what comes in later than all before
- * it are at the server is forwarded as it comes. */
+/* When the sum of a group goes: when its members are there, or, cutting through, what comes in
+ * later than all before it are at the server is forwarded as it comes. */
 static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
                           double *from_p) {
   const mlfab__item_part *leader = NULL;
@@ -190,7 +194,8 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
-    /* Members of a spread stand in a row: the others know what the first knows, should it go before them. */
+    /* Members of a spread stand in a row: the others know what the first knows, should it go before
+     * them. */
     if (!leg && part->state == MLFAB__ITEM_PLACED)
       part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
@@ -219,7 +224,8 @@ static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, dou
                                     batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
-/* From distributors to the members of their spreads, when all that the servers send in that plan is reserved. */
+/* From distributors to the members of their spreads, when all that the servers send in that plan is
+ * reserved. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
@@ -324,8 +330,8 @@ static void batch_in_use(mlfab__scheduler *s) {
   }
 }
 
-/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where it could save
- * nothing. */
+/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where
+ * it could save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
   if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
@@ -352,9 +358,10 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
-/* Workers of the batch itself stand first among those that may aggregate: the transfer between two roles of one host
- * is free. Groups grow by one member each where links are alike (a direct one, then 2, 3, 4 ...), so
- * the q-th group probably begins at item q (q + 1) / 2 of the list, counted from 0, and is led there. */
+/* Workers of the batch itself stand first among those that may aggregate: the transfer between two
+ * roles of one host is free. Groups grow by one member each where links are alike (a direct one,
+ * then 2, 3, 4 ...), so the q-th group probably begins at item q (q + 1) / 2 of the list, counted
+ * from 0, and is led there. */
 static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
@@ -367,7 +374,8 @@ static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   return n;
 }
 
-/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as many sums. */
+/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as
+ * many sums. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
@@ -491,9 +499,9 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
-/* Two things are not as they were reserved: groups of one go directly after all, and of a group at several servers
- * each sum goes when its own members have arrived, not when those of all servers have. Everything is reserved
- * again in the same order, and the times are told as they are then. */
+/* Two things are not as they were reserved: groups of one go directly after all, and of a group at
+ * several servers each sum goes when its own members have arrived, not when those of all servers
+ * have. Everything is reserved again in the same order, and the times are told as they are then. */
 static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   mlfab__story *story = &s->stories[kind];
@@ -569,7 +577,8 @@ static void batch_hold(mlfab__scheduler *s, uint32_t item) {
 
 /* --- updates --- */
 
-/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its parts'. */
+/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its
+ * parts'. */
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {

@@ -1,9 +1,9 @@
 /* boot.c - a node: completing its configuration, and joining the fabric. See node.h.
  *
- * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or gets an
- * incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
- * servers. A process that comes later under a rank whose process is gone is welcomed at once,
- * with a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+ * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
+ * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
+ * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
+ * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
 #include "node.h"
 
 #include <stdio.h>

@@ -31,7 +31,8 @@ static void carry_keep(mlfab__tree *tree, uint32_t k, uint64_t offset, const uin
   }
 }
 
-/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it changed nothing of. */
+/* Adds what is in the rings as far as it goes, from the k-th child on. Returns the first that it
+ * changed nothing of. */
 static uint32_t carry_drain(mlfab__tree *tree, uint32_t k) {
   for (; k < tree->nchildren; k++) {
     mlfab__tree_child *child = &tree->children[k];
@@ -46,7 +47,8 @@ static uint32_t carry_drain(mlfab__tree *tree, uint32_t k) {
   return k;
 }
 
-/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the last than the window. */
+/* How far a child may send: no further ahead of the one before it than its ring takes, nor of the
+ * last than the window. */
 MLFAB__INTERNAL void mlfab__tree_credit(mlfab__tree *tree, uint32_t k, int resume) {
   mlfab__tree_child *child = &tree->children[k];
   uint64_t upto = mlfab__min(tree->bytes, carry_limit(tree, k) + (k > 0 ? tree->ring : 0));

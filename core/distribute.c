@@ -1,13 +1,14 @@
 /* distribute.c - models on their way back, and AllReduce: see group.h.
  *
- * Time reversed, distribution is aggregation: the server's egress must never be idle, as its ingress
- * there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are reserved in the
- * real one: from the server first, beginning with the last group's distributor, since it has most to
- * wait for behind it; then from the distributors, when they have the whole model, or as it comes (`cut`): a
- * transfer to a worker begins when from then on it never lacks what comes to its distributor.
+ * Time reversed, distribution is aggregation: the server's egress must never be idle, as its
+ * ingress there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are
+ * reserved in the real one: from the server first, beginning with the last group's distributor,
+ * since it has most to wait for behind it; then from the distributors, when they have the whole
+ * model, or as it comes (`cut`): a transfer to a worker begins when from then on it never lacks
+ * what comes to its distributor.
  *
- * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of the
- * distributors; t_max starts at the time of the requests. */
+ * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of
+ * the distributors; t_max starts at the time of the requests. */
 #include "group.h"
 
 /* The requests as updates of the model's size. */
@@ -89,7 +90,8 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
-/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th request. */
+/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th
+ * request. */
 static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
                                   uint32_t i, const mlfab__course *in, double *end_p) {
   *end_p = d->now;

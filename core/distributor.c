@@ -1,8 +1,9 @@
 /* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
  *
- * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so that what was
- * received once is lent to all. A slice that the server begins again cuts the list off where the slice began;
- * its bytes go where the old ones were, or behind them while those are lent. */
+ * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
+ * that what was received once is lent to all. A slice that the server begins again cuts the list
+ * off where the slice began; its bytes go where the old ones were, or behind them while those are
+ * lent. */
 #include "aggregator.h"
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
@@ -225,7 +226,8 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members itself. */
+  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members
+   * itself. */
   if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;

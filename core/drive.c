@@ -1,11 +1,12 @@
 /* drive.c - a context: a node, its transports, a lock and perhaps a thread. Layer 6.
  *
  * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
- * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing moves
- * spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait meanwhile
- * sleep on `changed`, which is signalled after every pump that moved something and when the sleeper
- * comes back. The progress thread does the same when nobody waits; when somebody begins to, it is
- * woken and steps aside (`parked`), and it is called back when the last waiter leaves work behind. */
+ * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
+ * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
+ * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
+ * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
+ * work behind. */
 #include "node.h"
 
 #include "reduce.h"
@@ -176,7 +177,8 @@ static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
-    /* What is no longer lent must be out of the transport's hands before the next event writes it. */
+    /* What is no longer lent must be out of the transport's hands before the next event writes
+     * it. */
     if (ctx->node->actions_count > 0) drive_actions(ctx, *now_p);
     moved++;
   }
@@ -197,8 +199,8 @@ static void drive_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->limited_out &= one->limited_out;
 }
 
-/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network since
- * it was told last. What stays within the host takes nothing of a network link. */
+/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network
+ * since it was told last. What stays within the host takes nothing of a network link. */
 static void drive_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
   if (now < ctx->measure_ns) return;
@@ -216,23 +218,24 @@ static void drive_measure(mlfab *ctx, uint64_t now) {
 
 /* --- looking --- */
 
-/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two calls, and of `tell`, which
- * is readable when something has moved inside another call, or by the thread, since mlfab_progress last returned. */
+/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two
+ * calls, and of `tell`, which is readable when something has moved inside another call, or by the
+ * thread, since mlfab_progress last returned. */
 static void drive_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport that only listens, while another has all the links, costs a system call a look: it is looked at
- * now and then, and after every sleep. */
+/* A transport that only listens, while another has all the links, costs a system call a look: it is
+ * looked at now and then, and after every sleep. */
 static int drive_quiet(mlfab *ctx, uint32_t t) {
   if (ctx->ntransports == 1 || ctx->transports[t].links > 0) return 0;
   if (++ctx->quiet_looks % DRIVE_LOOK_EVERY == 0) return 0;
   return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring, so
- * that a waiter who looks again and again does it only now and then. */
+/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring,
+ * so that a waiter who looks again and again does it only now and then. */
 static int drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
@@ -275,7 +278,8 @@ static drive_transport *drive_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is there. */
+/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is
+ * there. */
 static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -344,7 +348,8 @@ static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
 /* What a waiter waits for: 1 when it is there. */
 typedef int (*drive_test)(mlfab *ctx, void *what);
 
-/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last answer. */
+/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last
+ * answer. */
 static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *what) {
   uint64_t idle_since = 0;
   int holds;
@@ -385,7 +390,8 @@ static int drive_busy(const mlfab *ctx) {
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
-/* Stays aside while others drive: until nobody has called for a moment, if something is under way. */
+/* Stays aside while others drive: until nobody has called for a moment, if something is under
+ * way. */
 static void drive_step_aside(mlfab *ctx) {
   uint64_t calls = ctx->calls;
   int long_doze = ctx->waiters > 0 || !drive_busy(ctx);
@@ -730,8 +736,8 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
 #define DRIVE_CHECK(ctx) \
   if (!(ctx)) return MLFAB_ERR_ARGUMENT
 
-/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would not
- * notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
+/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
+ * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
 static void drive_send(mlfab *ctx, uint64_t now) {
   int moved = drive_actions(ctx, now);
   int turn = ctx->parked && ctx->calls % DRIVE_PUMP_EVERY == 0;
@@ -818,7 +824,8 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   DRIVE_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
   drive_enter(ctx);
-  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped aside. */
+  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
+   * aside. */
   if (!ctx->has_thread || ctx->parked) drive_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
   drive_leave(ctx);
@@ -1126,7 +1133,8 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its bytes. */
+/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its
+ * bytes. */
 static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t room) {
   size_t at = 0, offset = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {

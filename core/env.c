@@ -3,8 +3,8 @@
  * The default allocator is the only thing here that reaches the C library's state. Clocks and files
  * are not touched: they belong to the driver.
  *
- * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so a
- * node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+ * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
+ * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
 #include "env.h"
 
 #include <stdio.h>

@@ -11,9 +11,9 @@ typedef struct mlfab__env {
   uint64_t bytes;       /* allocated now */
 } mlfab__env;
 
-/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and free;
- * clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate and
- * release is set. */
+/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and
+ * free; clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate
+ * and release is set. */
 MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given);
 
 /* Zeroed memory or NULL; 0 bytes give NULL. `bytes` of free must be what was asked for. */

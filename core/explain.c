@@ -1,8 +1,8 @@
 /* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
  *
- * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to its
- * aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker. Times are
- * seconds from the plan. */
+ * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to
+ * its aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker.
+ * Times are seconds from the plan. */
 #include "scheduler.h"
 
 #include <stdio.h>

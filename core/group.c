@@ -1,16 +1,17 @@
 /* group.c - Alg. 3, case by case: see group.h.
  *
- * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more. What a
- * case reserves besides is undone before the next. A case is left as soon as its t_max, which never
- * falls, is not below the best T so far; when that is so for the direct transfers alone, no larger
- * n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor whether n is feasible is
- * monotone in n, so every n up to there is tried, unless a bound shows that it is in vain (with one server,
- * and no free first group). When t_max is t, everything reserved so far has ended by t. So the next
- * aggregate is at the server no later than the largest one would be that leaves at t on the network as it
- * was before the case, and by induction t_max of the q-th group is at most some U(q), with U(1) known. Its
- * members come in through its aggregator's ingress by then; late ones a transfer later, and then the sum is at
- * the server yet a transfer later. What does not fit in all groups together makes
- * n infeasible; or it goes directly, and the server's ingress has to carry it too. */
+ * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more.
+ * What a case reserves besides is undone before the next. A case is left as soon as its t_max,
+ * which never falls, is not below the best T so far; when that is so for the direct transfers
+ * alone, no larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor
+ * whether n is feasible is monotone in n, so every n up to there is tried, unless a bound shows
+ * that it is in vain (with one server, and no free first group). When t_max is t, everything
+ * reserved so far has ended by t. So the next aggregate is at the server no later than the largest
+ * one would be that leaves at t on the network as it was before the case, and by induction t_max of
+ * the q-th group is at most some U(q), with U(1) known. Its members come in through its
+ * aggregator's ingress by then; late ones a transfer later, and then the sum is at the server yet a
+ * transfer later. What does not fit in all groups together makes n infeasible; or it goes directly,
+ * and the server's ingress has to carry it too. */
 #include "group.h"
 
 /* One case under way. */
@@ -78,7 +79,8 @@ static int group_direct(group_run *r, uint32_t i) {
 
 /* ---- cutting through ---- */
 
-/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from t_max on. */
+/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from
+ * t_max on. */
 static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -140,8 +142,8 @@ static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, d
   return walked;
 }
 
-/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it always finds
- * what comes in. */
+/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it
+ * always finds what comes in. */
 static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
   int walked = MLFAB__ENDS;
   *end_p = r->ready;
@@ -319,8 +321,8 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers are
- * reserved, and t_max is theirs. */
+/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers
+ * are reserved, and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
   if (r->late && r->net->path_count > 0) return 0;
@@ -330,7 +332,8 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   double need = mlfab__link_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
-    /* A late member comes before its sum would be there, and the sum is a transfer behind it at most. */
+    /* A late member comes before its sum would be there, and the sum is a transfer behind it at
+     * most. */
     if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__link_finite(t)) return 0;
     double until = mlfab__link_exact(t + 4e-9 * (t > 1 ? t : 1));
@@ -345,8 +348,8 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   return walked == MLFAB__LATE || !mlfab__link_less(end, r->limit);
 }
 
-/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins, which is
- * decided when all are known: the first time that is not later than the least. */
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins,
+ * which is decided when all are known: the first time that is not later than the least. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;

@@ -1,28 +1,32 @@
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their way
- * back. Layer 2.
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their
+ * way back. Layer 2.
  *
  * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
- * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when everything
- * before its group is at the server, so that the server's NIC never waits for an aggregate. Of all n the
- * one whose last update is applied first is taken, and the smallest of those.
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
+ * everything before its group is at the server, so that the server's NIC never waits for an
+ * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
+ * those.
  *
- * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too. The
- * last group is sent like the others, and counted. An aggregator that nobody reaches in time is skipped.
- * t_max never goes back, though an aggregate may overtake a slow direct transfer: it is applied behind
- * it. More groups than aggregators: n is infeasible. An aggregate is as large as its largest member.
- * Nothing feasible: as many leading updates as can arrive go directly, and the rest does not go.
+ * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
+ * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
+ * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
+ * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
+ * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
+ * does not go.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a member may be late
- * (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it would be at the server, begun at
- * t_max; the first of a group, before it would be there itself. Groups are a member larger then, and a sum is
- * there a transfer earlier. It is forwarded from t_max on, or as much later that it never lacks what its members
- * bring: that is no later than if it began at once and waited. A late member may hold up what stands behind it,
- * and so each variant is tried without late members first: with `cut` the plan is never later, but where a free
- * first group makes the ones behind it others.
+ * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
+ * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
+ * would be at the server, begun at t_max; the first of a group, before it would be there itself.
+ * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
+ * t_max on, or as much later that it never lacks what its members bring: that is no later than if
+ * it began at once and waited. A late member may hold up what stands behind it, and so each variant
+ * is tried without late members first: with `cut` the plan is never later, but where a free first
+ * group makes the ones behind it others.
  *
- * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are then
- * reserved from the server on, last group first, and distributors send when the servers' transfers are
- * all placed, cutting through or not. AllReduce is the one behind the other, with a worker for a server.
+ * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
+ * then reserved from the server on, last group first, and distributors send when the servers'
+ * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
+ * worker for a server.
  *
  * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
  * above, and cases that cannot win are left before they end (group.c). */
@@ -31,7 +35,8 @@
 
 #include "link.h"
 
-/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always shortest. */
+/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
+ * shortest. */
 enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
   MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
@@ -93,9 +98,10 @@ typedef struct mlfab__grouper {
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__grouper;
 
-/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality), leaving
- * its transfers reserved in `net`, in the order: direct ones, then group after group its members and
- * its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved then. */
+/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
+ * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
+ * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
+ * then. */
 MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, int best, mlfab__grouped *out,
                                       mlfab__group_choice *choice_p);
@@ -129,9 +135,10 @@ typedef struct mlfab__delivery {
   double end; /* when it has the model */
 } mlfab__delivery;
 
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers are
- * reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now, without
- * requests). Errors: as for plans; time never and nothing reserved when somebody cannot be reached. */
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
+ * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
+ * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
+ * reached. */
 MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
                                             const mlfab__distribution *d, mlfab__delivery *out,
                                             double *hubs, mlfab__group_choice *choice_p,
@@ -147,8 +154,8 @@ typedef struct mlfab__allreduce {
   uint32_t n;
 } mlfab__allreduce;
 
-/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once), the
- * choices of both ways, and when the last one has the sum. Errors: as above. */
+/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
+ * the choices of both ways, and when the last one has the sum. Errors: as above. */
 MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
                                            const mlfab__allreduce *a, mlfab__grouped *push,
                                            mlfab__delivery *get, mlfab__group_choice *push_p,

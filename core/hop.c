@@ -1,11 +1,13 @@
-/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce. See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce.
+ * See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
- * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair of links inside.
- * Addresses are asked for before every call, because a worker that was restarted has others. */
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
+ * of links inside. Addresses are asked for before every call, because a worker that was restarted
+ * has others. */
 #include "node.h"
 
 #include <stdio.h>

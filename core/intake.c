@@ -30,7 +30,8 @@ static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__in
   return INTAKE_DIRECT;
 }
 
-/* The scale of what comes in: the aggregator of a group may have multiplied each member with its own. */
+/* The scale of what comes in: the aggregator of a group may have multiplied each member with its
+ * own. */
 static double intake_scale(const mlfab__server *server, const mlfab__incoming *update) {
   return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
@@ -133,7 +134,8 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   server->free_list = update;
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding takes. */
+/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
+ * takes. */
 static void intake_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -183,7 +185,8 @@ static int intake_covers(const mlfab__server *server, const mlfab__incoming *upd
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* A new block for place[position], holding what `from` holds unless it will be overwritten whole. */
+/* A new block for place[position], holding what `from` holds unless it will be overwritten
+ * whole. */
 static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, int fill) {
   mlfab__store *store = &server->store;
   uint32_t block = mlfab__server_spare(server);
@@ -229,8 +232,8 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   return 0;
 }
 
-/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0 when
- * the long way has to be taken. *code_p tells what became of it. */
+/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0
+ * when the long way has to be taken. *code_p tells what became of it. */
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
   mlfab__store *store = &server->store;
@@ -255,7 +258,8 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
     intake_piece(server, update, update->push.bytes - at, &piece);
     uint32_t *place = mode == INTAKE_SUM ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
-      /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for the next. */
+      /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
+       * the next. */
       *code_p = intake_fresh(server, place, *place, 1);
       if (*code_p) return 1;
     }
@@ -291,9 +295,10 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
   return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
 }
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit` 1
- * moves versions and commits on, with 2 versions only (a further member of a group). A pull tells the largest version of its slices; for those that are
- * behind it, it means their present one. Returns 0, or ARGUMENT for too few versions. */
+/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
+ * 1 moves versions and commits on, with 2 versions only (a further member of a group). A pull tells
+ * the largest version of its slices; for those that are behind it, it means their present one.
+ * Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                            uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
@@ -372,7 +377,8 @@ static void intake_swap(mlfab__server *server, uint32_t *place) {
   }
 }
 
-/* An update, or all members of a group, are applied: moves the versions on unless they are a round's. One commit. */
+/* An update, or all members of a group, are applied: moves the versions on unless they are a
+ * round's. One commit. */
 static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
   uint64_t group = update->group;
   int commit = 1;
@@ -677,8 +683,8 @@ static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_
                     mlfab__encode_grant(meta, &grant));
 }
 
-/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned transfers, which
- * may come over links of very different speed at the same time. */
+/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned
+ * transfers, which may come over links of very different speed at the same time. */
 static uint32_t intake_free_stage(mlfab__server *server) {
   uint64_t fit = INTAKE_STAGES_BYTES / mlfab__max(server->stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
@@ -703,8 +709,9 @@ static mlfab__incoming *intake_unreleased(mlfab__server *server) {
   return update;
 }
 
-/* Releases the next transfer when those before it leave the in-link unused: shortly before their end, or
- * because they come more slowly than the link carries. What is staged is copied once more. */
+/* Releases the next transfer when those before it leave the in-link unused: shortly before their
+ * end, or because they come more slowly than the link carries. What is staged is copied once
+ * more. */
 static void intake_release(mlfab__server *server) {
   const mlfab__incoming *head = server->head;
   uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
@@ -892,7 +899,8 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   const mlfab__window *window = &server->dedup.windows[worker];
   enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
-  /* A repetition of what is decided: worker 0's first weights for a model that stands count as such. */
+  /* A repetition of what is decided: worker 0's first weights for a model that stands count as
+   * such. */
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
@@ -948,7 +956,8 @@ static mlfab__incoming *intake_find(const mlfab__server *server, uint32_t worker
   return NULL;
 }
 
-/* The next bytes of an update, or of a group as those of its first: they came on the link of `peer`. */
+/* The next bytes of an update, or of a group as those of its first: they came on the link of
+ * `peer`. */
 static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *update,
                          uint64_t offset, const mlfab__frame_in *frame) {
   if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
@@ -1045,8 +1054,8 @@ MLFAB__INTERNAL void mlfab__intake_finish(mlfab__server *server, uint32_t worker
   if (update) intake_apply_update(server, MLFAB__NEVER);
 }
 
-/* The first update of a worker that is not past recall: what is being applied has all its bytes, and is
- * decided when it is done. */
+/* The first update of a worker that is not past recall: what is being applied has all its bytes,
+ * and is decided when it is done. */
 static mlfab__incoming *intake_first_of(const mlfab__server *server, uint32_t worker) {
   mlfab__incoming *update = server->first;
   while (update && (update->worker != worker || mlfab__place_applying(server, update)))

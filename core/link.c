@@ -251,7 +251,8 @@ static struct mlfab__cursor link_cursor(const mlfab__profile *profile, double t)
   return c;
 }
 
-/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction charged. */
+/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction
+ * charged. */
 static const uint32_t *link_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
   uint32_t at;
   if (net->mirror) {
@@ -588,8 +589,9 @@ static double link_carried_by(link_carried *c, double t) {
   return mlfab__link_exact(c->before + mlfab__link_exact((t - c->pieces->from) * c->pieces->rate));
 }
 
-/* By how much a path could be ahead of what comes, where it is most: where the path slows down, where something
- * comes again, or at the end. No more than the comparison of times lets in is nothing. */
+/* By how much a path could be ahead of what comes, where it is most: where the path slows down,
+ * where something comes again, or at the end. No more than the comparison of times lets in is
+ * nothing. */
 static double link_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
   double most = 0, t = 0;
   uint32_t i = 0, k = 0;

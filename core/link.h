@@ -1,26 +1,30 @@
 /* link.h - what a network can carry over time, and what has been promised of it. Layer 1.
  *
- * Every node has an egress and an ingress, and the core may have shared links; each is a step function of
- * time, which here means what is left of it (the residual). A transfer from u to v uses egress(u),
- * ingress(v) and the links listed for (u, v), at every instant the least of their residuals; it ends when
- * the integral of that has reached its size, and reserving it takes just that away from each of them.
- * From a node to itself a transfer is free. Sizes and rates share a unit, time starts at 0.
+ * Every node has an egress and an ingress, and the core may have shared links; each is a step
+ * function of time, which here means what is left of it (the residual). A transfer from u to v uses
+ * egress(u), ingress(v) and the links listed for (u, v), at every instant the least of their
+ * residuals; it ends when the integral of that has reached its size, and reserving it takes just
+ * that away from each of them. From a node to itself a transfer is free. Sizes and rates share a
+ * unit, time starts at 0.
  *
- * It does not plan anything: order.h and group.h do. What the two have in common stands here too: the
- * comparison of times, the candidate, a bundle (an update in pieces, one a server), and what cuts through.
+ * It does not plan anything: order.h and group.h do. What the two have in common stands here too:
+ * the comparison of times, the candidate, a bundle (an update in pieces, one a server), and what
+ * cuts through.
  *
- * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours in
- * rate; no residual is negative; undoing a reservation gives back the same bits.
+ * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours
+ * in rate; no residual is negative; undoing a reservation gives back the same bits.
  *
- * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__link_less), and a transfer ends
- * inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for the end
- * of an outage. Products pass through mlfab__link_exact before they are added to anything, and what is
- * infinite is told by its bits: a result does not depend on contraction or -ffast-math. With rates that
- * are whole numbers all residuals are exact; with others they are not, which costs steps, not safety.
+ * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__link_less), and a transfer
+ * ends inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for
+ * the end of an outage. Products pass through mlfab__link_exact before they are added to anything,
+ * and what is infinite is told by its bits: a result does not depend on contraction or -ffast-math.
+ * With rates that are whole numbers all residuals are exact; with others they are not, which costs
+ * steps, not safety.
  *
- * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
- * aggregators store and forward, unless they are said to cut through; a bundle's components are reserved one after the other, since at the
- * same time they would count the worker's egress several times. */
+ * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers).
+ * Departs: aggregators store and forward, unless they are said to cut through; a bundle's
+ * components are reserved one after the other, since at the same time they would count the worker's
+ * egress several times. */
 #ifndef MLFAB__LINK_H
 #define MLFAB__LINK_H
 
@@ -152,8 +156,8 @@ MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint
                                         const uint32_t *links);
 /* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to undo
- * in it, and nobody watches. Errors: MEMORY, and it is empty. */
+/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to
+ * undo in it, and nobody watches. Errors: MEMORY, and it is empty. */
 MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
                                         mlfab__env *env);
 /* What is left: the steps, and their number. */
@@ -161,13 +165,13 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index);
 
-/* When a transfer that is ready at `available` ends: `available` when it is free, never when it does
- * not end. Reserves nothing. */
+/* When a transfer that is ready at `available` ends: `available` when it is free, never when it
+ * does not end. Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available);
-/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on would
- * have carried so much: no transfer to that node that is ready no earlier ends before, and more bytes
- * take longer. LATE and ENDS as for bundles below. */
+/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on
+ * would have carried so much: no transfer to that node that is ready no earlier ends before, and
+ * more bytes take longer. LATE and ENDS as for bundles below. */
 MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
                                            double available, double limit, double *end_p);
 /* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
@@ -196,12 +200,12 @@ typedef struct mlfab__bundle {
 /* What a search knows about a transfer that it need not follow to its end. */
 enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
 
-/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is later
- * than limit by mlfab__link_less, before which it does not end. Errors: MEMORY. */
+/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is
+ * later than limit by mlfab__link_less, before which it does not end. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
                                       double limit, double *end_p);
-/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is reserved:
- * LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
+/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is
+ * reserved: LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p);
 
@@ -215,9 +219,9 @@ typedef struct mlfab__course {
   double bytes, at; /* what comes; at: when it is all there */
 } mlfab__course;
 
-/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in` brings: it then
- * ends just when one ends that begins at once and waits whenever there is nothing to pass on. Never, when it
- * does not end. Errors: MEMORY. */
+/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in`
+ * brings: it then ends just when one ends that begins at once and waits whenever there is nothing
+ * to pass on. Never, when it does not end. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
                                                double available, const mlfab__course *in,
                                                double *begin_p);
@@ -233,8 +237,8 @@ typedef struct mlfab__candidate {
   const double *bytes; /* one a server */
 } mlfab__candidate;
 
-/* Room for `need` things: `old` if *room_p suffices, else new memory with its contents (old is freed),
- * or NULL (old is as it was). */
+/* Room for `need` things: `old` if *room_p suffices, else new memory with its contents (old is
+ * freed), or NULL (old is as it was). */
 MLFAB__INTERNAL void *mlfab__link_grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
                                        size_t size);
 

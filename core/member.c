@@ -29,7 +29,8 @@ static void host_barrier_post(mlfab__host *host, uint32_t worker, uint64_t numbe
                   mlfab__encode_barrier(meta, &barrier));
 }
 
-/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it changes. */
+/* Releases the barrier when nobody is missing; tells who is: a newcomer, and all when it
+ * changes. */
 static void host_barrier_check(mlfab__host *host, uint32_t newcomer) {
   int32_t missing = MLFAB_NO_RANK;
   uint32_t waiting = 0;

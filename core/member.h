@@ -1,12 +1,12 @@
 /* member.h - barrier and broadcast: server 0 counts, the workers ask. Layer 4.
  *
- * Both are numbered by each worker from 1; a process that joined late counts from what is over (`base`).
- * Asking is repeated on a new link, so server 0 answers a number that is over at once.
+ * Both are numbered by each worker from 1; a process that joined late counts from what is over
+ * (`base`). Asking is repeated on a new link, so server 0 answers a number that is over at once.
  *
- * Barrier: number n is released when every live worker with more data is waiting for it.
- * Broadcast: the root announces, is told to go on when there is room, and sends; the others ask, are
- * sent the bytes when all are there, and say when they have them; the memory is freed when all have.
- * One broadcast at a time. A failure (sizes differ, the root is dead) ends it for everybody. */
+ * Barrier: number n is released when every live worker with more data is waiting for it. Broadcast:
+ * the root announces, is told to go on when there is room, and sends; the others ask, are sent the
+ * bytes when all are there, and say when they have them; the memory is freed when all have. One
+ * broadcast at a time. A failure (sizes differ, the root is dead) ends it for everybody. */
 #ifndef MLFAB__MEMBER_H
 #define MLFAB__MEMBER_H
 

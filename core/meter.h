@@ -1,8 +1,9 @@
 /* meter.h - does an in-link have capacity to spare? Layer 2.
  *
- * Receivers (server, aggregator) release transfers in order, the next as soon as those already released
- * leave capacity of the in-link unused: then a wrong prediction of the plan corrects itself. The meter counts the bytes that came and
- * compares them, over windows of a few chunks, with what the link is known to carry. */
+ * Receivers (server, aggregator) release transfers in order, the next as soon as those already
+ * released leave capacity of the in-link unused: then a wrong prediction of the plan corrects
+ * itself. The meter counts the bytes that came and compares them, over windows of a few chunks,
+ * with what the link is known to carry. */
 #ifndef MLFAB__METER_H
 #define MLFAB__METER_H
 
@@ -37,7 +38,8 @@ static inline uint64_t mlfab__meter_due(const mlfab__meter *meter) {
   return meter->rate > 0.0 ? meter->since_ns + meter->window_ns : MLFAB__NEVER;
 }
 
-/* 1 when a window has passed in which less came than the link carries; a window that was full begins anew. */
+/* 1 when a window has passed in which less came than the link carries; a window that was full
+ * begins anew. */
 static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
   if (!(meter->rate > 0.0) || now_ns - meter->since_ns < meter->window_ns) return 0;
   double could = meter->rate * 1e-9 * (double)(now_ns - meter->since_ns);

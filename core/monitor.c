@@ -1,4 +1,5 @@
-/* monitor.c - what a host's network links carry, told from what passed through them. See monitor.h. */
+/* monitor.c - what a host's network links carry, told from what passed through them. See
+ * monitor.h. */
 #include "monitor.h"
 
 enum {

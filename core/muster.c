@@ -1,14 +1,16 @@
 /* muster.c - allreduce at server 0: who is there, which tree, and when it is over. See tree.h.
  *
- * It holds no bytes of tensors. One allreduce at a time: the next begins when every live worker that has more
- * data has asked for it, which nobody does before it has heard that the last one is over.
+ * It holds no bytes of tensors. One allreduce at a time: the next begins when every live worker
+ * that has more data has asked for it, which nobody does before it has heard that the last one is
+ * over.
  *
- * The root is drawn from the seed and the number. With a scheduler, and an array that is large as updates are
- * (eager_bytes), the scheduler arranges the rest and has a heartbeat for it; else the root is the only
- * aggregator, and gives the sum to everybody.
+ * The root is drawn from the seed and the number. With a scheduler, and an array that is large as
+ * updates are (eager_bytes), the scheduler arranges the rest and has a heartbeat for it; else the
+ * root is the only aggregator, and gives the sum to everybody.
  *
- * Invariants: places are sent when the whole tree stands, and sent again as they were; whoever is inside has a
- * parent and a giver on a way of at most two steps to the root, whatever a scheduler says. */
+ * Invariants: places are sent when the whole tree stands, and sent again as they were; whoever is
+ * inside has a parent and a giver on a way of at most two steps to the root, whatever a scheduler
+ * says. */
 #include "tree.h"
 
 #include "prng.h"
@@ -106,8 +108,8 @@ static void muster_run(mlfab__muster *muster) {
   for (uint32_t i = 0; i < muster->inside; i++) muster_place(muster, muster->order[i]);
 }
 
-/* The root is the only aggregator. More than a frame can list are passed on by the first of the others, as in a
- * heap. */
+/* The root is the only aggregator. More than a frame can list are passed on by the first of the
+ * others, as in a heap. */
 static void muster_star(mlfab__muster *muster) {
   uint32_t at = 0;
   while (muster->order[at] != muster->root) at++;
@@ -190,8 +192,8 @@ MLFAB__INTERNAL uint32_t mlfab__muster_draw(uint64_t seed, uint64_t number, uint
   return (uint32_t)mlfab__prng_below(&prng, n);
 }
 
-/* Of those inside, the first whose count or type is not the others', or NO_RANK. When most differ from the first,
- * it is the first. */
+/* Of those inside, the first whose count or type is not the others', or NO_RANK. When most differ
+ * from the first, it is the first. */
 static int32_t muster_odd(const mlfab__muster *muster) {
   const mlfab__caller *first = &muster->callers[muster->order[0]];
   int32_t odd = MLFAB_NO_RANK;

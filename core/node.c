@@ -5,7 +5,8 @@
 
 enum { NODE_QUEUE_MAX = 4 << 20 };
 
-/* Actions that updates in flight can ask for: a detach an update and server, and a connect a server. */
+/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
+ * server. */
 #define NODE_ACTIONS(node) (64 + 2 * (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
 
 /* --- links --- */
@@ -104,7 +105,8 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
       while (room < used + padded) room *= 2;
       uint8_t *queue = room <= NODE_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
       if (!queue) {
-        /* A peer that does not read, or no memory: the link goes, and what matters is said again on the next. */
+        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
+         * the next. */
         node_doom(node, index);
         return;
       }
@@ -320,7 +322,8 @@ static void node_identify(mlfab_node *node) {
     node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
 }
 
-/* Nodes that listen at one address share its links; those that only listen inside their machine are one host. */
+/* Nodes that listen at one address share its links; those that only listen inside their machine are
+ * one host. */
 static uint64_t node_host(const char *addresses) {
   static const char local[] = "localhost";
   for (const char *at = addresses; *at;) {
@@ -449,7 +452,8 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   node_member(node, worker, kind);
 }
 
-/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning for it. */
+/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning
+ * for it. */
 static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
@@ -535,8 +539,8 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* The inner links broke too, for want of memory: the roles forget what was under way, and greet each
- * other again at the next look at the clock. */
+/* The inner links broke too, for want of memory: the roles forget what was under way, and greet
+ * each other again at the next look at the clock. */
 static void node_lose_self(mlfab_node *node) {
   if (node->self_lost) return;
   node->self_lost = 1;
@@ -823,7 +827,8 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
-      /* Closing for good ends the server for us; being given up for an error does not: we call again. */
+      /* Closing for good ends the server for us; being given up for an error does not: we call
+       * again. */
       if (bye.code == 0) node_server_dead(node, server, "it has closed");
       snprintf(node->routes[server].why, sizeof node->routes[server].why, "%.127s", bye.text);
       node_doom(node, index);
@@ -1502,7 +1507,8 @@ static void node_scan_peers(mlfab_node *node) {
     if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING ||
         node->phase == MLFAB__BOOT_FAILED)
       continue;
-    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+    /* A connection that broke shortens the wait: a live worker calls again within a fifth of a
+     * beat. */
     uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
     int over = node->now_ns - node->worker_heard[w] >= limit;
     if (over || (lost && node->now_ns - lost >= 2 * beat)) node_worker_gone(node, w, 0);

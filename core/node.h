@@ -12,14 +12,15 @@
  *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *
- * Roles of one node talk to each other over pairs of links that no transport sees.
- * Frames to go stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
- * which are asked when the link has room. Roles are never called from inside themselves: what they ask
- * of links (drop, detach) is done when they have returned.
+ * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
+ * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
+ * which are asked when the link has room. Roles are never called from inside themselves: what they
+ * ask of links (drop, detach) is done when they have returned.
  *
- * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead after 5.
- * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their link is down. */
+ * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
+ * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
+ * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
+ * link is down. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -203,7 +204,8 @@ MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, 
 /* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 
-/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is wrong. */
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
+ * wrong. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
 /* A pair of links inside the node. Errors: MEMORY. */

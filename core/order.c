@@ -1,22 +1,23 @@
 /* order.c - Alg. 1 and Alg. 2: see order.h.
  *
- * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg. 2's
- * look-ahead compares with the pick of p, so each is found once.
+ * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
+ * 2's look-ahead compares with the pick of p, so each is found once.
  *
- * With one server the pick is found without looking at everybody. Reserving takes bandwidth away, so
- * a transfer's end as it was once computed is a lower bound for ever (its key), until a discarded update
- * gives bandwidth back: then the keys written since it was accepted are restored from a trail. And no
- * transfer ends before the server's ingress alone could have carried it, a bound that depends on the
- * size only. So there are two walks, in the order of (key, position) and of (size, position), one step
- * each in turn, and when either has nothing left that can win, nobody can. What was not looked at
- * is later than the pick by more than rounding, or equal to it and behind it in the list.
+ * With one server the pick is found without looking at everybody. Reserving takes bandwidth away,
+ * so a transfer's end as it was once computed is a lower bound for ever (its key), until a
+ * discarded update gives bandwidth back: then the keys written since it was accepted are restored
+ * from a trail. And no transfer ends before the server's ingress alone could have carried it, a
+ * bound that depends on the size only. So there are two walks, in the order of (key, position) and
+ * of (size, position), one step each in turn, and when either has nothing left that can win, nobody
+ * can. What was not looked at is later than the pick by more than rounding, or equal to it and
+ * behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that keys do not hold:
- * everybody is looked at whose size bounds, one a component, leave room to win, and not further than the
- * best so far.
+ * With several servers taking bandwidth away can let a later component pass, so that keys do not
+ * hold: everybody is looked at whose size bounds, one a component, leave room to win, and not
+ * further than the best so far.
  *
- * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its rank is
- * set; candidates are those without a fate whose dl is at least the position. */
+ * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its
+ * rank is set; candidates are those without a fate whose dl is at least the position. */
 #include "order.h"
 
 /* What Alg. 2 needs to take an acceptance back. */
@@ -117,7 +118,8 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
   memset(o, 0, sizeof *o);
 }
 
-/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero ---- */
+/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero
+ * ---- */
 
 static void order_bit_set(mlfab__orderer *o, uint32_t at) {
   for (int level = 0; level < 3; level++, at /= 64) {

@@ -1,22 +1,24 @@
 /* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
  *
- * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose last
- * possible position has come, and gives that one up if the next would then be there earlier: so every
- * update that is applied is at most delay_bound versions behind, and nobody waits at the server.
+ * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
+ * last possible position has come, and gives that one up if the next would then be there earlier:
+ * so every update that is applied is at most delay_bound versions behind, and nobody waits at the
+ * server.
  *
  * Position i of the order is the i-th update that is applied; update g may have the positions up to
- * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl larger.
+ * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl
+ * larger.
  *
- * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9 is
- * about versions and a dropped update does not change one. An update whose dl is past is no candidate
- * (and so never sent); it is one again when a position is given back. Of several that are due the
- * fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an update that
- * was picked for its deadline with the pick behind it, again after that one was discarded itself, and
- * keeps it when they are equal; one that was picked as the shortest needs no look-ahead. An update that
- * never arrives is no candidate.
+ * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9
+ * is about versions and a dropped update does not change one. An update whose dl is past is no
+ * candidate (and so never sent); it is one again when a position is given back. Of several that are
+ * due the fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an
+ * update that was picked for its deadline with the pick behind it, again after that one was
+ * discarded itself, and keeps it when they are equal; one that was picked as the shortest needs no
+ * look-ahead. An update that never arrives is no candidate.
  *
- * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above; the pick
- * is found without looking at everybody (order.c). */
+ * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above;
+ * the pick is found without looking at everybody (order.c). */
 #ifndef MLFAB__ORDER_H
 #define MLFAB__ORDER_H
 
@@ -68,9 +70,10 @@ typedef struct mlfab__orderer {
   uint64_t evaluations; /* of when a transfer ends, over all calls */
 } mlfab__orderer;
 
-/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. What is
- * applied is reserved in `net`, one transfer after the other in that order. Errors: ARGUMENT (bytes or a
- * time that is negative or NaN, a node that is not there), MEMORY; nothing is reserved then. */
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order.
+ * What is applied is reserved in `net`, one transfer after the other in that order. Errors:
+ * ARGUMENT (bytes or a time that is negative or NaN, a node that is not there), MEMORY; nothing is
+ * reserved then. */
 MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
                                            const mlfab__order_input *in, mlfab__ordered *out,
                                            uint32_t *applied_p);

@@ -1,15 +1,17 @@
-/* place.c - the server role: updates get their places in the queue, alone or in groups. See server.h.
+/* place.c - the server role: updates get their places in the queue, alone or in groups. See
+ * server.h.
  *
- * Small updates get a place when they come. Those to be planned wait, and the later ones of the same
- * worker behind them, until a plan names them or the scheduler is gone. A place is given only where the delay is
- * below the bound; since nothing is ever put before what has a place, it stays below. An
- * update without such a place is dropped: decided at once when it is the oldest of its worker, else at
- * its turn, because a worker's updates are decided in the order of their numbers.
+ * Small updates get a place when they come. Those to be planned wait, and the later ones of the
+ * same worker behind them, until a plan names them or the scheduler is gone. A place is given only
+ * where the delay is below the bound; since nothing is ever put before what has a place, it stays
+ * below. An update without such a place is dropped: decided at once when it is the oldest of its
+ * worker, else at its turn, because a worker's updates are decided in the order of their numbers.
  *
- * A group's members stand in the queue in a row. Its number ends whenever anything of it changes, and every member is
- * told by VIA before anything else follows on the same link; bytes under an old number find nothing.
+ * A group's members stand in the queue in a row. Its number ends whenever anything of it changes,
+ * and every member is told by VIA before anything else follows on the same link; bytes under an old
+ * number find nothing.
  *
- * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates); spec readings [C2], [C3]. */
+ * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates). */
 #include "server.h"
 
 #include "reduce.h"
@@ -30,8 +32,8 @@ static int place_planned(const mlfab__incoming *update) {
 
 /* --- delays --- */
 
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds `members` to
- * what stands before the next. */
+/* The largest delay over the slices that the update touches, behind all that has a place; then adds
+ * `members` to what stands before the next. */
 static uint64_t place_walk(mlfab__server *server, const mlfab__incoming *update, int64_t members) {
   uint64_t delay = 0;
   uint32_t seen = 0, next = 0;
@@ -246,8 +248,9 @@ static int place_multiplies(const mlfab__server *server, double weight) {
   return 1;
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback that is told
- * the scale, gets them relative to the first, whose scale then counts for all. 0 when that is not possible. */
+/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback
+ * that is told the scale, gets them relative to the first, whose scale then counts for all. 0 when
+ * that is not possible. */
 static int place_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
   int absolute = mlfab__place_absolute(server);
@@ -263,8 +266,8 @@ static int place_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
-/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly when that cannot
- * be. */
+/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
+ * when that cannot be. */
 static void place_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
   uint32_t aggregator = leader->aggregator;
   const mlfab__server_peer *peer = &server->peers[aggregator];
@@ -373,8 +376,8 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = place_next_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for: perhaps the
-   * aggregator is out of everybody's reach. */
+  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for:
+   * perhaps the aggregator is out of everybody's reach. */
   int direct = culprit == NULL;
   for (mlfab__incoming *u = leader; culprit && u; u = place_next_member(u)) {
     if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= PLACE_WAITS) direct = 1;

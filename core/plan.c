@@ -58,7 +58,8 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* What is known of one update; `position`: from 1, or one more than the last for what is dropped. */
+/* What is known of one update; `position`: from 1, or one more than the last for what is
+ * dropped. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];

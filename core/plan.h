@@ -1,11 +1,11 @@
 /* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
  *
- * order.h says in which order, group.h over which hop; here the two are one call, with everything that a
- * scheduler has to tell of each update. A batch that is a list is not ordered and nothing of it is
- * dropped, except what can never arrive.
+ * order.h says in which order, group.h over which hop; here the two are one call, with everything
+ * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
+ * it is dropped, except what can never arrive.
  *
- * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
- * larger. So every plan that group.h may choose respects the delay bound.
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
+ * m larger. So every plan that group.h may choose respects the delay bound.
  *
  * Source: MLfabric §5, §6. */
 #ifndef MLFAB__PLAN_H
@@ -59,11 +59,12 @@ typedef struct mlfab__planner {
 /* Allocates nothing yet; a planner keeps its memory between calls. */
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of each).
- * Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the dropped in
- * the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is when the last one
- * is applied, never when a list could not be planned as a whole. Errors: ARGUMENT (a node that is not
- * there; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved. */
+/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
+ * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
+ * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
+ * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
+ * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
+ * MEMORY; nothing is reserved. */
 MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);

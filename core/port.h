@@ -1,9 +1,9 @@
 /* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
- * its servers by number. Control frames are posted to a queue of the peer's link at once; frames with
- * a bulk are yielded one at a time when the link has room, so that the choice falls as late as possible
- * and control goes between the chunks. */
+ * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
+ * with a bulk are yielded one at a time when the link has room, so that the choice falls as late as
+ * possible and control goes between the chunks. */
 #ifndef MLFAB__PORT_H
 #define MLFAB__PORT_H
 
@@ -17,7 +17,8 @@ typedef struct mlfab__frame_in {
   const void *bulk; /* NULL with bulk_bytes > 0: a ghost */
 } mlfab__frame_in;
 
-/* A frame to go. The role fills it without changing its state; the state follows when it was taken. */
+/* A frame to go. The role fills it without changing its state; the state follows when it was
+ * taken. */
 typedef struct mlfab__frame_out {
   uint8_t type;
   uint32_t meta_bytes, bulk_bytes;
@@ -30,7 +31,8 @@ typedef struct mlfab__frame_out {
 
 typedef struct mlfab__port {
   void *self;
-  /* Queues a control frame. A peer without link gets nothing: what matters is said again at HELLO. */
+  /* Queues a control frame. A peer without link gets nothing: what matters is said again at
+   * HELLO. */
   void (*post)(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
   /* The role has a frame to yield for this peer. */
   void (*ready)(void *self, uint32_t peer);

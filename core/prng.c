@@ -1,8 +1,8 @@
 /* prng.c - seeded random numbers. Layer 0.
  *
- * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the rest.
- * The state is the caller's; equal seeds give equal numbers on every machine, since nothing here
- * depends on byte order, word size or floating-point rounding.
+ * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the
+ * rest. The state is the caller's; equal seeds give equal numbers on every machine, since nothing
+ * here depends on byte order, word size or floating-point rounding.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire
  * 2019, "Fast random integer generation in an interval", Alg. 5. */

@@ -1,13 +1,14 @@
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it; their answers come as MODEL frames, slice
- * by slice, and are copied into the caller's buffers. A server may begin a slice again at a newer
- * version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ * A pull is one request to every server that has a part of it; their answers come as MODEL frames,
+ * slice by slice, and are copied into the caller's buffers. A server may begin a slice again at a
+ * newer version: the bytes are then written twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may have its part handed on by another worker's node (the hop),
- * and may choose another way at any time. Its ways have ascending numbers; on each, all of the part comes, in
- * order. PULL_VIA tells the newest, and so does the first frame of the hop, which may be faster. On the server's own
- * link nothing comes for a way that is not direct, but what was sent before it was changed. */
+ * In a fabric with a scheduler a server may have its part handed on by another worker's node (the
+ * hop), and may choose another way at any time. Its ways have ascending numbers; on each, all of
+ * the part comes, in order. PULL_VIA tells the newest, and so does the first frame of the hop,
+ * which may be faster. On the server's own link nothing comes for a way that is not direct, but
+ * what was sent before it was changed. */
 #include "worker.h"
 
 #include <stdio.h>
@@ -50,8 +51,8 @@ static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
 
 static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by the
-   * former hop is void. */
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by
+   * the former hop is void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull = {fetch->request, 0, 0};
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
@@ -124,7 +125,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
-/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not what was asked for. */
+/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not
+ * what was asked for. */
 static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_t *from,
                         uint64_t bytes) {
   uint32_t low = 0, high = fetch->nsources;
@@ -151,7 +153,8 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
   return 0;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked for. */
+/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked
+ * for. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -252,8 +255,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
     mlfab__fetch *fetch = &worker->fetches[i];
     for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where nothing
-       * had come yet, the hop may still begin on a new link. */
+      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where
+       * nothing had come yet, the hop may still begin on a new link. */
       if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
     }
   }

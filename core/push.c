@@ -1,12 +1,13 @@
 /* push.c - the worker role: updates on their way out. See worker.h.
  *
- * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain asynchronous model those that
- * wait while others are under way are added together into one update of several members, as
- * MLfabric's aggregators do on the way (§3.2): the fewer frames the busier the link.
+ * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain
+ * asynchronous model those that wait while others are under way are added together into one update
+ * of several members, as MLfabric's aggregators do on the way (§3.2): the fewer frames the busier
+ * the link.
  *
- * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a generation of
- * the stream a part waits, then is a member of groups, one after another, and may at last be sent
- * directly; never the other way round. */
+ * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
+ * generation of the stream a part waits, then is a member of groups, one after another, and may at
+ * last be sent directly; never the other way round. */
 #include "worker.h"
 
 #include "reduce.h"
@@ -65,15 +66,15 @@ static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   return NULL;
 }
 
-/* All bulks of an update that are lent to one server's link have one token, so that they can be taken back
- * together. */
+/* All bulks of an update that are lent to one server's link have one token, so that they can be
+ * taken back together. */
 static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
 }
 
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return. Less than
- * MLFAB__AGGREGATOR_TOKEN. */
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and
+ * return. Less than MLFAB__AGGREGATOR_TOKEN. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
@@ -86,8 +87,9 @@ static void push_rewind(mlfab__part *part) {
   part->source = 0;
 }
 
-/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for it instead would
- * let an aggregator that stalls hold the caller's buffers after the update has gone another way. */
+/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for
+ * it instead would let an aggregator that stalls hold the caller's buffers after the update has
+ * gone another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)
@@ -183,14 +185,15 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* Does a server's code weigh more than another's? A dead server may have applied the update: that is worse than to
- * know that it was not. And a drop is no word on the update itself. */
+/* Does a server's code weigh more than another's? A dead server may have applied the update: that
+ * is worse than to know that it was not. And a drop is no word on the update itself. */
 static int push_outweighs(int code, int other) {
   if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* The verdict over all servers: the code that weighs most, who is to blame for it, and the counts. */
+/* The verdict over all servers: the code that weighs most, who is to blame for it, and the
+ * counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -359,7 +362,8 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was reset. */
+    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was
+     * reset. */
     if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
     if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
@@ -460,8 +464,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Copies a small update into one contiguous image in the order of the flat model, and remembers where each of the caller's
- * buffers went. */
+/* Copies a small update into one contiguous image in the order of the flat model, and remembers
+ * where each of the caller's buffers went. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
   if (!update->packed) update->packed = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
   if (!update->packed) return MLFAB_ERR_MEMORY;
@@ -684,8 +688,8 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   return push_shards(worker, update, error);
 }
 
-/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry of
- * one that was applied nowhere gets a new number: its own was passed over by the servers. */
+/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
+ * of one that was applied nowhere gets a new number: its own was passed over by the servers. */
 static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
                       mlfab_error *error) {
   int status = 0;
@@ -863,14 +867,16 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
 /* Bytes of credit that go with an announcement, and take nobody's turn. */
 static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
   if (part->planned) return 0;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are first. */
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
+   * first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
   /* What is left of the credit may be any number: no element is cut. */
   return eager < part->bytes ? eager - eager % 8 : eager;
 }
 
-/* Servers that the scheduler will hear of this update from. One that has decided it says nothing more. */
+/* Servers that the scheduler will hear of this update from. One that has decided it says nothing
+ * more. */
 static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t n = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -1085,7 +1091,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
-  /* Merged with others: only this caller's waiting ends, the update goes on from the library's copy. */
+  /* Merged with others: only this caller's waiting ends, the update goes on from the library's
+   * copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";

@@ -3,8 +3,9 @@
  * For: adding a scaled update to weights and finding NaN and infinity in the same pass over memory.
  * Not for: choosing what is added, nor for threads: a caller splits the work if it wants to.
  *
- * Invariants: each element is round(w + round(scale * u)) at every level, so the level, the position
- * of an element and the flags of the compiler never show in the bits. Three things guard this:
+ * Invariants: each element is round(w + round(scale * u)) at every level, so the level, the
+ * position of an element and the flags of the compiler never show in the bits. Three things guard
+ * this:
  *  - A product passes through an empty asm statement or a settled array before it is added, and no
  *    compiler can contract the two into a fused multiply-add, whatever its defaults are. (gcc
  *    contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
@@ -34,7 +35,8 @@
 
 /* Elements whose products are staged at a time: small enough for the first cache. */
 #define REDUCE_STAGE 256u
-/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+/* Below this a destination may still be in a cache when it is read, and streaming would evict
+ * it. */
 #define REDUCE_STREAM_BYTES 65536u
 
 #define REDUCE_F32_EXPONENT 0x7f800000u
@@ -68,9 +70,9 @@ MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
   }
 }
 
-/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst is
- * NULL. The destination gets loops of its own when it is w, because compilers vectorise two pointers
- * only after a test that they are apart. */
+/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
+ * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
+ * pointers only after a test that they are apart. */
 #define REDUCE_PORTABLE(name, real, word, exponent, one)                         \
   static int name(real *dst, const real *w, const real *u, real s, uint64_t n) { \
     real product[REDUCE_STAGE];                                                  \
@@ -115,8 +117,8 @@ static void reduce_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
 enum { REDUCE_LOOK, REDUCE_SCALE, REDUCE_ADD, REDUCE_ADD_STREAM };
 
 /* A vector kernel for n elements, a multiple of 64 bytes; dst lies at 64 bytes when it is streamed
- * to. `what` is constant in every call, so that no test of it is left in the loop. The loop is short
- * enough to be bound by memory without being unrolled. */
+ * to. `what` is constant in every call, so that no test of it is left in the loop. The loop is
+ * short enough to be bound by memory without being unrolled. */
 #define REDUCE_VECTOR(name, isa, class, real, word, width, exponent, one, store_past_caches)       \
   typedef real name##_reals __attribute__((vector_size(width), aligned(sizeof(real)), may_alias)); \
   typedef word name##_words __attribute__((vector_size(width)));                                   \

@@ -1,7 +1,7 @@
 /* request.h - requests: what a caller waits for. Layer 1.
  *
- * A request is open until it is finished by what it waits for, by its deadline or by cancel; it keeps its
- * entry until the caller ends it with test or wait. Handles are never reused. */
+ * A request is open until it is finished by what it waits for, by its deadline or by cancel; it
+ * keeps its entry until the caller ends it with test or wait. Handles are never reused. */
 #ifndef MLFAB__REQUEST_H
 #define MLFAB__REQUEST_H
 

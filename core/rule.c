@@ -6,13 +6,14 @@
  * Invariants: every rule is a chain of reduce kernels over short blocks that stay in cache, so that
  * a rule inherits their promise: one rounding a multiply and one an add, in the element's type, the
  * same bits at every CPU level, under every compiler flag, and wherever a stretch is cut. Scalars
- * are computed in double, then rounded to the element's type. The one step that is not such a chain,
- * Adam's quotient, is computed in double for both types: compilers replace float divisions and roots
- * by estimates under -ffast-math, but not those of doubles.
+ * are computed in double, then rounded to the element's type. The one step that is not such a
+ * chain, Adam's quotient, is computed in double for both types: compilers replace float divisions
+ * and roots by estimates under -ffast-math, but not those of doubles.
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
- * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 2. Departs: epsilon is scaled by
- * sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon hat. */
+ * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 2. Departs: epsilon is scaled
+ * by sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon
+ * hat. */
 #include "rule.h"
 #include "env.h"
 #include "reduce.h"
@@ -60,7 +61,8 @@ static void rule_sqrt_all(double *x, size_t n) {
 #endif
 }
 
-/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the power. */
+/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the
+ * power. */
 static double rule_power(double base, uint64_t exponent) {
   double power = 1.0;
   for (; exponent != 0; exponent >>= 1, base *= base)
@@ -68,7 +70,8 @@ static double rule_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* Replaces zero by the default, then refuses what is outside [low, high) or, with `open`, is low. */
+/* Replaces zero by the default, then refuses what is outside [low, high) or, with `open`, is
+ * low. */
 static int rule_member(double *member, double given, double fallback, const char *name, double low,
                        double high, int open, const char *range, mlfab_error *error) {
   *member = given;

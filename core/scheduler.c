@@ -186,7 +186,8 @@ static void scheduler_sweep_hosts(mlfab__scheduler *s) {
   memset(moved, 0, s->hosts_room * sizeof *moved);
 }
 
-/* The index of a host; without memory that of all that found none, whose capacity is never known. */
+/* The index of a host; without memory that of all that found none, whose capacity is never
+ * known. */
 static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   uint32_t i, last = s->hosts_room - 1;
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
@@ -388,8 +389,8 @@ static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlf
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the server has
- * forgotten it. *elsewhere_p: parts of it that others have placed. */
+/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the
+ * server has forgotten it. *elsewhere_p: parts of it that others have placed. */
 static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
                                     uint32_t *elsewhere_p) {
   uint32_t next, found = MLFAB__NO_ITEM;
@@ -560,8 +561,9 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
   }
 }
 
-/* Joins what is predicted with what was reported. Between reports the excess, which comes first, goes at the
- * link's rate, and nothing goes faster than that. A report may be older than the newest plans. */
+/* Joins what is predicted with what was reported. Between reports the excess, which comes first,
+ * goes at the link's rate, and nothing goes faster than that. A report may be older than the newest
+ * plans. */
 static void scheduler_reckon_booking(mlfab__booking *b, double rate, double seconds) {
   double could = rate * seconds, left;
   if (b->fresh) {
@@ -590,9 +592,9 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as this transfer takes on
- * it, and a little more. With less, the link would stand idle until the plan has come through; with more, batches
- * are smaller, and nothing is added up or handed on. */
+/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as
+ * this transfer takes on it, and a little more. With less, the link would stand idle until the plan
+ * has come through; with more, batches are smaller, and nothing is added up or handed on. */
 static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
   if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
   if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
@@ -605,7 +607,8 @@ static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
 
-/* Has every server with a part announced it, or lost its link? Else when that is waited for no longer. */
+/* Has every server with a part announced it, or lost its link? Else when that is waited for no
+ * longer. */
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {

@@ -1,43 +1,47 @@
-/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go. Layer 4.
+/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
+ * Layer 4.
  *
- * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no tensor
- * bytes and nothing that could not be told to it again: when it is restarted the servers say what waits
- * and what they have placed, and when it is away they grant first come, first served.
+ * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no
+ * tensor bytes and nothing that could not be told to it again: when it is restarted the servers say
+ * what waits and what they have placed, and when it is away they grant first come, first served.
  *
  *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
  *                                   |                             +--dropped--> forgotten when reported
  *                                   +--its worker gone--> forgotten
  *
- * An item is an update, of which servers have parts, or a pull, of which each server answers its own part when its
- * own condition holds: that is an item a server. A part that a server does not announce within three
- * heartbeats is not waited for, nor is one of a server whose link is lost. A server that announces again what is
- * placed has forgotten it meanwhile (its worker came back): that part is planned anew.
+ * An item is an update, of which servers have parts, or a pull, of which each server answers its
+ * own part when its own condition holds: that is an item a server. A part that a server does not
+ * announce within three heartbeats is not waited for, nor is one of a server whose link is lost. A
+ * server that announces again what is placed has forgotten it meanwhile (its worker came back):
+ * that part is planned anew.
  *
- * When a plan is made: something waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * ahead (what is placed and has not come, over the capacity; unless it is set: as long as what waits takes on the
- * link, and a little more), or interval_ns has passed since the last one.
- * Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is taken, since a
- * worker's updates are decided in the order of their numbers. How: the network is built anew from the capacities
- * as reported last; what is placed and not over is reserved again, in its order, with the bytes that are left; the
- * end of that is where t_max starts; then the batch is planned on what is left of the network and sent to all
- * servers, the same order for all. Where capacities are not known, all links are reckoned alike: like the mean of
- * those that are known, or 10 Gbit/s.
+ * When a plan is made: something waits, and either the servers' in-links are booked for less than
+ * plan_ahead_ns ahead (what is placed and has not come, over the capacity; unless it is set: as
+ * long as what waits takes on the link, and a little more), or interval_ns has passed since the
+ * last one. Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is
+ * taken, since a worker's updates are decided in the order of their numbers. How: the network is
+ * built anew from the capacities as reported last; what is placed and not over is reserved again,
+ * in its order, with the bytes that are left; the end of that is where t_max starts; then the batch
+ * is planned on what is left of the network and sent to all servers, the same order for all. Where
+ * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
+ * 10 Gbit/s.
  *
- * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still expects beyond
- * the prediction (late transfers, small updates, what was placed before this scheduler came) keeps its in-link
- * busy first; what it does not expect any more has come.
+ * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
+ * expects beyond the prediction (late transfers, small updates, what was placed before this
+ * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
  *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
- * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
- * dropped. (4) An unreachable item stays WAITING: it is planned again. (5) Only workers that live, have a free
- * accumulator and are reachable are chosen as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless
+ * the server announces it again. (2) Every server of an item gets the same fate and the same place.
+ * (3) With rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING: it is
+ * planned again. (5) Only workers that live, have a free accumulator and are reachable are chosen
+ * as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
  * have under way.
  *
  * Files: scheduler.c (what was told, and when to plan), batch.c (planning), arrange.c (trees of
  * allreduce), explain.c (for people).
  *
- * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its fixed
- * interval is an option); the server, not the scheduler, grants. */
+ * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its
+ * fixed interval is an option); the server, not the scheduler, grants. */
 #ifndef MLFAB__SCHEDULER_H
 #define MLFAB__SCHEDULER_H
 
@@ -72,8 +76,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 
 /* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
 #define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
-/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them the groups
- * behind the eighth are so large already that they save nothing. */
+/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them
+ * the groups behind the eighth are so large already that they save nothing. */
 #define MLFAB__BATCH_AGGREGATORS 8u
 #define MLFAB__NO_ITEM 0xffffffffu
 
@@ -233,8 +237,9 @@ static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s,
 }
 /* Bytes of a leg that are left, as predicted. */
 MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* The leg of an item over the server's own link, and NULL when that was another member's already: a group
- * goes over it once. `counted` is 0 for all servers when a walk through the placed items begins. */
+/* The leg of an item over the server's own link, and NULL when that was another member's already: a
+ * group goes over it once. `counted` is 0 for all servers when a walk through the placed items
+ * begins. */
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server);
 /* What a host's link carries: as reported, or like the others. */

@@ -263,8 +263,8 @@ MLFAB__INTERNAL void mlfab__server_drop(mlfab__server *server, uint32_t worker, 
 
 /* --- workers that come and go --- */
 
-/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no credit and waits for
- * grants. */
+/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no
+ * credit and waits for grants. */
 static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
@@ -301,8 +301,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
-  /* The answer tells what is decided, and the window may be a new process's from here on: what is past
-   * recall is decided first, at the price of one long step. */
+  /* The answer tells what is decided, and the window may be a new process's from here on: what is
+   * past recall is decided first, at the price of one long step. */
   mlfab__intake_finish(server, worker);
   int code = mlfab__dedup_admit(&server->dedup, worker, hello->incarnation);
   if (code) return code;

@@ -1,8 +1,9 @@
 /* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
  *
- * Updates of all workers stand in one queue, in the order of their announcements. The first that may
- * be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps the
- * blocks, a refusal discards them. Others may send what they have credit for, which is staged raw:
+ * Updates of all workers stand in one queue, in the order of their announcements. The first that
+ * may be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps
+ * the blocks, a refusal discards them. Others may send what they have credit for, which is staged
+ * raw:
  *
  *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
  *      |                                       |                 \--> APPLYING (rules, rounds: a few
@@ -16,18 +17,18 @@
  *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
  *                                                     \--(too late at that place)--> DROPPED at its turn
  *
- * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as the
- * bytes of its first member; one commit decides all of them. It has a number; whatever spoils it (a
- * member dead or not finite, the aggregator gone) ends the number, and what is left of it gets another
- * and is sent again. A worker's small updates behind an unplaced one wait with it. With the bound
- * delay < tau_max: an update gets its place only where its delay is below the bound, and its delay cannot grow
- * afterwards, because nothing is put before it.
+ * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as
+ * the bytes of its first member; one commit decides all of them. It has a number; whatever spoils
+ * it (a member dead or not finite, the aggregator gone) ends the number, and what is left of it
+ * gets another and is sent again. A worker's small updates behind an unplaced one wait with it.
+ * With the bound delay < tau_max: an update gets its place only where its delay is below the bound,
+ * and its delay cannot grow afterwards, because nothing is put before it.
  *
- * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come in
- * the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged was
- * credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds, the
- * sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull pins one
- * slice at a time.
+ * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come
+ * in the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged
+ * was credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds,
+ * the sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull
+ * pins one slice at a time.
  *
  * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
 #ifndef MLFAB__SERVER_H
@@ -213,8 +214,8 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
 /* 1 when every worker has left or died. */
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
 
-/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is lost, or
- * dead: first come, first served. A frame of it (PLAN). */
+/* The scheduler is peer number `workers` of the port. Its link stands: it is told everything. It is
+ * lost, or dead: first come, first served. A frame of it (PLAN). */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
@@ -228,7 +229,8 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 
 /* Is this large enough to be planned, and is there a scheduler? */
 MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
-/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues stand). */
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
+ * stand). */
 MLFAB__INTERNAL void mlfab__server_report(mlfab__server *server, uint32_t kind, uint32_t worker,
                                           uint64_t id, int code);
 /* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
@@ -267,13 +269,14 @@ MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_find(const mlfab__server *server, uint32_t aggregator,
                                                    uint64_t group);
-/* Do the members of a group come multiplied with their own scales? Else they are relative to the first's. */
+/* Do the members of a group come multiplied with their own scales? Else they are relative to the
+ * first's. */
 MLFAB__INTERNAL int mlfab__place_absolute(const mlfab__server *server);
 /* Is it, or its group, past recall? */
 MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
-/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew, at the aggregator
- * or, with `direct`, without. */
+/* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew,
+ * at the aggregator or, with `direct`, without. */
 MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming *member,
                                           mlfab__incoming *culprit, int direct);
 /* The group was applied: its members are about to be decided. */

@@ -2,8 +2,8 @@
  *
  * The flat model is all tensors' bytes one after another: the 8-byte types first, then the 4-byte
  * types, each in the order of definition, so that every element is aligned and nothing is padded.
- * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of a
- * server (its shard) are neighbours until servers come or go. Everything on the wire is told in
+ * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of
+ * a server (its shard) are neighbours until servers come or go. Everything on the wire is told in
  * offsets of the flat model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing), here the initial, even distribution. */
@@ -37,9 +37,9 @@ typedef struct mlfab__layout {
   uint64_t bytes;
 } mlfab__layout;
 
-/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may be shorter),
- * so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no
- * tensors, no elements), MEMORY; nothing is left allocated. */
+/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may
+ * be shorter), so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT,
+ * ARGUMENT (no tensors, no elements), MEMORY; nothing is left allocated. */
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
                                         uint64_t max_bytes, mlfab__layout *layout,

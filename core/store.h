@@ -1,13 +1,14 @@
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
- * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
- * block in the shard; per position there is the present block `w`, perhaps the block being written
- * (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks; a block with more than one
- * reference is never written. All blocks are set aside when the model is made: steady state
- * allocates nothing, and running out of spare blocks means that somebody pins too many.
+ * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place
+ * for a block in the shard; per position there is the present block `w`, perhaps the block being
+ * written (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks;
+ * a block with more than one reference is never written. All blocks are set aside when the model is
+ * made: steady state allocates nothing, and running out of spare blocks means that somebody pins
+ * too many.
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
- * block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name
+ * the block; the free list holds exactly the blocks with refs 0. */
 #ifndef MLFAB__STORE_H
 #define MLFAB__STORE_H
 
@@ -55,7 +56,8 @@ typedef struct mlfab__piece {
   uint64_t first; /* element of the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: rule state arrays. Errors: MEMORY, nothing left allocated. */
+/* sums: 1 when rounds are summed. states: rule state arrays. Errors: MEMORY, nothing left
+ * allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
@@ -75,8 +77,8 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
 /* place[p] <- block, whose reference it takes over; the old one is given up. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 
-/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names both
- * sides of what does not go together. */
+/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names
+ * both sides of what does not go together. */
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__rule *rule,
                                        mlfab_error *error);

@@ -1,7 +1,8 @@
 /* sync.c - consistency models as pairs of predicates. See sync.h.
  *
- * Source: FluentPS Table III, rows ASP and BSP. Departs: a worker that joined late or was dead pushes
- * into the open round whatever round it believes to be in (design: a joiner starts at V_train). */
+ * Source: FluentPS Table III, rows ASP and BSP. Departs: a worker that joined late or was dead
+ * pushes into the open round whatever round it believes to be in (design: a joiner starts at
+ * V_train). */
 #include "sync.h"
 
 MLFAB__INTERNAL int mlfab__sync_known(uint32_t kind) {

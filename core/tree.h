@@ -1,7 +1,8 @@
 /* tree.h - allreduce: the sum of all workers' arrays, up one tree and down another. Layer 4.
  *
- * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it is over;
- * workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their own:
+ * Two roles. Server 0 (`muster`, muster.c) counts who is there, arranges the tree and says when it
+ * is over; workers (`tree`: tree.c, and carry.c for the bytes) call each other over links of their
+ * own:
  *
  *    muster:  IDLE --all live workers ASK--> [PLANNING, while a scheduler arranges] --TREE to all--> RUNNING
  *               ^                                                                          |
@@ -12,28 +13,31 @@
  *    a link:  child --JOIN--> parent --GRANT--> child --UP, under its credit--> parent
  *             taker --JOIN--> giver --DOWN--> taker
  *
- * A call has a number of its own (`ask`), which is repeated on a new link and never counted twice; what server 0
- * forms of the calls is numbered (`number`), and frames of another number are of what is over: dropped. A call
- * that is withdrawn before the tree stands is as if it never had been; once it stands, whoever gives up, dies
- * or comes back as a new process ends it for all, with one code and one rank. So calls stay in step.
+ * A call has a number of its own (`ask`), which is repeated on a new link and never counted twice;
+ * what server 0 forms of the calls is numbered (`number`), and frames of another number are of what
+ * is over: dropped. A call that is withdrawn before the tree stands is as if it never had been;
+ * once it stands, whoever gives up, dies or comes back as a new process ends it for all, with one
+ * code and one rank. So calls stay in step.
  *
- * The sum is formed in the callers' own arrays. A parent adds its children in the order in which server 0 lists them:
- * byte x of child k when byte x of child k - 1 was added, so that the result does not depend on arrival; its
- * own bytes come first. What comes early is staged in a ring, a fixed part of MLFAB__TREE_STAGE a child.
- * Bytes that all children have added go on to the parent at once, while later ones still come in, and the
- * root's go down in the same way. Nobody else adds to them, so all ranks get the root's bits.
+ * The sum is formed in the callers' own arrays. A parent adds its children in the order in which
+ * server 0 lists them: byte x of child k when byte x of child k - 1 was added, so that the result
+ * does not depend on arrival; its own bytes come first. What comes early is staged in a ring, a
+ * fixed part of MLFAB__TREE_STAGE a child. Bytes that all children have added go on to the parent
+ * at once, while later ones still come in, and the root's go down in the same way. Nobody else adds
+ * to them, so all ranks get the root's bits.
  *
- * Invariants. (1) Bytes of the sum are written over a caller's share only where it was sent up before: the sum
- * cannot have them earlier. (2) A child sends what it was granted and no more: ring and window bound the
- * parent's memory, and how far the first child may be ahead of the last. (3) A link that breaks loses
- * nothing: the parent says from where, the taker how much it has. (4) Server 0 says that it is over when every
- * participant has all, and not before: it succeeds on all or on none, but for deadlines and deaths after that.
- * (5) What is lent to a link is taken back before the caller has its array again. (6) A call ends: by server
- * 0's word, by its death, or by its own deadline. A parent or giver that cannot be reached for 8 heartbeats
- * is reported to server 0, which ends it.
+ * Invariants. (1) Bytes of the sum are written over a caller's share only where it was sent up
+ * before: the sum cannot have them earlier. (2) A child sends what it was granted and no more: ring
+ * and window bound the parent's memory, and how far the first child may be ahead of the last. (3) A
+ * link that breaks loses nothing: the parent says from where, the taker how much it has. (4) Server
+ * 0 says that it is over when every participant has all, and not before: it succeeds on all or on
+ * none, but for deadlines and deaths after that.
+ * (5) What is lent to a link is taken back before the caller has its array again. (6) A call ends:
+ * by server 0's word, by its death, or by its own deadline. A parent or giver that cannot be
+ * reached for 8 heartbeats is reported to server 0, which ends it.
  *
- * Source: MLfabric §6 (AllReduce: push to a random root, get from it). Departs: cuts through; children of
- * one parent take turns in steps of the window and not one after the other. */
+ * Source: MLfabric §6 (AllReduce: push to a random root, get from it). Departs: cuts through;
+ * children of one parent take turns in steps of the window and not one after the other. */
 #ifndef MLFAB__TREE_H
 #define MLFAB__TREE_H
 
@@ -42,7 +46,8 @@
 #include "reduce.h"
 #include "request.h"
 
-/* Tokens of bulks that this role lends, on links that it shares with others: no other role's has both bits. */
+/* Tokens of bulks that this role lends, on links that it shares with others: no other role's has
+ * both bits. */
 #define MLFAB__TREE_TOKEN ((uint64_t)3 << 60)
 
 enum {
@@ -97,7 +102,8 @@ typedef struct mlfab__muster {
 MLFAB__INTERNAL int mlfab__muster_init(mlfab__muster *muster, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said DONE. */
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has
+ * said DONE. */
 MLFAB__INTERNAL void mlfab__muster_hello(mlfab__muster *muster, uint32_t worker, int fresh,
                                          uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__muster_gone(mlfab__muster *muster, uint32_t worker, int left,
@@ -128,7 +134,8 @@ typedef struct mlfab__tree_taker {
   uint64_t given;
 } mlfab__tree_taker;
 
-/* What another worker's link to this one has said, and where it stands in the two lists, plus one. */
+/* What another worker's link to this one has said, and where it stands in the two lists, plus
+ * one. */
 typedef struct mlfab__tree_peer {
   uint64_t joined, have;
   uint32_t child, taker;
@@ -194,7 +201,8 @@ MLFAB__INTERNAL void mlfab__tree_hop_lost(mlfab__tree *tree, uint32_t peer);
 MLFAB__INTERNAL int mlfab__tree_hop_missing(mlfab__tree *tree, uint32_t peer, uint64_t now_ns);
 /* Another worker's link to us is lost, or there is a new one. */
 MLFAB__INTERNAL void mlfab__tree_member_lost(mlfab__tree *tree, uint32_t peer);
-/* The next frame with a bulk for the parent, for a taker: 1, or 0; it was taken; its bulk is free. */
+/* The next frame with a bulk for the parent, for a taker: 1, or 0; it was taken; its bulk is
+ * free. */
 MLFAB__INTERNAL int mlfab__tree_next_up(mlfab__tree *tree, uint32_t peer, mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__tree_taken_up(mlfab__tree *tree, const mlfab__frame_out *frame);
 MLFAB__INTERNAL int mlfab__tree_next_down(mlfab__tree *tree, uint32_t peer,

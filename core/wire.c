@@ -49,8 +49,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
   return x;
 }
 
-/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could not
- * be read is zero. */
+/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could
+ * not be read is zero. */
 typedef struct wire_reader {
   const uint8_t *at, *end;
   int bad;
@@ -647,9 +647,9 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
 
 /* ---- CRC32C ---- */
 
-/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in
- * its bits, so the tables follow from those of the 64 single bits, which are the first 64 states of
- * the shift register that starts at the polynomial; the preprocessor adds them up. */
+/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear
+ * in its bits, so the tables follow from those of the 64 single bits, which are the first 64 states
+ * of the shift register that starts at the polynomial; the preprocessor adds them up. */
 #define WIRE_CRC_AT(i, a, b, c, d, e, f, g, h)                                              \
   (((i)&128 ? (a) : 0u) ^ ((i)&64 ? (b) : 0u) ^ ((i)&32 ? (c) : 0u) ^ ((i)&16 ? (d) : 0u) ^ \
    ((i)&8 ? (e) : 0u) ^ ((i)&4 ? (f) : 0u) ^ ((i)&2 ? (g) : 0u) ^ ((i)&1 ? (h) : 0u))
@@ -715,8 +715,8 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
 
 /* The instruction answers after three cycles but starts every cycle, so three stretches of equal
  * length run side by side. The first two remainders are then moved over what follows them: a
- * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's place
- * in its 64 bits and from the reduction, which the instruction itself does). */
+ * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's
+ * place in its 64 bits and from the reduction, which the instruction itself does). */
 typedef struct wire_crc_stride {
   size_t bytes;      /* of one stretch */
   uint32_t two, one; /* the factors for two stretches and for one */

@@ -12,10 +12,10 @@
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the meta,
- * and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error,
- * never a read outside them; a meta must be exactly as long as its fields. Lengths are checked
- * by subtraction before anything is used. */
+ * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
+ * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
+ * error, never a read outside them; a meta must be exactly as long as its fields. Lengths are
+ * checked by subtraction before anything is used. */
 #ifndef MLFAB__WIRE_H
 #define MLFAB__WIRE_H
 
@@ -24,8 +24,8 @@
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then
- * a scheduler that is a process of its own. */
+/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s),
+ * then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -197,9 +197,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
 enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
 
-/* worker -> server: announces an update; its first bytes may come as the bulk.
- * u32 segment count, then segments; u32 version count (1: the same for all slices touched; else one for each in ascending
- * order), then versions. */
+/* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
+ * then segments; u32 version count (1: the same for all slices touched; else one for each in
+ * ascending order), then versions. */
 typedef struct mlfab__push {
   uint64_t seq;        /* of its first member */
   uint32_t members;    /* how many merged updates: seq .. seq + members - 1 */
@@ -306,7 +306,8 @@ typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gon
   uint64_t host;
 } mlfab__station;
 
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the others. */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
+ * others. */
 typedef struct mlfab__schedule {
   uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
@@ -407,8 +408,8 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint32_t server;
 } mlfab__hop_chunk;
 
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set, to the
- * distributor's worker; its MODEL frames go to the aggregator role there. */
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
+ * to the distributor's worker; its MODEL frames go to the aggregator role there. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
 
 typedef struct mlfab__spread_member {
@@ -531,10 +532,10 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 #undef MLFAB__WIRE_DECLARE
 
-/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push that
- * does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart, not empty, no
- * overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <= bytes; scale
- * finite; at least one version unless there are no segments. */
+/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push
+ * that does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
+ * not empty, no overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <=
+ * bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -545,9 +546,10 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments);
 
-/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their type. A
- * count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose members do not stand in a row
- * are the receiver's to refuse; of a group: at least one member, weights finite, segments as in a push. */
+/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
+ * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose
+ * members do not stand in a row are the receiver's to refuse; of a group: at least one member,
+ * weights finite, segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
                                             const mlfab__plan_entry *entries);
 MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
@@ -562,8 +564,9 @@ MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread
 MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
                                          mlfab__spread_member *members);
 
-/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set, which
- * tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. */
+/* ranks: the children, then the takers. When decoding it may be NULL: then only the counts are set,
+ * which tell the room that it needs. Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not
+ * decode. */
 MLFAB__INTERNAL uint32_t mlfab__encode_tree_place(uint8_t *meta, const mlfab__tree_place *m,
                                                   const uint32_t *ranks);
 MLFAB__INTERNAL int mlfab__decode_tree_place(const uint8_t *meta, uint32_t bytes,
@@ -589,8 +592,8 @@ MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
 /* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
- * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc is
- * not looked at, and protocol 0 means MLFAB_PROTOCOL. */
+ * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc
+ * is not looked at, and protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
 /* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);

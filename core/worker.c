@@ -482,7 +482,8 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
-  /* Rounds may have gone on without us, and the answer that said so may be lost: this one counts. */
+  /* Rounds may have gone on without us, and the answer that said so may be lost: this one
+   * counts. */
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);

@@ -7,22 +7,22 @@
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA) by which
- * hop it goes: directly, granted by the server, or as a member of a group by way of another worker's
- * node, granted by the aggregator there. Each way has a number; a new one voids the one before, and the
- * part begins anew. The aggregator's grant may be here before the server's word: then the way is
- * adopted from it. A pull likewise: its answer comes from the server or by way of a distributor, and
- * only the newest of its ways counts.
+ * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA)
+ * by which hop it goes: directly, granted by the server, or as a member of a group by way of
+ * another worker's node, granted by the aggregator there. Each way has a number; a new one voids
+ * the one before, and the part begins anew. The aggregator's grant may be here before the server's
+ * word: then the way is adopted from it. A pull likewise: its answer comes from the server or by
+ * way of a distributor, and only the newest of its ways counts.
  *
  * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
  * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
- * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller before the
- * transport gave it back. (5) A part has lent to two links at most, its server's and its aggregator's: when
- * that changes, what the former one still has is taken back. (6) Nothing is sent to an aggregator that it, or to
- * a server that the server, did not grant for the way that counts.
+ * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller
+ * before the transport gave it back. (5) A part has lent to two links at most, its server's and its
+ * aggregator's: when that changes, what the former one still has is taken back. (6) Nothing is sent
+ * to an aggregator that it, or to a server that the server, did not grant for the way that counts.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
- * (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS
+ * Alg. 1 (worker side). */
 #ifndef MLFAB__WORKER_H
 #define MLFAB__WORKER_H
 
@@ -183,8 +183,8 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there until it is
- * granted anew. */
+/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there
+ * until it is granted anew. */
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns);
 /* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
@@ -221,7 +221,8 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the aggregator. */
+/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the
+ * aggregator. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
