@@ -542,6 +542,43 @@ static void test_extremes(void **state) {
   assert_true(applied == 2 && p[0].group == 1 && p[1].group == 1 && time == 3);
 }
 
+/* A member that comes late at twice the rate of the server's link, and one that comes before it: the sum's first
+ * byte goes when the late one's does, though t_max is 0. */
+static void test_cut_through(void **state) {
+  mlfab__grouped out[2];
+  (void)state;
+  for (int late = 0; late < 2; late++) {
+    double time;
+    small_batch();
+    it.updates[1].available = 0.5;
+    for (uint32_t i = 0; i < 2; i++) {
+      assert_int_equal(mlfab__network_constant(&it.net, MLFAB__EGRESS, i, 20), 0);
+    }
+    assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 3, 20), 0);
+    mlfab__group_input in = {.updates = it.updates,
+                             .n = 2,
+                             .server = it.server,
+                             .servers = 1,
+                             .aggregators = it.aggregators,
+                             .k = 1,
+                             .cut = 1};
+    uint32_t variant = late ? MLFAB__GROUP_PAPER | MLFAB__GROUP_LATE : MLFAB__GROUP_PAPER;
+    assert_int_equal(mlfab__group_case(&planner.grouper, &it.net, &in, variant, 0, 2, out, &time),
+                     0);
+    if (!late) {
+      assert_false(mlfab__link_finite(time));
+    } else {
+      assert_true(time == 1.5 && out[0].arrive == 0.5 && out[1].arrive == 1);
+      assert_true(out[1].number == 1 && out[1].ready == 1 && out[1].end == 1.5);
+      /* Before 0.5 the server's link is still free. */
+      const mlfab__profile *left = mlfab__network_residual(&it.net, MLFAB__INGRESS, 2);
+      assert_true(left->n == 3 && left->steps[0].rate == 10);
+      assert_true(left->steps[1].at == 0.5 && left->steps[1].rate == 0);
+    }
+    mlfab__network_free(&it.net);
+  }
+}
+
 /* ---- out of memory ---- */
 
 static uint64_t allocations_left;
@@ -583,6 +620,7 @@ static void test_memory(void **state) {
       it.updates[i] = (mlfab__candidate){.id = i, .node = i % 2, .bytes = it.bytes[i]};
     }
     it.b.n = VECTOR_MOST;
+    it.b.cut = 1;
     mlfab__allreduce a = {.root = 1,
                           .bytes = 10,
                           .aggregators = it.aggregators,
@@ -611,9 +649,8 @@ static void test_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_vectors),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_extremes),
+      cmocka_unit_test(test_vectors),  cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_extremes), cmocka_unit_test(test_cut_through),
       cmocka_unit_test(test_memory),
   };
   mlfab__env_init(&env, NULL);
