@@ -5093,9 +5093,10 @@ typedef struct mlfab__grouped {
   uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
   uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
   double arrive;   /* at the aggregator; directly: at the server */
-  double ready;    /* when its group's transfer to the server may start */
-  double end;      /* of that transfer */
-  double commit;   /* when it, and all before it, are there */
+  double
+      ready; /* when all of its group is there, so that its sum may go; cutting through it may before */
+  double end;    /* of that transfer */
+  double commit; /* when it, and all before it, are there */
 } mlfab__grouped;
 
 /* Which case. */
@@ -6448,7 +6449,7 @@ typedef struct mlfab__planned {
   uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
   double start;          /* when its own transfer may start */
   double arrive;         /* at its aggregator; directly: at the server */
-  double ready;          /* when its group's transfer to the server may start */
+  double ready;          /* when all of its group is there */
   double end;            /* of that transfer */
   double commit;         /* when it is applied, at the earliest */
   int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
@@ -19624,7 +19625,9 @@ static void node_scan_peers(mlfab_node *node) {
     /* The scheduler role stays as long as the server role beside it. */
     int left = node->leaving > (r < node->config.servers ? 0 : 1);
     if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
-    if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
+    /* Nothing waits for a scheduler: it tries for as long as a call would. */
+    uint64_t patience = r < node->config.servers ? 5 * beat : node->config.timeout_ns;
+    if (route->greeted && node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
       node_call(node, r);

@@ -39,7 +39,7 @@ typedef struct mlfab__planned {
   uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
   double start;          /* when its own transfer may start */
   double arrive;         /* at its aggregator; directly: at the server */
-  double ready;          /* when its group's transfer to the server may start */
+  double ready;          /* when all of its group is there */
   double end;            /* of that transfer */
   double commit;         /* when it is applied, at the earliest */
   int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
