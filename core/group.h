@@ -62,10 +62,9 @@ typedef struct mlfab__grouped {
   uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
   uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
   double arrive;   /* at the aggregator; directly: at the server */
-  double
-      ready; /* when all of its group is there, so that its sum may go; cutting through it may before */
-  double end;    /* of that transfer */
-  double commit; /* when it, and all before it, are there */
+  double ready;    /* when all of its group is there; only cutting through its sum goes before */
+  double end;      /* of that transfer */
+  double commit;   /* when it, and all before it, are there */
 } mlfab__grouped;
 
 /* Which case. */
