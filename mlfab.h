@@ -257,7 +257,8 @@ typedef struct mlfab_schedule {
   uint32_t size;
   uint32_t best; /* 1: also try plans that the paper rules out, keep the shortest */
   /* tau_max: every applied update has a delay below it, others are dropped (MLFAB_ERR_DROPPED). At
-   * least 1; MLFAB_UNBOUNDED, the default: none. Not with rounds (BSP). */
+   * least 1; MLFAB_UNBOUNDED, the default: none. Not with rounds (BSP). Servers hold to it by
+   * themselves, in a fabric without a scheduler too. */
   uint64_t delay_bound;
   /* Plan when the server's link is booked for less than this (MLfabric's setting behaves best with
    * 150 ms). 0: for less than what waits takes on it, and a little more. */

@@ -785,6 +785,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   int code = intake_judge(server, update, &culprit);
   if (code && update->group) {
     if (code < 0) culprit->refused = code;
+    if (code == MLFAB_ERR_DROPPED) server->late++;
     mlfab__place_ungroup(server, update, culprit, 0);
     return;
   }

@@ -1518,7 +1518,9 @@ static void node_scan_peers(mlfab_node *node) {
     /* The scheduler role stays as long as the server role beside it. */
     int left = node->leaving > (r < node->config.servers ? 0 : 1);
     if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
-    if (route->greeted && node->now_ns - route->heard_ns >= 5 * beat) {
+    /* Nothing waits for a scheduler: it tries for as long as a call would. */
+    uint64_t patience = r < node->config.servers ? 5 * beat : node->config.timeout_ns;
+    if (route->greeted && node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
       node_call(node, r);
