@@ -30,7 +30,8 @@ def quietly(*command):
 def must(*command):
     result = quietly(*command)
     if result.returncode:
-        raise Skip("%s: %s" % (" ".join(command), result.stderr.strip()[:120]))
+        raise Skip("network namespaces with shaped links cannot be made here: %s: %s"
+                   % (" ".join(command), result.stderr.strip()[:120]))
     return result.stdout
 
 
