@@ -9550,6 +9550,13 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (plan.rate_in > 0.0)
     mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
+  for (uint32_t i = 0; i < plan.entries; i++) {
+    uint32_t worker = server->plan_scratch[i].worker, hop = server->plan_scratch[i].aggregator;
+    if (worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE)) continue;
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
+                       "a PLAN with a worker that there is not");
+    return;
+  }
   mlfab__intake_plan(server, server->plan_scratch, plan.entries);
   mlfab__answer_plan(server, server->plan_scratch, plan.entries);
 }
@@ -12079,14 +12086,6 @@ static int answer_in_row(const mlfab__plan_entry *entries, uint32_t i) {
 
 MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                         uint32_t n) {
-  for (uint32_t i = 0; i < n; i++) {
-    uint32_t hop = entries[i].aggregator;
-    if (entries[i].worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE))
-      continue;
-    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
-                       "a PLAN with a worker that there is not");
-    return;
-  }
   for (uint32_t i = 0, next; i < n; i = next) {
     next = i + 1;
     if (entries[i].kind != MLFAB__TRANSFER_PULL) continue;

@@ -211,6 +211,13 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (plan.rate_in > 0.0)
     mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
+  for (uint32_t i = 0; i < plan.entries; i++) {
+    uint32_t worker = server->plan_scratch[i].worker, hop = server->plan_scratch[i].aggregator;
+    if (worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE)) continue;
+    mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
+                       "a PLAN with a worker that there is not");
+    return;
+  }
   mlfab__intake_plan(server, server->plan_scratch, plan.entries);
   mlfab__answer_plan(server, server->plan_scratch, plan.entries);
 }

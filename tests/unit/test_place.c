@@ -774,10 +774,38 @@ static void test_random_plans(void **state) {
   assert_true(groups > 3 * seeds);
 }
 
+/* A plan that names a worker that there is not is refused whole: what it names before has no place. */
+static void test_plan_of_strangers(void **state) {
+  (void)state;
+  static fixture f;
+  static uint8_t meta[MLFAB_META_MAX];
+  start(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN);
+  begin_push(&f, 0);
+  assert_non_null(f.server.unplaced_first);
+  mlfab__plan_entry entries[2];
+  memset(entries, 0, sizeof entries);
+  entries[0].id = 1;
+  entries[0].aggregator = entries[1].aggregator = MLFAB__NO_NODE;
+  entries[1].worker = WORKERS;
+  mlfab__plan frame = {1, 1e9, 1e9, 2};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  assert_int_equal(f.broken, 1);
+  assert_non_null(f.server.unplaced_first);
+  assert_null(f.server.first);
+  frame.entries = 1;
+  in.meta_bytes = mlfab__encode_plan(meta, &frame, entries);
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  assert_null(f.server.unplaced_first);
+  finish(&f);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_drop_with_bytes_on_their_way), cmocka_unit_test(test_callback_of_group),
-      cmocka_unit_test(test_silent_members), cmocka_unit_test(test_weights_of_integers),
-      cmocka_unit_test(test_random_plans)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
+                                     cmocka_unit_test(test_callback_of_group),
+                                     cmocka_unit_test(test_silent_members),
+                                     cmocka_unit_test(test_weights_of_integers),
+                                     cmocka_unit_test(test_random_plans),
+                                     cmocka_unit_test(test_plan_of_strangers)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
