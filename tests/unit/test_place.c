@@ -800,12 +800,42 @@ static void test_plan_of_strangers(void **state) {
   finish(&f);
 }
 
+/* What the plan drops is told at once, with the delay that it would have had, and never granted. */
+static void test_dropped_by_plan(void **state) {
+  (void)state;
+  static fixture f;
+  static uint8_t meta[MLFAB_META_MAX];
+  start(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN);
+  begin_push(&f, 0);
+  mlfab__plan_entry entry;
+  memset(&entry, 0, sizeof entry);
+  entry.id = 1;
+  entry.aggregator = MLFAB__NO_NODE;
+  entry.fate = MLFAB__FATE_LOOKAHEAD;
+  entry.delay = 99;
+  mlfab__plan frame = {1, 1e9, 1e9, 1};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, &entry), 0, meta, NULL};
+  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  assert_int_equal(f.stats.updates_dropped, 1);
+  inbox *box = &f.peers[0].in;
+  const message *told = &box->items[(box->end - 1) % INBOX];
+  mlfab__push_ack ack;
+  assert_int_equal(told->type, MLFAB__PUSH_ACK);
+  assert_int_equal(mlfab__decode_push_ack(told->meta, told->bytes, &ack), 0);
+  assert_int_equal(ack.code, MLFAB_ERR_DROPPED);
+  assert_int_equal(ack.delay, 99);
+  for (uint32_t i = box->begin; i < box->end; i++)
+    assert_int_not_equal(box->items[i % INBOX].type, MLFAB__GRANT);
+  finish(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
                                      cmocka_unit_test(test_callback_of_group),
                                      cmocka_unit_test(test_silent_members),
                                      cmocka_unit_test(test_weights_of_integers),
                                      cmocka_unit_test(test_random_plans),
-                                     cmocka_unit_test(test_plan_of_strangers)};
+                                     cmocka_unit_test(test_plan_of_strangers),
+                                     cmocka_unit_test(test_dropped_by_plan)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
