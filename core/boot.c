@@ -34,6 +34,12 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                         "schedule.size is not set (call mlfab_schedule_init)");
   memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
   schedule->size = sizeof *schedule;
+  if ((schedule->best | schedule->whole | schedule->no_aggregation | schedule->no_distribution) >
+          1 ||
+      schedule->reserved != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "schedule: best, whole, no_aggregation and no_distribution are 0 or 1, and "
+                        "reserved is 0");
   if (schedule->delay_bound > 0) return 0;
   return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                       "schedule.delay_bound is 0: no update has a delay below 0, all would be "

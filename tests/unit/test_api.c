@@ -1466,6 +1466,9 @@ static void test_schedule_calls(void **state) {
   s.size = 4;
   EXPECT(b, mlfab_set_schedule(b, &s), MLFAB_ERR_ARGUMENT);
   s.size = sizeof s;
+  s.best = 9;
+  EXPECT(b, mlfab_set_schedule(b, &s), MLFAB_ERR_ARGUMENT);
+  s.best = 0;
   OK(b, mlfab_set_schedule(b, &s));
   s.delay_bound = MLFAB_UNBOUNDED;
   OK(a, mlfab_set_schedule(a, &s));
