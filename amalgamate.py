@@ -29,6 +29,7 @@ CORE = [
     (2, "meter"),
     (2, "monitor"),
     (2, "sync"),
+    (2, "lazy"),
     (2, "slice"),
     (2, "rule"),
     (2, "order"),
