@@ -482,13 +482,13 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
-  uint64_t begin, end, at = 0;
+  uint64_t at = 0;
   group->nruns = 0;
   group->wide = 0;
-  mlfab__layout_shard(layout, group->server, &begin, &end);
   for (uint32_t i = 0; i < n; i++) {
-    uint64_t offset = segments[i].offset, left = segments[i].bytes;
-    if (offset < begin || offset >= end || left > end - offset) return MLFAB_ERR_ARGUMENT;
+    uint64_t begin, end, offset = segments[i].offset, left = segments[i].bytes;
+    mlfab__layout_run(layout, group->server, offset, &begin, &end);
+    if (offset != begin || begin == end || left > end - begin) return MLFAB_ERR_ARGUMENT;
     while (left > 0) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
       uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
@@ -659,9 +659,8 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   uint64_t slice = 0;
   aggregator->shard_bytes = 0;
   for (uint32_t s = 0; s < aggregator->servers; s++) {
-    uint64_t begin, end;
-    mlfab__layout_shard(layout, s, &begin, &end);
-    aggregator->shard_bytes = mlfab__max(aggregator->shard_bytes, end - begin);
+    aggregator->shard_bytes =
+        mlfab__max(aggregator->shard_bytes, mlfab__layout_shard_bytes(layout, s));
   }
   for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
   aggregator->layout = layout;

@@ -453,7 +453,7 @@ static uint32_t answer_cut(const mlfab__server *server, const mlfab__segment *se
                            uint64_t in_segment, uint32_t *slice_p) {
   const mlfab__store *store = &server->store;
   uint64_t offset = segment->offset + in_segment;
-  *slice_p = mlfab__layout_slice_at(&server->layout, offset) - store->first_slice;
+  *slice_p = store->local[mlfab__layout_slice_at(&server->layout, offset)];
   const mlfab__shard_slice *s = &store->slices[*slice_p];
   uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
   uint64_t bytes = mlfab__min(segment->bytes - in_segment,
@@ -654,7 +654,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
     model.version = pull->version;
     model.commit = pull->commit;
-    model.slice = slice + store->first_slice;
+    model.slice = s->number;
     frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
     frame->bulk_bytes = bytes;
     frame->token = (uint64_t)block + 1;

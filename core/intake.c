@@ -206,7 +206,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   mlfab__store *store = &server->store;
   enum intake_mode mode = intake_mode(server, update);
   double weight = intake_weight(server, update, mode);
-  int stream = store->end - store->begin >= INTAKE_STREAM_BYTES;
+  int stream = store->bytes >= INTAKE_STREAM_BYTES;
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
@@ -290,9 +290,9 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
                                                const mlfab__incoming *update, uint32_t segment,
                                                uint32_t *last_p) {
   const mlfab__segment *s = &update->segments[segment];
-  *last_p =
-      mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1) - server->store.first_slice;
-  return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
+  const uint32_t *local = server->store.local;
+  *last_p = local[mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1)];
+  return local[mlfab__layout_slice_at(&server->layout, s->offset)];
 }
 
 /* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`

@@ -809,14 +809,16 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* The next contiguous bytes at the part's cursor: in one source and in the shard. */
+/* The next contiguous bytes at the part's cursor: in one source and in one run of the server's
+ * slices. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server, const mlfab__part *part, const uint8_t **data_p) {
-  uint64_t begin, end;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
-  for (uint32_t i = part->source; i < update->nsources; i++) {
+  uint64_t begin = 0, end = 0, in_source = part->in_source;
+  for (uint32_t i = part->source; i < update->nsources; i++, in_source = 0) {
     const mlfab__source *source = &update->sources[i];
-    uint64_t from = mlfab__max(source->offset + (i == part->source ? part->in_source : 0), begin);
+    uint64_t from = source->offset + in_source;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     *data_p = source->data ? source->data + (from - source->offset) : NULL;
@@ -828,16 +830,17 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
 
 static void push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
                          uint32_t server, mlfab__part *part, uint64_t bytes) {
-  uint64_t begin, end;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
+  uint64_t begin = 0, end = 0;
   while (bytes > 0) {
     const mlfab__source *source = &update->sources[part->source];
-    uint64_t from = mlfab__max(source->offset + part->in_source, begin);
-    uint64_t to = mlfab__min(source->offset + source->bytes, end);
+    uint64_t from = source->offset + part->in_source, stop = source->offset + source->bytes;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
+    uint64_t to = mlfab__min(stop, end);
     uint64_t step = from < to ? mlfab__min(bytes, to - from) : 0;
     bytes -= step;
     part->in_source = from + step - source->offset;
-    if (from + step >= to) {
+    if (from + step >= stop) {
       part->source++;
       part->in_source = 0;
     }

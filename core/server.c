@@ -417,9 +417,9 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  int code =
-      mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
-                          server->servers, server->config->model_max_bytes, &server->layout, error);
+  int code = mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
+                                 server->servers, 0, server->config->model_max_bytes,
+                                 &server->layout, error);
   if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
   if (code) return code;
   uint32_t states = server->config->on_update ? 0 : mlfab__rule_states(define->rule);
@@ -430,7 +430,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     server->ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->ahead);
     if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
   }
-  uint64_t shard = server->store.end - server->store.begin;
+  uint64_t shard = server->store.bytes;
   server->eager_bytes =
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
   uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;

@@ -36,11 +36,10 @@ static int slice_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max
                       "a tensor has an unknown element type");
 }
 
-/* Sorts the indexes by id (heapsort: no recursion, no libc order), and finds ids used twice. */
-static int slice_index(mlfab__layout *layout, mlfab_error *error) {
-  uint32_t n = layout->ntensors, *a = layout->by_id;
-  const mlfab__tensor *t = layout->tensors;
-  for (uint32_t i = 0; i < n; i++) a[i] = i;
+typedef int (*slice_before_fn)(const void *of, uint32_t i, uint32_t k);
+
+/* Sorts indexes (heapsort: no recursion, no libc order). */
+static void slice_sort(uint32_t *a, uint32_t n, slice_before_fn before, const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
     if (start > 0) {
@@ -51,13 +50,26 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
     }
     uint32_t root = start;
     for (uint32_t child = 2 * root + 1; child < end; child = 2 * root + 1) {
-      if (child + 1 < end && t[a[child]].id < t[a[child + 1]].id) child++;
-      if (t[value].id >= t[a[child]].id) break;
+      if (child + 1 < end && before(of, a[child], a[child + 1])) child++;
+      if (!before(of, value, a[child])) break;
       a[root] = a[child];
       root = child;
     }
     a[root] = value;
   }
+}
+
+static int slice_before_id(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__tensor *t = of;
+  return t[i].id < t[k].id;
+}
+
+/* Sorts the indexes by id, and finds ids used twice. */
+static int slice_index(mlfab__layout *layout, mlfab_error *error) {
+  uint32_t n = layout->ntensors, *a = layout->by_id;
+  const mlfab__tensor *t = layout->tensors;
+  for (uint32_t i = 0; i < n; i++) a[i] = i;
+  slice_sort(a, n, slice_before_id, t);
   for (uint32_t i = 0; i < n; i++) {
     if (t[a[i]].id == MLFAB_ALL || (i + 1 < n && t[a[i]].id == t[a[i + 1]].id)) {
       return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
@@ -67,7 +79,23 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
   return 0;
 }
 
-static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
+/* Lists the slices of each server, and the runs, anew. */
+static void slice_sort_out(mlfab__layout *layout) {
+  uint32_t n = layout->nslices, *at = layout->owned_at;
+  memset(at, 0, (layout->servers + 1) * sizeof *at);
+  for (uint32_t i = 0; i < n; i++) at[layout->slices[i].server + 1]++;
+  for (uint32_t s = 0; s < layout->servers; s++) at[s + 1] += at[s];
+  /* Filling moves each server's beginning to the next one's; they are moved back then. */
+  for (uint32_t i = 0; i < n; i++) layout->owned[at[layout->slices[i].server]++] = i;
+  memmove(at + 1, at, layout->servers * sizeof *at);
+  at[0] = 0;
+  for (uint32_t i = n; i-- > 0;) {
+    int goes_on = i + 1 < n && layout->slices[i + 1].server == layout->slices[i].server;
+    layout->run_end[i] = goes_on ? layout->run_end[i + 1] : i + 1;
+  }
+}
+
+static int slice_cut(mlfab__env *env, uint32_t want, uint32_t active, mlfab__layout *layout) {
   /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
   uint64_t least = layout->bytes / SLICE_MIN_BYTES;
   uint64_t most = mlfab__max(layout->bytes / SLICE_USUAL_BYTES, mlfab__min(least, layout->servers));
@@ -83,18 +111,27 @@ static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
     uint64_t end = mlfab__min((lines * (i + 1) / n) * SLICE_ALIGN, layout->bytes);
     slice->offset = (lines * i / n) * SLICE_ALIGN;
     slice->bytes = end - slice->offset;
-    slice->server = (uint32_t)(i * layout->servers / n);
+    slice->server = (uint32_t)(i * active / n);
   }
+  layout->owned = mlfab__alloc_array(env, n, sizeof *layout->owned);
+  layout->owned_at = mlfab__alloc_array(env, layout->servers + 1, sizeof *layout->owned_at);
+  layout->run_end = mlfab__alloc_array(env, n, sizeof *layout->run_end);
+  if (!layout->owned || !layout->owned_at || !layout->run_end) return MLFAB_ERR_MEMORY;
+  slice_sort_out(layout);
   return 0;
 }
 
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
-                                        uint64_t max_bytes, mlfab__layout *layout,
+                                        uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
                                         mlfab_error *error) {
   memset(layout, 0, sizeof *layout);
   if (n == 0 || servers == 0) {
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "a model without tensors");
+  }
+  if (active > servers) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "active: %u servers shall hold slices, there are %u", active, servers);
   }
   layout->ntensors = n;
   layout->servers = servers;
@@ -105,7 +142,7 @@ MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_inf
   if (layout->tensors && layout->by_id && layout->by_offset) {
     code = slice_place(tensors, n, max_bytes, layout, error);
     if (!code) code = slice_index(layout, error);
-    if (!code) code = slice_cut(env, want_slices, layout);
+    if (!code) code = slice_cut(env, want_slices, active ? active : servers, layout);
   }
   if (code == MLFAB_ERR_MEMORY) {
     mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "out of memory for the layout of the model");
@@ -126,7 +163,18 @@ MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout) 
   mlfab__free(env, layout->by_id, layout->ntensors * sizeof *layout->by_id);
   mlfab__free(env, layout->by_offset, layout->ntensors * sizeof *layout->by_offset);
   mlfab__free(env, layout->slices, layout->nslices * sizeof *layout->slices);
+  mlfab__free(env, layout->owned, layout->nslices * sizeof *layout->owned);
+  mlfab__free(env, layout->owned_at, (layout->servers + 1) * sizeof *layout->owned_at);
+  mlfab__free(env, layout->run_end, layout->nslices * sizeof *layout->run_end);
   memset(layout, 0, sizeof *layout);
+}
+
+MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner) {
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    assert(owner[i] < layout->servers);
+    layout->slices[i].server = owner[i];
+  }
+  slice_sort_out(layout);
 }
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
@@ -171,14 +219,33 @@ MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uin
   return low;
 }
 
-MLFAB__INTERNAL void mlfab__layout_shard(const mlfab__layout *layout, uint32_t server,
-                                         uint64_t *begin_p, uint64_t *end_p) {
-  *begin_p = *end_p = 0;
-  for (uint32_t i = 0; i < layout->nslices; i++) {
-    if (layout->slices[i].server != server) continue;
-    if (*end_p == 0) *begin_p = layout->slices[i].offset;
-    *end_p = layout->slices[i].offset + layout->slices[i].bytes;
+static uint64_t slice_end(const mlfab__layout *layout, uint32_t slice) {
+  return layout->slices[slice].offset + layout->slices[slice].bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server) {
+  uint64_t bytes = 0;
+  for (uint32_t k = layout->owned_at[server]; k < layout->owned_at[server + 1]; k++)
+    bytes += layout->slices[layout->owned[k]].bytes;
+  return bytes;
+}
+
+MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
+                                       uint64_t *begin_p, uint64_t *end_p) {
+  uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (slice_end(layout, layout->owned[middle]) <= from) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
   }
+  *begin_p = *end_p = layout->bytes;
+  if (low == end) return;
+  uint32_t slice = layout->owned[low];
+  *begin_p = mlfab__max(from, layout->slices[slice].offset);
+  *end_p = slice_end(layout, layout->run_end[slice] - 1);
 }
 
 static int slice_between_elements(const mlfab__layout *layout, uint64_t offset) {
@@ -190,9 +257,8 @@ static int slice_between_elements(const mlfab__layout *layout, uint64_t offset) 
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment) {
   uint64_t begin, end;
-  mlfab__layout_shard(layout, server, &begin, &end);
-  return segment->offset >= begin && segment->offset < end &&
-         segment->bytes <= end - segment->offset &&
+  mlfab__layout_run(layout, server, segment->offset, &begin, &end);
+  return segment->offset == begin && begin < end && segment->bytes <= end - begin &&
          slice_between_elements(layout, segment->offset) &&
          slice_between_elements(layout, segment->offset + segment->bytes);
 }

@@ -7,23 +7,27 @@
 /* Cuts the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
-  mlfab__layout_shard(layout, server, &store->begin, &store->end);
-  for (uint32_t i = 0; i < layout->nslices; i++) {
-    if (layout->slices[i].server != server) continue;
-    if (store->nslices++ == 0) store->first_slice = i;
-  }
+  const uint32_t *owned = layout->owned + layout->owned_at[server];
+  store->local = mlfab__alloc_array(env, layout->nslices, sizeof *store->local);
+  if (!store->local) return MLFAB_ERR_MEMORY;
+  store->nlocal = layout->nslices;
+  memset(store->local, 0xff, store->nlocal * sizeof *store->local);
+  store->nslices = layout->owned_at[server + 1] - layout->owned_at[server];
   if (store->nslices == 0) return 0;
   store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
   if (!store->slices) return MLFAB_ERR_MEMORY;
   uint64_t largest = 0;
   for (uint32_t i = 0; i < store->nslices; i++) {
-    largest = mlfab__max(largest, layout->slices[store->first_slice + i].bytes);
+    largest = mlfab__max(largest, layout->slices[owned[i]].bytes);
   }
   /* No block larger than it needs to be: small models are cheap. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__slice *from = &layout->slices[store->first_slice + i];
+    const mlfab__slice *from = &layout->slices[owned[i]];
     mlfab__shard_slice *slice = &store->slices[i];
+    store->local[owned[i]] = i;
+    store->bytes += from->bytes;
+    slice->number = owned[i];
     slice->offset = from->offset;
     slice->bytes = from->bytes;
     slice->first = store->positions;
@@ -111,13 +115,14 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->next, store->positions * sizeof *store->next);
   mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
   mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
+  mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
   memset(store, 0, sizeof *store);
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece) {
-  assert(offset >= store->begin && offset < store->end);
-  uint32_t index = mlfab__layout_slice_at(store->layout, offset) - store->first_slice;
+  uint32_t index = store->local[mlfab__layout_slice_at(store->layout, offset)];
+  assert(index != MLFAB__NO_SLICE);
   const mlfab__shard_slice *slice = &store->slices[index];
   const mlfab__tensor *tensor = mlfab__layout_tensor_at(store->layout, offset);
   uint64_t in_slice = offset - slice->offset;

@@ -16,6 +16,7 @@
 #include "slice.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
+#define MLFAB__NO_SLICE 0xffffffffu
 
 typedef struct mlfab__block {
   uint8_t *data; /* NULL for ghosts */
@@ -28,13 +29,15 @@ typedef struct mlfab__shard_slice {
   uint64_t version;       /* updates in it */
   uint64_t commit;        /* applications */
   uint32_t first, count;  /* positions */
+  uint32_t number;        /* in the layout */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t begin, end; /* of the shard in the flat model */
-  uint32_t first_slice, nslices;
-  mlfab__shard_slice *slices;
+  uint64_t bytes; /* of all its slices */
+  uint32_t nslices, nlocal;
+  mlfab__shard_slice *slices; /* ascending by number: neighbours in the model are neighbours here */
+  uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
   uint32_t block_bytes;
   uint32_t positions, positions_per_slice; /* the latter: largest */
   uint32_t *w, *next, *sum;                /* block numbers by position */

@@ -129,23 +129,26 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
-  uint64_t begin, end;
+  uint64_t begin = 0, end = 0;
   mlfab__segment *out = worker->segments_scratch;
   uint32_t count = 0;
   *bytes_p = 0;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
   for (uint32_t i = 0; i < n; i++) {
-    uint64_t from = mlfab__max(sources[i].offset, begin);
-    uint64_t to = mlfab__min(sources[i].offset + sources[i].bytes, end);
-    if (from >= to) continue;
-    *bytes_p += to - from;
-    if (count > 0 && out[count - 1].offset + out[count - 1].bytes == from) {
-      out[count - 1].bytes += to - from;
-      continue;
+    uint64_t from = sources[i].offset, stop = from + sources[i].bytes;
+    for (uint64_t to; from < stop; from = to) {
+      if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+      from = mlfab__max(from, begin);
+      to = mlfab__min(stop, end);
+      if (from >= to) break;
+      *bytes_p += to - from;
+      if (count > 0 && out[count - 1].offset + out[count - 1].bytes == from) {
+        out[count - 1].bytes += to - from;
+        continue;
+      }
+      if (count == MLFAB__SEGMENTS_MAX) return UINT32_MAX;
+      out[count].offset = from;
+      out[count++].bytes = to - from;
     }
-    if (count == MLFAB__SEGMENTS_MAX) return UINT32_MAX;
-    out[count].offset = from;
-    out[count++].bytes = to - from;
   }
   return count;
 }
@@ -222,7 +225,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   mlfab__env *env = worker->env;
   int code =
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
-                          worker->config->model_max_bytes, &worker->layout, error);
+                          0, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
   if (options->slices > MLFAB__SLICES_MAX)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",

@@ -217,7 +217,7 @@ static void open_role(fixture *f, uint64_t seed, const mlfab__tensor_info *tenso
   f->now = 1000;
   mlfab__port up = {f, up_post, port_ready, up_drop, port_detach, port_event};
   mlfab__port down = {f, down_post, port_ready, down_drop, port_detach, port_event};
-  assert_int_equal(mlfab__layout_build(&f->env, tensors, n, 0, SERVERS, 1 << 20, &f->layout, NULL),
+  assert_int_equal(mlfab__layout_build(&f->env, tensors, n, 0, SERVERS, 0, 1 << 20, &f->layout, NULL),
                    0);
   assert_int_equal(
       mlfab__aggregator_init(&f->aggregator, &f->env, &f->config, &up, &down, &f->stats), 0);
@@ -362,7 +362,7 @@ static uint32_t width_at(const group *g, uint64_t at) {
 static uint32_t random_segments(fixture *f, uint32_t server, mlfab__segment *segments, group *g) {
   uint64_t begin, end, at, bytes = 0;
   uint32_t n = 0;
-  mlfab__layout_shard(&f->layout, server, &begin, &end);
+  mlfab__layout_run(&f->layout, server, 0, &begin, &end);
   g->dtype = malloc((end - begin) * sizeof *g->dtype);
   assert_non_null(g->dtype);
   for (at = begin; at < end && n < 8;) {
@@ -675,7 +675,7 @@ static void tell_spread(fixture *f, spread *s) {
 static void make_spread(fixture *f, spread *s, uint32_t server, uint32_t n) {
   uint64_t end;
   memset(s, 0, sizeof *s);
-  mlfab__layout_shard(&f->layout, server, &s->begin, &end);
+  mlfab__layout_run(&f->layout, server, 0, &s->begin, &end);
   s->bytes = end - s->begin;
   s->request = MLFAB__SPREAD_BIT | ++f->number;
   s->server = server;
@@ -860,7 +860,7 @@ static group *plain_group(fixture *f, uint32_t n, int whole, double rate) {
   uint64_t begin, end;
   group *g = f->groups;
   while (g->used) g++;
-  mlfab__layout_shard(&f->layout, 0, &begin, &end);
+  mlfab__layout_run(&f->layout, 0, 0, &begin, &end);
   mlfab__segment segment = {begin, end - begin};
   memset(g, 0, sizeof *g);
   g->used = 1;

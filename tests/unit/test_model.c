@@ -183,7 +183,7 @@ static void scene_tensors(scene *s, int dtype) {
     infos[i].count = t->count;
   }
   assert_int_equal(mlfab__layout_build(&s->env, infos, s->ntensors, s->options.slices, s->w.servers,
-                                       (uint64_t)1 << 30, &s->layout, NULL),
+                                       0, (uint64_t)1 << 30, &s->layout, NULL),
                    0);
   for (uint32_t i = 0; i < s->ntensors; i++)
     s->t[i].place = mlfab__layout_find(&s->layout, s->t[i].id);

@@ -72,26 +72,73 @@ static void check_slices(const mlfab__layout *l, uint32_t want, uint32_t servers
   if (l->nslices > 1) assert_true(least >= 4096);
 }
 
-static void check_shards(const mlfab__layout *l, uint32_t servers) {
+/* Built anew, the active servers' shards follow one another and are about equal. */
+static void check_shards(const mlfab__layout *l, uint32_t active) {
   uint64_t at = 0;
   uint32_t least = UINT32_MAX, most = 0;
-  for (uint32_t s = 0; s < servers; s++) {
+  for (uint32_t s = 0; s < l->servers; s++) {
     uint64_t begin, end;
     uint32_t slices = 0;
     for (uint32_t i = 0; i < l->nslices; i++) slices += l->slices[i].server == s;
-    mlfab__layout_shard(l, s, &begin, &end);
-    least = slices < least ? slices : least;
+    mlfab__layout_run(l, s, 0, &begin, &end);
+    assert_int_equal(mlfab__layout_shard_bytes(l, s), end - begin);
+    if (s < active) least = slices < least ? slices : least;
     most = slices > most ? slices : most;
     if (slices == 0) {
       assert_int_equal(begin, end);
       continue;
     }
+    assert_true(s < active);
     assert_int_equal(begin, at);
     assert_true(end > begin);
     at = end;
   }
   assert_int_equal(at, l->bytes);
   assert_true(most - least <= 1);
+}
+
+/* The stretch that mlfab__layout_run must find, slice by slice. */
+static void scan_run(const mlfab__layout *l, uint32_t server, uint64_t from, uint64_t *begin,
+                     uint64_t *end) {
+  *begin = *end = l->bytes;
+  for (uint32_t i = 0, found = 0; i < l->nslices; i++) {
+    const mlfab__slice *s = &l->slices[i];
+    if (s->offset + s->bytes <= from) continue;
+    if (s->server != server && found) return;
+    if (s->server != server) continue;
+    if (!found) *begin = from > s->offset ? from : s->offset;
+    found = 1;
+    *end = s->offset + s->bytes;
+  }
+}
+
+static void check_runs(const mlfab__layout *l, mlfab__prng *prng) {
+  uint64_t begin, end, wanted_begin, wanted_end;
+  for (uint32_t s = 0; s < l->servers; s++) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < 40; i++) {
+      uint64_t from = mlfab__prng_below(prng, l->bytes + 2);
+      if (i % 2) from = l->slices[mlfab__prng_below(prng, l->nslices)].offset;
+      scan_run(l, s, from, &wanted_begin, &wanted_end);
+      mlfab__layout_run(l, s, from, &begin, &end);
+      assert_int_equal(begin, wanted_begin);
+      assert_int_equal(end, wanted_end);
+    }
+    for (uint32_t i = 0; i < l->nslices; i++)
+      bytes += l->slices[i].server == s ? l->slices[i].bytes : 0;
+    assert_int_equal(mlfab__layout_shard_bytes(l, s), bytes);
+  }
+}
+
+/* Servers come and go: slices are anybody's, mostly in small runs. */
+static void scatter(mlfab__layout *l, mlfab__prng *prng) {
+  uint32_t owner[MLFAB__SLICES_MAX], server = 0;
+  for (uint32_t i = 0; i < l->nslices; i++) {
+    if (mlfab__prng_below(prng, 3)) server = (uint32_t)mlfab__prng_below(prng, l->servers);
+    owner[i] = server;
+  }
+  mlfab__layout_assign(l, owner);
+  for (uint32_t i = 0; i < l->nslices; i++) assert_int_equal(l->slices[i].server, owner[i]);
 }
 
 /* What the stretch must fulfil, element by element. */
@@ -144,6 +191,7 @@ static void test_random_models(void **state) {
     mlfab__prng_seed(&prng, seed);
     uint32_t n = 1 + (uint32_t)mlfab__prng_below(&prng, TENSORS);
     uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 8), uniform = 0;
+    uint32_t active = (uint32_t)mlfab__prng_below(&prng, servers + 1);
     uint32_t want = mlfab__prng_below(&prng, 2) ? 0 : 1 + (uint32_t)mlfab__prng_below(&prng, 200);
     uint32_t base = (uint32_t)mlfab__prng_next(&prng) % 1000000 * 2,
              mixed = (uint32_t)mlfab__prng_below(&prng, 2);
@@ -155,13 +203,17 @@ static void test_random_models(void **state) {
       if (uniform == 0 && i > 0) mixed = 2;
     }
     for (uint32_t i = 0; i < n; i++) uniform = infos[i].dtype == infos[0].dtype ? uniform : 0;
-    assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 1u << 30, &layout, NULL),
-                     0);
+    assert_int_equal(
+        mlfab__layout_build(&env, infos, n, want, servers, active, 1u << 30, &layout, NULL), 0);
     assert_int_equal(layout.uniform_dtype, uniform);
     check_tensors(&layout, infos, n);
     check_slices(&layout, want, servers);
-    check_shards(&layout, servers);
+    check_shards(&layout, active ? active : servers);
     check_lookups(&layout, &prng);
+    check_runs(&layout, &prng);
+    scatter(&layout, &prng);
+    check_lookups(&layout, &prng);
+    check_runs(&layout, &prng);
     mlfab__layout_free(&env, &layout);
     assert_int_equal(env.bytes, 0);
   }
@@ -170,7 +222,7 @@ static void test_random_models(void **state) {
 static int build(const mlfab__tensor_info *infos, uint32_t n, uint32_t servers, uint64_t max,
                  mlfab_error *error) {
   mlfab__layout layout;
-  int code = mlfab__layout_build(&env, infos, n, 0, servers, max, &layout, error);
+  int code = mlfab__layout_build(&env, infos, n, 0, servers, 0, max, &layout, error);
   if (!code) mlfab__layout_free(&env, &layout);
   assert_int_equal(env.bytes, 0);
   return code;
@@ -195,6 +247,10 @@ static void test_refusals(void **state) {
   assert_int_equal(build(wraps, 2, 1, UINT64_MAX, &error), MLFAB_ERR_LIMIT);
   assert_int_equal(build(large, 0, 1, 1024, &error), MLFAB_ERR_ARGUMENT);
   assert_int_equal(build(large, 1, 0, 1024, &error), MLFAB_ERR_ARGUMENT);
+  mlfab__layout layout;
+  assert_int_equal(mlfab__layout_build(&env, large, 1, 0, 2, 3, 1024, &layout, &error),
+                   MLFAB_ERR_ARGUMENT);
+  assert_non_null(strstr(error.text, "active: 3"));
 }
 
 int main(void) {

@@ -20,7 +20,8 @@ static void random_layout(mlfab__prng *prng, uint32_t servers, mlfab__layout *la
     infos[i].count = 1 + mlfab__prng_below(prng, mlfab__prng_below(prng, 3) ? 40 : 6000);
   }
   uint32_t want = (uint32_t)mlfab__prng_below(prng, 12);
-  assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 1u << 30, layout, NULL), 0);
+  assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 0, 1u << 30, layout, NULL),
+                   0);
 }
 
 /* The position and place in its block of one byte of the shard, found by counting. */
@@ -28,7 +29,7 @@ static void locate(const mlfab__store *s, uint64_t offset, uint32_t *slice, uint
                    uint32_t *at) {
   uint32_t p = 0;
   for (uint32_t i = 0; i < s->nslices; i++) {
-    const mlfab__slice *from = &s->layout->slices[s->first_slice + i];
+    const mlfab__slice *from = &s->layout->slices[s->slices[i].number];
     if (offset - from->offset < from->bytes && offset >= from->offset) {
       *slice = i;
       *position = p + (uint32_t)((offset - from->offset) / s->block_bytes);
@@ -40,9 +41,8 @@ static void locate(const mlfab__store *s, uint64_t offset, uint32_t *slice, uint
   fail_msg("a byte that is in no slice");
 }
 
-/* Walking by pieces meets every byte once, in its place, and no piece could be longer. */
-static void walk(const mlfab__store *s, uint64_t limit) {
-  for (uint64_t offset = s->begin; offset < s->end;) {
+static void walk_run(const mlfab__store *s, uint64_t begin, uint64_t end, uint64_t limit) {
+  for (uint64_t offset = begin; offset < end;) {
     mlfab__piece piece;
     uint32_t slice, position, at;
     mlfab__store_piece(s, offset, limit, &piece);
@@ -60,10 +60,29 @@ static void walk(const mlfab__store *s, uint64_t limit) {
     }
     assert_true(piece.at + piece.bytes <= mlfab__store_block_bytes(s, piece.slice, piece.position));
     offset += piece.bytes;
-    if (piece.bytes == limit || offset == s->end) continue;
+    if (piece.bytes == limit || offset == end) continue;
     locate(s, offset, &slice, &position, &at);
     assert_true(position != piece.position || offset == piece.tensor->offset + piece.tensor->bytes);
   }
+}
+
+/* Walking by pieces meets every byte once, in its place, and no piece could be longer. */
+static void walk(const mlfab__store *s, uint32_t server, uint64_t limit) {
+  uint64_t begin, end = 0, seen = 0;
+  for (mlfab__layout_run(s->layout, server, 0, &begin, &end); begin < end;
+       mlfab__layout_run(s->layout, server, end, &begin, &end)) {
+    walk_run(s, begin, end, limit);
+    seen += end - begin;
+  }
+  assert_int_equal(seen, s->bytes);
+}
+
+/* Every slice is somebody's, and no longer the neighbour of the one before it. */
+static void scatter(mlfab__prng *prng, mlfab__layout *layout) {
+  uint32_t owner[MLFAB__SLICES_MAX];
+  for (uint32_t i = 0; i < layout->nslices; i++)
+    owner[i] = (uint32_t)mlfab__prng_below(prng, layout->servers);
+  mlfab__layout_assign(layout, owner);
 }
 
 static void test_pieces(void **state) {
@@ -75,13 +94,14 @@ static void test_pieces(void **state) {
     mlfab__prng_seed(&prng, seed);
     uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 4);
     random_layout(&prng, servers, &layout);
+    if (seed % 2) scatter(&prng, &layout);
     for (uint32_t server = 0; server < servers; server++) {
       mlfab__store s;
       assert_int_equal(mlfab__store_init(&env, &s, &layout, server, blocks[seed % 5],
                                          (int)(seed & 1), (uint32_t)(seed % 3), 0),
                        0);
-      walk(&s, 1u << 30);
-      walk(&s, 8 * (1 + mlfab__prng_below(&prng, 40)));
+      walk(&s, server, 1u << 30);
+      walk(&s, server, 8 * (1 + mlfab__prng_below(&prng, 40)));
       for (uint32_t p = 0; p < s.positions; p++) {
         const uint8_t *data = s.blocks[s.w[p]].data;
         for (uint32_t i = 0; i < s.block_bytes; i++) assert_int_equal(data[i], 0);
@@ -226,7 +246,7 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
   o.sync = sync;
   o.mean = mean;
   o.deterministic = deterministic;
-  assert_int_equal(mlfab__layout_build(&env, info, 2, 0, 1, 1u << 30, &layout, NULL), 0);
+  assert_int_equal(mlfab__layout_build(&env, info, 2, 0, 1, 0, 1u << 30, &layout, NULL), 0);
   int code = mlfab__store_check(&o, &layout, &made, error);
   mlfab__layout_free(&env, &layout);
   return code;

@@ -320,7 +320,7 @@ static void define(fixture *f, const mlfab_model_options *options) {
   assert_int_equal(f->worker.stands, 1);
   mlfab__request_end(&f->requests, mlfab__request_find(&f->requests, request));
   uint64_t from, to;
-  mlfab__layout_shard(&f->worker.layout, 1, &from, &to);
+  mlfab__layout_run(&f->worker.layout, 1, 0, &from, &to);
   assert_int_equal(from, SHARD);
   assert_int_equal(to, BYTES);
 }
