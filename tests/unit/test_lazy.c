@@ -1,0 +1,660 @@
+/* test_lazy.c - core/lazy.c against a scan; then the whole server side of consistency, made of lazy.c and
+ * sync.c, against FluentPS's Algorithm 1 as it is written, on random traces.
+ *
+ * MLFAB_SCALE=100 makes 300,000 traces, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
+#include "core/lazy.h"
+#include "core/prng.h"
+#include "core/sync.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static mlfab__env env;
+
+/* ---- the buffer against a scan ---- */
+
+enum { ROOM = 200 };
+
+static struct {
+  mlfab__delayed all[ROOM];
+  uint32_t count;
+  uint64_t order;
+} scan;
+
+static void scan_add(uint64_t at, uint64_t tag) {
+  scan.all[scan.count++] = (mlfab__delayed){at, scan.order++, tag};
+}
+
+static void scan_take(uint32_t i, uint64_t *tag_p) {
+  *tag_p = scan.all[i].tag;
+  memmove(&scan.all[i], &scan.all[i + 1], (--scan.count - i) * sizeof scan.all[0]);
+}
+
+/* The array is in the order of coming, so that the first of the smallest is the one. */
+static int scan_pop(uint64_t v, uint64_t *tag_p) {
+  uint32_t best = scan.count;
+  for (uint32_t i = 0; i < scan.count; i++)
+    if (best == scan.count || scan.all[i].at < scan.all[best].at) best = i;
+  if (best == scan.count || scan.all[best].at > v) return 0;
+  scan_take(best, tag_p);
+  return 1;
+}
+
+static int scan_remove(uint64_t tag) {
+  for (uint32_t i = 0; i < scan.count; i++)
+    if (scan.all[i].tag == tag) {
+      scan_take(i, &tag);
+      return 1;
+    }
+  return 0;
+}
+
+static void test_buffer(void **state) {
+  (void)state;
+  mlfab__lazy lazy = {0};
+  mlfab__prng prng;
+  uint64_t tag = 0, ours = 0, theirs = 0;
+  mlfab__prng_seed(&prng, 11);
+  memset(&scan, 0, sizeof scan);
+  for (uint32_t i = 0; i < 200000; i++) {
+    uint64_t what = mlfab__prng_below(&prng, 100), v = mlfab__prng_below(&prng, 20);
+    if (what < 50 && scan.count < ROOM) {
+      assert_int_equal(mlfab__lazy_add(&env, &lazy, v, tag), 0);
+      scan_add(v, tag++);
+    } else if (what < 90) {
+      int got = mlfab__lazy_pop(&lazy, v, &ours);
+      assert_int_equal(got, scan_pop(v, &theirs));
+      assert_int_equal(ours, theirs);
+    } else if (what < 99) {
+      uint64_t some = tag - mlfab__min(tag, mlfab__prng_below(&prng, 60));
+      assert_int_equal(mlfab__lazy_remove(&lazy, some), scan_remove(some));
+    } else {
+      mlfab__lazy_wake_all(&lazy);
+      for (uint32_t k = 0; k < scan.count; k++) scan.all[k].at = 0;
+    }
+    assert_int_equal(lazy.count, scan.count);
+  }
+  mlfab__lazy_free(&env, &lazy);
+  assert_int_equal(lazy.count + lazy.room, 0);
+  assert_int_equal(env.bytes, 0);
+}
+
+/* A change of model takes no memory, and keeps the order of those that wait on. */
+static void test_wake_all(void **state) {
+  (void)state;
+  mlfab__lazy lazy = {0};
+  uint64_t tag, next = 0;
+  for (uint64_t i = 0; i < 64; i++) assert_int_equal(mlfab__lazy_add(&env, &lazy, 100 - i, i), 0);
+  assert_int_equal(lazy.count, lazy.room);
+  uint64_t allocations = env.allocations;
+  mlfab__lazy_wake_all(&lazy);
+  while (mlfab__lazy_pop(&lazy, 7, &tag)) {
+    assert_int_equal(tag, next++);
+    if (tag % 3) assert_int_equal(mlfab__lazy_add(&env, &lazy, 8, tag), 0);
+  }
+  assert_int_equal(next, 64);
+  assert_int_equal(env.allocations, allocations);
+  for (uint64_t i = 0; i < 64; i++) {
+    if (i % 3 == 0) continue;
+    assert_true(mlfab__lazy_pop(&lazy, 8, &tag));
+    assert_int_equal(tag, i);
+  }
+  assert_false(mlfab__lazy_pop(&lazy, UINT64_MAX, &tag));
+  mlfab__lazy_free(&env, &lazy);
+}
+
+static void test_at(void **state) {
+  (void)state;
+  for (uint64_t progress = 0; progress < 9; progress++)
+    for (uint64_t v = 0; v < 9; v++) {
+      /* Alg. 1's index is i = progress - 1, or V when that is behind; index k is freed by V = k + 1. */
+      uint64_t index = progress > v + 1 ? progress - 1 : v;
+      assert_int_equal(mlfab__lazy_at(0, progress, v), index + 1);
+      assert_int_equal(mlfab__lazy_at(1, progress, v), v + 1);
+    }
+}
+
+static void *refuse(void *user, size_t bytes) {
+  (void)bytes;
+  uint32_t *left = user;
+  return *left > 0 && (*left)-- ? calloc(1, bytes) : NULL;
+}
+static void drop(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(memory);
+}
+
+static void test_no_memory_changes_nothing(void **state) {
+  (void)state;
+  uint32_t left = 1;
+  mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = refuse, .release = drop};
+  mlfab__env poor;
+  mlfab__lazy lazy = {0};
+  uint64_t tag, n = 0;
+  assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
+  while (mlfab__lazy_add(&poor, &lazy, 5, n) == 0) n++;
+  assert_int_equal(n, lazy.count);
+  assert_int_equal(mlfab__lazy_add(&poor, &lazy, 5, n), MLFAB_ERR_MEMORY);
+  assert_int_equal(lazy.count, n);
+  for (uint64_t i = 0; i < n; i++) {
+    assert_true(mlfab__lazy_pop(&lazy, 5, &tag));
+    assert_int_equal(tag, i);
+  }
+  mlfab__lazy_free(&poor, &lazy);
+}
+
+/* ---- a server's gate, made of sync.c and lazy.c, and Algorithm 1 beside it ---- */
+
+enum { WORKERS = 6, LONGEST = 400, PULLS = 4096 };
+
+typedef struct pull {
+  uint32_t worker;
+  uint64_t progress;
+  double draw;
+} pull;
+
+/* Of both: who lives, what was pushed, and what became of each pull. */
+typedef struct side {
+  mlfab_sync sync;
+  uint64_t v, threshold;
+  uint32_t members;
+  int dead[WORKERS];
+  int dropped; /* drop-stragglers was in force: V_train may be ahead of the slowest for good */
+  uint64_t pushed[WORKERS];
+  uint32_t answered[PULLS]; /* how often */
+} side;
+
+typedef struct gate {
+  side s;
+  mlfab__sync_tuner tuner;
+  mlfab__lazy lazy;
+  uint64_t delayed;
+} gate;
+
+/* Alg. 1: Count as a matrix of who pushed what; callbacks as one list a V_train. */
+typedef struct literal {
+  side s;
+  int has[WORKERS][LONGEST];
+  uint32_t callbacks[LONGEST + 1][PULLS / 8], ncallbacks[LONGEST + 1];
+  uint64_t delayed, quiet;
+} literal;
+
+static pull pulls[PULLS];
+static uint32_t npulls;
+static gate ours;
+static literal theirs;
+
+static mlfab_sync_state look(const side *s, uint32_t worker, uint64_t progress) {
+  mlfab_sync_state state = {.worker = worker,
+                            .progress = progress,
+                            .slowest = UINT64_MAX,
+                            .v_train = s->v,
+                            .significance = 0.25 * worker};
+  for (uint32_t w = 0; w < WORKERS; w++) {
+    if (s->dead[w]) continue;
+    state.members++;
+    state.arrived += s->pushed[w] > s->v;
+    state.fastest = mlfab__max(state.fastest, s->pushed[w]);
+    state.slowest = mlfab__min(state.slowest, s->pushed[w]);
+  }
+  return state;
+}
+
+/* What holds of every answer whatever the trace: at most s of the slowest worker's updates are missing. */
+static void answer(side *s, uint32_t id) {
+  mlfab_sync_state state = look(s, pulls[id].worker, pulls[id].progress);
+  s->answered[id]++;
+  if (s->dropped) return;
+  if (s->sync.kind == MLFAB_SYNC_BSP) assert_true(state.progress <= state.slowest);
+  if (s->sync.kind == MLFAB_SYNC_SSP || s->sync.kind == MLFAB_SYNC_DSPS)
+    assert_true(state.progress <= state.slowest + s->threshold);
+}
+
+static void gate_delay(gate *g, uint32_t id) {
+  uint64_t at = mlfab__lazy_at((int)g->s.sync.soft, pulls[id].progress, g->s.v);
+  assert_true(at > g->s.v);
+  assert_int_equal(mlfab__lazy_add(&env, &g->lazy, at, id), 0);
+}
+
+/* Answers or delays again what is due; `all` has changed: nothing is answered unasked. */
+static void gate_release(gate *g, int all) {
+  uint64_t id;
+  while (mlfab__lazy_pop(&g->lazy, g->s.v, &id)) {
+    mlfab_sync_state state = look(&g->s, pulls[id].worker, pulls[id].progress);
+    int asked = all || mlfab__sync_rechecks(&g->s.sync);
+    if (!asked || mlfab__sync_may_pull_again(&g->s.sync, g->s.threshold, &state))
+      answer(&g->s, (uint32_t)id);
+    else
+      gate_delay(g, (uint32_t)id);
+  }
+}
+
+/* How many iterations were completed. */
+static uint32_t gate_advance(gate *g) {
+  uint32_t steps = 0;
+  for (;; steps++) {
+    mlfab_sync_state state = look(&g->s, 0, 0);
+    if (!mlfab__sync_complete_round(&g->s.sync, &state)) return steps;
+    g->s.v++;
+    if (g->s.sync.kind == MLFAB_SYNC_DSPS) {
+      mlfab__sync_tune(&g->s.sync, &g->tuner, g->delayed, state.fastest - state.slowest);
+      g->s.threshold = g->tuner.threshold;
+    }
+    g->delayed = 0;
+    gate_release(g, 0);
+  }
+}
+
+static void gate_pull(gate *g, uint32_t id) {
+  mlfab_sync_state state = look(&g->s, pulls[id].worker, pulls[id].progress);
+  if (mlfab__sync_may_pull(&g->s.sync, g->s.threshold, &state, pulls[id].draw)) {
+    answer(&g->s, id);
+    return;
+  }
+  g->delayed++;
+  gate_delay(g, id);
+}
+
+static uint32_t gate_push(gate *g, uint32_t worker) {
+  uint64_t *progress = &g->s.pushed[worker];
+  if (!mlfab__sync_may_push(&g->s.sync, *progress, g->s.v)) return 0;
+  *progress = mlfab__sync_late(&g->s.sync, *progress, g->s.v) ? g->s.v : *progress + 1;
+  return gate_advance(g);
+}
+
+static uint32_t gate_die(gate *g, uint32_t worker) {
+  g->s.dead[worker] = 1;
+  for (uint32_t id = 0; id < npulls; id++)
+    if (pulls[id].worker == worker) mlfab__lazy_remove(&g->lazy, id);
+  return gate_advance(g);
+}
+
+static void gate_switch(gate *g, const mlfab_sync *sync) {
+  g->s.sync = *sync;
+  g->s.dropped |= sync->kind == MLFAB_SYNC_DROP;
+  g->tuner = (mlfab__sync_tuner){(uint64_t)sync->staleness, 0};
+  g->s.threshold = g->tuner.threshold;
+  g->delayed = 0;
+  gate_advance(g);
+  mlfab__lazy_wake_all(&g->lazy);
+  gate_release(g, 1);
+}
+
+/* Table III, with i = progress - 1: signed, so that it reads as printed. */
+static int literal_within(const literal *l, uint64_t progress) {
+  int64_t i = (int64_t)progress - 1, v = (int64_t)l->s.v, s = (int64_t)l->s.threshold;
+  switch (l->s.sync.kind) {
+    case MLFAB_SYNC_ASYNC:
+      return 1;
+    case MLFAB_SYNC_BSP:
+    case MLFAB_SYNC_DROP:
+      return i < v;
+    default:
+      return i < v + s;
+  }
+}
+
+static int literal_passes(const literal *l, const pull *p) {
+  const mlfab_sync *sync = &l->s.sync;
+  if (literal_within(l, p->progress)) return 1;
+  if (sync->kind != MLFAB_SYNC_PSSP && sync->kind != MLFAB_SYNC_PSSP_DYNAMIC) return 0;
+  if (sync->only_fastest)
+    for (uint32_t w = 0; w < WORKERS; w++)
+      if (!l->s.dead[w] && l->s.pushed[w] > p->progress) return 1;
+  double k = (double)p->progress - 1 - (double)l->s.v, chance = sync->chance;
+  if (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC) {
+    chance = sync->alpha > 0 ? sync->alpha : 0.25 * p->worker;
+    chance = fmin(1, chance / (1 + exp((double)l->s.threshold - k)));
+  }
+  return !(p->draw < chance);
+}
+
+static void literal_delay(literal *l, uint32_t id) {
+  int64_t i = (int64_t)pulls[id].progress - 1, v = (int64_t)l->s.v;
+  int64_t index = l->s.sync.soft || i < v ? v : i;
+  l->callbacks[index][l->ncallbacks[index]++] = id;
+}
+
+static void literal_tune(literal *l, uint64_t spread) {
+  l->quiet = l->delayed == 0 && spread <= l->s.threshold ? l->quiet + 1 : 0;
+  if (l->delayed && l->s.threshold < (uint64_t)l->s.sync.staleness_max) l->s.threshold++;
+  if (l->quiet < 8) return;
+  l->quiet = 0;
+  if (l->s.threshold > (uint64_t)l->s.sync.staleness) l->s.threshold--;
+}
+
+static void literal_advance(literal *l) {
+  for (;;) {
+    uint32_t count = 0, members = 0, ids[PULLS / 8], n;
+    uint64_t most = 0, least = UINT64_MAX;
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      if (l->s.dead[w]) continue;
+      members++;
+      count += (uint32_t)l->has[w][l->s.v];
+      if (l->s.pushed[w] > most) most = l->s.pushed[w];
+      if (l->s.pushed[w] < least) least = l->s.pushed[w];
+    }
+    uint32_t need =
+        l->s.sync.kind == MLFAB_SYNC_DROP && l->s.sync.need < members ? l->s.sync.need : members;
+    if (members == 0 || count < need) return;
+    n = l->ncallbacks[l->s.v];
+    memcpy(ids, l->callbacks[l->s.v], n * sizeof ids[0]);
+    l->ncallbacks[l->s.v] = 0;
+    l->s.v++;
+    if (l->s.sync.kind == MLFAB_SYNC_DSPS) literal_tune(l, most - least);
+    l->delayed = 0;
+    for (uint32_t k = 0; k < n; k++) {
+      int chance = l->s.sync.kind == MLFAB_SYNC_PSSP || l->s.sync.kind == MLFAB_SYNC_PSSP_DYNAMIC;
+      if (chance || literal_within(l, pulls[ids[k]].progress))
+        answer(&l->s, ids[k]);
+      else
+        literal_delay(l, ids[k]);
+    }
+  }
+}
+
+static void literal_pull(literal *l, uint32_t id) {
+  if (literal_passes(l, &pulls[id])) {
+    answer(&l->s, id);
+    return;
+  }
+  l->delayed++;
+  literal_delay(l, id);
+}
+
+static void literal_push(literal *l, uint32_t w) {
+  uint64_t i = l->s.pushed[w];
+  int rounds = l->s.sync.kind == MLFAB_SYNC_BSP || l->s.sync.kind == MLFAB_SYNC_DROP;
+  if (rounds && i > l->s.v) return;
+  if (l->s.sync.kind == MLFAB_SYNC_DROP && !l->s.sync.keep_late && i < l->s.v) {
+    l->s.pushed[w] = l->s.v;
+  } else {
+    l->has[w][i] = 1;
+    l->s.pushed[w] = i + 1;
+  }
+  literal_advance(l);
+}
+
+/* All that is buffered, by a predicate: taken out, in the order of coming. */
+static uint32_t literal_take(literal *l, int worker, uint32_t *ids) {
+  uint32_t n = 0;
+  for (uint32_t id = 0; id < npulls; id++)
+    for (uint32_t v = 0; v <= LONGEST; v++)
+      for (uint32_t k = 0; k < l->ncallbacks[v]; k++) {
+        if (l->callbacks[v][k] != id || (worker >= 0 && pulls[id].worker != (uint32_t)worker))
+          continue;
+        ids[n++] = id;
+        memmove(&l->callbacks[v][k], &l->callbacks[v][k + 1],
+                (--l->ncallbacks[v] - k) * sizeof(uint32_t));
+        k--;
+      }
+  return n;
+}
+
+static void literal_switch(literal *l, const mlfab_sync *sync) {
+  uint32_t ids[PULLS], n;
+  l->s.sync = *sync;
+  l->s.dropped |= sync->kind == MLFAB_SYNC_DROP;
+  l->s.threshold = (uint64_t)sync->staleness;
+  l->delayed = l->quiet = 0;
+  literal_advance(l);
+  n = literal_take(l, -1, ids);
+  for (uint32_t k = 0; k < n; k++) {
+    if (literal_within(l, pulls[ids[k]].progress))
+      answer(&l->s, ids[k]);
+    else
+      literal_delay(l, ids[k]);
+  }
+}
+
+/* ---- traces ---- */
+
+static mlfab_sync some_model(mlfab__prng *prng) {
+  static const double chances[] = {0, 0.1, 0.3, 0.5, 1};
+  mlfab_sync sync = {.kind = (uint32_t)mlfab__prng_below(prng, MLFAB_SYNC_USER),
+                     .staleness = (int64_t)mlfab__prng_below(prng, 5),
+                     .need = 1 + (uint32_t)mlfab__prng_below(prng, WORKERS),
+                     .soft = (uint32_t)mlfab__prng_below(prng, 2),
+                     .only_fastest = (uint32_t)mlfab__prng_below(prng, 2),
+                     .keep_late = (uint32_t)mlfab__prng_below(prng, 2),
+                     .chance = chances[mlfab__prng_below(prng, 5)],
+                     .alpha = 0.7 * (double)mlfab__prng_below(prng, 4)};
+  mlfab_error error;
+  assert_int_equal(mlfab__sync_check(&sync, WORKERS, &error), 0);
+  mlfab__sync_complete(&sync);
+  return sync;
+}
+
+static void begin(const mlfab_sync *sync) {
+  mlfab__lazy_free(&env, &ours.lazy);
+  memset(&ours, 0, sizeof ours);
+  memset(&theirs, 0, sizeof theirs);
+  npulls = 0;
+  gate_switch(&ours, sync);
+  literal_switch(&theirs, sync);
+}
+
+static void add_pull(uint32_t worker, double draw) {
+  assert_true(npulls < PULLS);
+  pulls[npulls] = (pull){worker, ours.s.pushed[worker], draw};
+  gate_pull(&ours, npulls++);
+  literal_pull(&theirs, npulls - 1);
+}
+
+static void compare(uint64_t seed, uint32_t event) {
+  int same = ours.s.v == theirs.s.v && ours.s.threshold == theirs.s.threshold &&
+             !memcmp(ours.s.answered, theirs.s.answered, npulls * sizeof(uint32_t)) &&
+             !memcmp(ours.s.pushed, theirs.s.pushed, sizeof ours.s.pushed);
+  if (!same)
+    fail_msg("MLFAB_SEED=%llu: event %u: not as Algorithm 1 has it (%s)", (unsigned long long)seed,
+             (unsigned)event, mlfab__sync_name(ours.s.sync.kind));
+}
+
+/* Everybody goes on until all are where the first is: then nothing may wait any more. */
+static void end(uint64_t seed) {
+  uint64_t most = look(&ours.s, 0, 0).fastest;
+  for (uint64_t i = 0; i <= most; i++)
+    for (uint32_t w = 0; w < WORKERS; w++)
+      if (!ours.s.dead[w] && ours.s.pushed[w] < most) {
+        gate_push(&ours, w);
+        literal_push(&theirs, w);
+      }
+  compare(seed, UINT32_MAX);
+  if (ours.lazy.count > 0)
+    fail_msg("MLFAB_SEED=%llu: a pull waits for ever", (unsigned long long)seed);
+  for (uint32_t id = 0; id < npulls; id++)
+    if (ours.s.answered[id] != 1 && !(ours.s.dead[pulls[id].worker] && ours.s.answered[id] == 0))
+      fail_msg("MLFAB_SEED=%llu: a pull was answered %u times", (unsigned long long)seed,
+               (unsigned)ours.s.answered[id]);
+}
+
+/* Workers push and pull as they like, without waiting for answers; models change, workers die. */
+static void trace(uint64_t seed) {
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, seed);
+  mlfab_sync sync = some_model(&prng);
+  uint32_t events = 20 + (uint32_t)mlfab__prng_below(&prng, 200);
+  uint32_t changes = (uint32_t)mlfab__prng_below(&prng, 2) * 6;
+  uint32_t deaths = (uint32_t)mlfab__prng_below(&prng, 2),
+           slow = (uint32_t)mlfab__prng_below(&prng, 9);
+  begin(&sync);
+  for (uint32_t event = 0; event < events; event++) {
+    uint64_t what = mlfab__prng_below(&prng, 100);
+    uint32_t w = (uint32_t)mlfab__prng_below(&prng, WORKERS);
+    double draw = mlfab__prng_unit(&prng);
+    if (what < changes) {
+      sync = some_model(&prng);
+      gate_switch(&ours, &sync);
+      literal_switch(&theirs, &sync);
+    } else if (ours.s.dead[w] || (w == slow && draw < 0.7)) {
+      continue;
+    } else if (what < 50) {
+      add_pull(w, draw);
+    } else if (what < 98 || !deaths) {
+      gate_push(&ours, w);
+      literal_push(&theirs, w);
+    } else {
+      uint32_t ids[PULLS];
+      gate_die(&ours, w);
+      literal_take(&theirs, (int)w, ids);
+      theirs.s.dead[w] = 1;
+      literal_advance(&theirs);
+    }
+    compare(seed, event);
+  }
+  end(seed);
+}
+
+static uint64_t scaled(uint64_t n) {
+  const char *scale = getenv("MLFAB_SCALE");
+  return n * (scale && atoi(scale) > 0 ? (uint64_t)atoi(scale) : 1);
+}
+
+static void test_traces(void **state) {
+  (void)state;
+  const char *one = getenv("MLFAB_SEED");
+  if (one) {
+    trace(strtoull(one, NULL, 10));
+    return;
+  }
+  for (uint64_t seed = 1; seed <= scaled(3000); seed++) trace(seed);
+}
+
+/* ---- what the paper says of special cases, when workers wait for their pulls ---- */
+
+/* Worker w is at rest with all its pulls answered, pushes and pulls with probability 1/2 + w/12. A
+ * fingerprint of when which pull was answered. */
+static uint64_t closed(mlfab_sync sync, uint64_t seed, uint64_t *delayed_p) {
+  mlfab__prng prng;
+  uint32_t last[WORKERS];
+  uint64_t hash = 0;
+  *delayed_p = 0;
+  mlfab__sync_complete(&sync);
+  mlfab__prng_seed(&prng, seed);
+  memset(last, 0xff, sizeof last);
+  begin(&sync);
+  for (uint32_t event = 0; event < 600; event++) {
+    uint32_t w = (uint32_t)mlfab__prng_below(&prng, WORKERS);
+    double draw = mlfab__prng_unit(&prng);
+    if (mlfab__prng_below(&prng, 12) > 5 + w) continue;
+    if (last[w] != UINT32_MAX && !ours.s.answered[last[w]]) continue;
+    gate_push(&ours, w);
+    literal_push(&theirs, w);
+    last[w] = npulls;
+    add_pull(w, draw);
+    compare(seed, event);
+    *delayed_p += !ours.s.answered[last[w]];
+    for (uint32_t id = 0; id < npulls; id++) hash = mlfab__mix(hash ^ ours.s.answered[id]);
+  }
+  end(seed);
+  return hash;
+}
+
+static void test_special_cases(void **state) {
+  (void)state;
+  uint64_t delayed, none, ssp_delayed, soft_all = 0, lazy_all = 0;
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    mlfab_sync ssp = {.kind = MLFAB_SYNC_SSP, .staleness = (int64_t)(seed % 4), .soft = seed & 1};
+    mlfab_sync pssp = ssp, bsp = ssp, asp = {.kind = MLFAB_SYNC_ASYNC};
+    uint64_t of_ssp = closed(ssp, seed, &ssp_delayed), of_asp = closed(asp, seed, &none);
+    assert_int_equal(none, 0);
+    pssp.kind = MLFAB_SYNC_PSSP;
+    pssp.chance = 1;
+    assert_int_equal(closed(pssp, seed, &delayed), of_ssp);
+    pssp.chance = 0;
+    assert_int_equal(closed(pssp, seed, &delayed), of_asp);
+    bsp.kind = MLFAB_SYNC_BSP;
+    ssp.staleness = 0;
+    assert_int_equal(closed(ssp, seed, &delayed), closed(bsp, seed, &none));
+    ssp.staleness = 1000000;
+    assert_int_equal(closed(ssp, seed, &delayed), of_asp);
+    *(seed & 1 ? &soft_all : &lazy_all) += ssp_delayed;
+  }
+  assert_true(soft_all > lazy_all);
+}
+
+/* Pushes in order under one model complete at most one iteration each; a `need` that is lowered, and a
+ * death, complete several at once, which an equality would miss. */
+static void test_push_condition_loops(void **state) {
+  (void)state;
+  mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 9};
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, 3);
+  begin(&sync);
+  for (uint32_t i = 0; i < 300; i++)
+    assert_true(gate_push(&ours, (uint32_t)mlfab__prng_below(&prng, WORKERS)) <= 1);
+  begin(&sync);
+  for (uint32_t w = 1; w < WORKERS; w++)
+    for (uint32_t i = 0; i < 5; i++) gate_push(&ours, w);
+  assert_int_equal(ours.s.v, 0);
+  assert_int_equal(gate_die(&ours, 0), 5);
+
+  sync.kind = MLFAB_SYNC_SSP;
+  begin(&sync);
+  for (uint32_t w = 0; w < 4; w++)
+    for (uint32_t i = 0; i < 4; i++) gate_push(&ours, w);
+  sync.kind = MLFAB_SYNC_DROP;
+  sync.need = 3;
+  gate_switch(&ours, &sync);
+  assert_int_equal(ours.s.v, 4);
+}
+
+/* Fig. 3 as Table III has it: with s = 3 and V = 1, i = 3 passes and i = 4 is delayed; soft until V = 2, lazy
+ * until iteration 4 is complete. SSP(5) to BSP under the soft barrier does not answer too early. */
+static void test_figure_3(void **state) {
+  (void)state;
+  for (uint32_t soft = 0; soft < 2; soft++) {
+    mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 3, .soft = soft};
+    begin(&sync);
+    for (uint32_t k = 0; k < WORKERS; k++)
+      for (uint32_t w = k ? WORKERS - k : 0, i = 0; i < (w ? 5 : 1); i++) {
+        gate_push(&ours, w);
+        literal_push(&theirs, w);
+        if (w == 1) add_pull(w, 0);
+      }
+    assert_int_equal(ours.s.v, 1);
+    assert_int_equal(ours.s.answered[3] + ours.s.answered[4], 1);
+    assert_int_equal(ours.s.answered[4], 0);
+    for (uint64_t v = 2; v <= 5; v++) {
+      gate_push(&ours, 0);
+      assert_int_equal(ours.s.v, v);
+      assert_int_equal(ours.s.answered[4], soft || v == 5);
+    }
+  }
+  mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 5, .soft = 1};
+  begin(&sync);
+  for (uint32_t w = 1; w < WORKERS; w++)
+    for (uint32_t i = 0; i < 6; i++) gate_push(&ours, w);
+  add_pull(1, 0);
+  assert_int_equal(ours.s.answered[0], 0);
+  sync.kind = MLFAB_SYNC_BSP;
+  gate_switch(&ours, &sync);
+  for (uint32_t i = 1; i <= 6; i++) {
+    gate_push(&ours, 0);
+    assert_int_equal(ours.s.answered[0], i == 6);
+  }
+}
+
+static int set_up(void **state) {
+  (void)state;
+  return mlfab__env_init(&env, NULL);
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  mlfab__lazy_free(&env, &ours.lazy);
+  return env.bytes != 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_buffer),   cmocka_unit_test(test_wake_all),
+      cmocka_unit_test(test_at),       cmocka_unit_test(test_no_memory_changes_nothing),
+      cmocka_unit_test(test_traces),   cmocka_unit_test(test_special_cases),
+      cmocka_unit_test(test_figure_3), cmocka_unit_test(test_push_condition_loops),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
