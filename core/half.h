@@ -24,7 +24,8 @@ MLFAB__INTERNAL float mlfab__half_narrow(double x);
 /* 1 when none of them is infinite or NaN. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
 
-/* The kernels by level: 0 portable, 1 AVX2 with F16C, 2 AVX-512 (F, BW, DQ, VL).
+/* The kernels by level: 0 portable, 1 AVX2 with F16C and BMI2, 2 AVX-512 (F, BW, DQ,
+ * VL).
  * mlfab__half_level is the highest that this CPU has; a higher one must not be asked for. */
 MLFAB__INTERNAL int mlfab__half_level(void);
 MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,

@@ -1,1 +1,569 @@
+/* pack.c - packets: how values travel that are rounded, sparse or both. Layer 2.
+ *
+ * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
+ * go, nor whether a stretch is one slice's.
+ *
+ * Invariants: whatever passes mlfab__pack_open is safe to unpack: marks are counted and in range, and
+ * the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
+ * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
+ * the type of the tensor, stored, then the sum.
+ *
+ * Source: TDF §4.3 leaves the encoding open; what it prints fits values with their indices. */
 #include "pack.h"
+
+#include "half.h"
+#include "reduce.h"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define PACK_X86 1
+#include <immintrin.h>
+#define PACK_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
+#else
+#define PACK_X86 0
+#endif
+
+/* Values that are decoded at a time: small enough for the stack and the first cache. */
+#define PACK_STAGE 1024u
+
+/* Offsets in the header. */
+enum { PACK_AT_ELEMENTS = 8, PACK_AT_KEPT = 12, PACK_AT_BODY = 16, PACK_AT_FORM = 20 };
+
+typedef union pack_stage {
+  float f32[PACK_STAGE];
+  double f64[PACK_STAGE];
+  int64_t i64[PACK_STAGE];
+  uint64_t word[PACK_STAGE];
+} pack_stage;
+
+static inline uint32_t pack_pad(uint32_t bytes) { return (bytes + 7) & ~7u; }
+
+static inline uint32_t pack_lowest(uint64_t x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(x);
+#else
+  uint32_t i = 0;
+  while (!(x >> i & 1)) i++;
+  return i;
+#endif
+}
+
+static uint32_t pack_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+static inline uint64_t pack_word(const uint8_t *marks, uint32_t i) {
+  uint64_t word;
+  memcpy(&word, marks + (size_t)i * 8, sizeof word);
+  return word;
+}
+
+static inline uint32_t pack_index(const uint8_t *marks, uint32_t i) {
+  uint16_t index;
+  memcpy(&index, marks + (size_t)i * 2, sizeof index);
+  return index;
+}
+
+static inline uint32_t pack_width(int dtype, int half) {
+  return half == MLFAB_HALF_NONE ? mlfab__dtype_bytes(dtype) : 2;
+}
+
+static uint32_t pack_marks_bytes(int form, uint32_t grains, uint32_t kept) {
+  if (form == MLFAB__PACK_BITMAP) return pack_pad((grains + 7) / 8);
+  return form == MLFAB__PACK_INDEX ? pack_pad(2 * kept) : 0;
+}
+
+/* The elements of the kept grains: whole ones, but for the last of the stretch. */
+static uint32_t pack_count(uint32_t elements, uint32_t grain_log2, uint32_t kept, int last) {
+  uint32_t count = kept << grain_log2, more = (0 - elements) & ((1u << grain_log2) - 1);
+  return last ? count - more : count;
+}
+
+static uint32_t pack_grains(uint32_t elements, uint32_t grain_log2) {
+  return (uint32_t)(((uint64_t)elements + (1u << grain_log2) - 1) >> grain_log2);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
+  return MLFAB__PACK_HEADER + pack_pad((elements + 7) / 8) +
+         pack_pad(elements * mlfab__dtype_bytes(dtype));
+}
+
+/* ---- reading ---- */
+
+/* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
+static int pack_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < n; i += 64) {
+    uint64_t word = pack_word(marks, i / 64);
+    if (n - i < 64 && word >> (n - i) != 0) return 0;
+    sum += pack_bits(word);
+  }
+  *last_p = (int)(pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64) & 1);
+  return sum == kept;
+}
+
+static int pack_check_indices(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < kept; i++) {
+    uint32_t index = pack_index(marks, i);
+    if (index < next || index >= n) return 0;
+    next = index + 1;
+  }
+  *last_p = next == n;
+  return 1;
+}
+
+static int pack_is_zero(const uint8_t *at, const uint8_t *end) {
+  while (at < end)
+    if (*at++ != 0) return 0;
+  return 1;
+}
+
+static void pack_read_header(const uint8_t *at, mlfab__packet *packet) {
+  memcpy(&packet->offset, at, 8);
+  memcpy(&packet->elements, at + PACK_AT_ELEMENTS, 4);
+  memcpy(&packet->kept, at + PACK_AT_KEPT, 4);
+  memcpy(&packet->body, at + PACK_AT_BODY, 4);
+  packet->form = at[PACK_AT_FORM];
+  packet->value = at[PACK_AT_FORM + 1];
+  packet->grain_log2 = at[PACK_AT_FORM + 2];
+  packet->dtype = at[PACK_AT_FORM + 3];
+}
+
+static int pack_check_header(const mlfab__packet *packet) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  if (width == 0 || packet->form > MLFAB__PACK_INDEX || packet->value > MLFAB_HALF_BF16) return 0;
+  if (packet->value != MLFAB_HALF_NONE && packet->dtype == MLFAB_I64) return 0;
+  if (packet->elements == 0 || packet->elements > MLFAB__PACK_ELEMENTS) return 0;
+  return packet->grain_log2 <= 16 && packet->offset % width == 0 &&
+         packet->offset <= UINT64_MAX - (uint64_t)packet->elements * width;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_open(const uint8_t *at, uint64_t room, mlfab__packet *packet) {
+  mlfab__packet p = {0};
+  int last = 1;
+  if (room < MLFAB__PACK_HEADER) return 0;
+  pack_read_header(at, &p);
+  if (!pack_check_header(&p)) return 0;
+  p.grains = pack_grains(p.elements, p.grain_log2);
+  if (p.kept > p.grains || (p.form == MLFAB__PACK_DENSE && p.kept < p.grains)) return 0;
+  uint32_t marks = pack_marks_bytes(p.form, p.grains, p.kept);
+  if (room - MLFAB__PACK_HEADER < marks) return 0;
+  p.marks = at + MLFAB__PACK_HEADER;
+  p.values = p.marks + marks;
+  if (p.form == MLFAB__PACK_BITMAP && !pack_check_bitmap(p.marks, p.grains, p.kept, &last))
+    return 0;
+  if (p.form == MLFAB__PACK_INDEX && (!pack_check_indices(p.marks, p.grains, p.kept, &last) ||
+                                      !pack_is_zero(p.marks + (size_t)p.kept * 2, p.values)))
+    return 0;
+  p.count = pack_count(p.elements, p.grain_log2, p.kept, last);
+  uint32_t bytes = p.count * pack_width(p.dtype, p.value);
+  if (p.body != marks + pack_pad(bytes) || room - MLFAB__PACK_HEADER < p.body) return 0;
+  if (!pack_is_zero(p.values + bytes, p.marks + p.body)) return 0;
+  *packet = p;
+  return MLFAB__PACK_HEADER + p.body;
+}
+
+/* ---- writing ---- */
+
+/* n values of the tensor's type, as they travel. */
+static void pack_put(uint8_t *out, int dtype, int half, const void *values, uint32_t n) {
+  pack_stage stage;
+  if (half == MLFAB_HALF_NONE) {
+    memcpy(out, values, (size_t)n * mlfab__dtype_bytes(dtype));
+    return;
+  }
+  uint16_t *halves = (uint16_t *)(void *)out;
+  if (dtype == MLFAB_F32) {
+    mlfab__half_store(half, halves, (const float *)values, n);
+    return;
+  }
+  for (uint32_t at = 0; at < n; at += PACK_STAGE) {
+    uint32_t count = n - at < PACK_STAGE ? n - at : PACK_STAGE;
+    for (uint32_t i = 0; i < count; i++)
+      stage.f32[i] = mlfab__half_narrow(((const double *)values)[at + i]);
+    mlfab__half_store(half, halves + at, stage.f32, count);
+  }
+}
+
+/* The header, and zeros where padding may be: what is written later covers the rest of them. Returns
+ * where the values go; *packet is what mlfab__pack_open will say. */
+static uint8_t *pack_header(uint8_t *out, const mlfab__pack_shape *shape, int form, uint32_t kept,
+                            int last, mlfab__packet *packet) {
+  mlfab__packet p = {.offset = shape->offset,
+                     .elements = shape->elements,
+                     .kept = kept,
+                     .grains = pack_grains(shape->elements, shape->grain_log2),
+                     .form = (uint8_t)form,
+                     .value = (uint8_t)shape->half,
+                     .grain_log2 = (uint8_t)shape->grain_log2,
+                     .dtype = (uint8_t)shape->dtype};
+  uint32_t marks = pack_marks_bytes(form, p.grains, kept);
+  p.count = pack_count(p.elements, p.grain_log2, kept, last);
+  p.body = marks + pack_pad(p.count * pack_width(shape->dtype, shape->half));
+  p.marks = out + MLFAB__PACK_HEADER;
+  p.values = p.marks + marks;
+  memcpy(out, &p.offset, 8);
+  memcpy(out + PACK_AT_ELEMENTS, &p.elements, 4);
+  memcpy(out + PACK_AT_KEPT, &p.kept, 4);
+  memcpy(out + PACK_AT_BODY, &p.body, 4);
+  out[PACK_AT_FORM] = p.form;
+  out[PACK_AT_FORM + 1] = p.value;
+  out[PACK_AT_FORM + 2] = p.grain_log2;
+  out[PACK_AT_FORM + 3] = p.dtype;
+  uint8_t *body = out + MLFAB__PACK_HEADER;
+  if (marks > 0) memset(body + marks - 8, 0, 8);
+  if (p.body > marks) memset(body + p.body - 8, 0, 8);
+  *packet = p;
+  return body + marks;
+}
+
+static int pack_smaller(uint32_t grains, uint32_t kept) {
+  return pack_marks_bytes(MLFAB__PACK_INDEX, grains, kept) <
+                 pack_marks_bytes(MLFAB__PACK_BITMAP, grains, kept)
+             ? MLFAB__PACK_INDEX
+             : MLFAB__PACK_BITMAP;
+}
+
+static void pack_write_marks(uint8_t *marks, const mlfab__packet *packet, const uint64_t *keep) {
+  uint32_t words = (packet->grains + 63) / 64;
+  if (packet->form == MLFAB__PACK_BITMAP) memcpy(marks, keep, (size_t)words * 8);
+  if (packet->form != MLFAB__PACK_INDEX) return;
+  for (uint32_t i = 0; i < words; i++)
+    for (uint64_t word = keep[i]; word != 0; word &= word - 1) {
+      uint16_t index = (uint16_t)(i * 64 + pack_lowest(word));
+      memcpy(marks, &index, sizeof index);
+      marks += sizeof index;
+    }
+}
+
+/* Header and marks; NULL when nothing is marked. */
+static uint8_t *pack_prepare(uint8_t *out, const mlfab__pack_shape *shape, const uint64_t *keep,
+                             int may_dense, mlfab__packet *packet) {
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2), kept = 0;
+  uint32_t width = pack_width(shape->dtype, shape->half);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += pack_bits(keep[i]);
+  if (kept == 0) return NULL;
+  int form = pack_smaller(grains, kept),
+      last = (int)(keep[(grains - 1) / 64] >> ((grains - 1) % 64) & 1);
+  uint32_t count = pack_count(shape->elements, shape->grain_log2, kept, last);
+  uint32_t bytes = pack_marks_bytes(form, grains, kept) + pack_pad(count * width);
+  if (kept == grains || (may_dense && pack_pad(shape->elements * width) <= bytes)) {
+    form = MLFAB__PACK_DENSE;
+    kept = grains;
+    last = 1;
+  }
+  uint8_t *values = pack_header(out, shape, form, kept, last, packet);
+  pack_write_marks(out + MLFAB__PACK_HEADER, packet, keep);
+  return values;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_begin(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const uint64_t *keep, uint8_t **values_p) {
+  mlfab__packet packet;
+  uint8_t *values = pack_prepare(out, shape, keep, 0, &packet);
+  if (values == NULL) return 0;
+  *values_p = values;
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_dense(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const void *values) {
+  mlfab__packet packet;
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2);
+  uint8_t *at = pack_header(out, shape, MLFAB__PACK_DENSE, grains, 1, &packet);
+  pack_put(at, shape->dtype, shape->half, values, shape->elements);
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_sparse(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const uint32_t *indices, const void *values,
+                                            uint32_t kept) {
+  mlfab__pack_shape single = *shape;
+  mlfab__packet packet;
+  single.grain_log2 = 0;
+  if (kept == 0) return 0;
+  int form = kept == shape->elements ? MLFAB__PACK_DENSE : pack_smaller(shape->elements, kept);
+  uint8_t *at = pack_header(out, &single, form, kept, 1, &packet);
+  uint8_t *marks = out + MLFAB__PACK_HEADER;
+  if (form == MLFAB__PACK_BITMAP) {
+    memset(marks, 0, (size_t)(at - marks));
+    for (uint32_t i = 0; i < kept; i++)
+      marks[indices[i] / 8] = (uint8_t)(marks[indices[i] / 8] | 1u << indices[i] % 8);
+  } else if (form == MLFAB__PACK_INDEX) {
+    for (uint32_t i = 0; i < kept; i++) {
+      uint16_t index = (uint16_t)indices[i];
+      memcpy(marks + (size_t)i * 2, &index, sizeof index);
+    }
+  }
+  pack_put(at, shape->dtype, shape->half, values, kept);
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+/* ---- runs ---- */
+
+/* The first bit from `at` on that is `set`, or n. */
+static uint32_t pack_find(const uint8_t *marks, uint32_t at, uint32_t n, int set) {
+  while (at < n) {
+    uint64_t word = pack_word(marks, at / 64);
+    word = (set ? word : ~word) >> (at % 64);
+    if (word != 0) return (uint32_t)mlfab__min(n, at + pack_lowest(word));
+    at = (at | 63) + 1;
+  }
+  return n;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__pack_cursor *cursor,
+                                      uint32_t *first_p, uint32_t *n_p) {
+  uint32_t begin = cursor->grain, end = packet->grains;
+  if (packet->form == MLFAB__PACK_BITMAP) {
+    begin = pack_find(packet->marks, begin, packet->grains, 1);
+    end = pack_find(packet->marks, begin, packet->grains, 0);
+  } else if (packet->form == MLFAB__PACK_INDEX) {
+    if (cursor->mark == packet->kept) return 0;
+    begin = pack_index(packet->marks, cursor->mark++);
+    end = begin + 1;
+    while (cursor->mark < packet->kept && pack_index(packet->marks, cursor->mark) == end)
+      cursor->mark++, end++;
+  }
+  if (begin == packet->grains) return 0;
+  cursor->grain = end;
+  *first_p = begin << packet->grain_log2;
+  *n_p = (uint32_t)mlfab__min(packet->elements, (uint64_t)end << packet->grain_log2) - *first_p;
+  return 1;
+}
+
+/* ---- values ---- */
+
+/* Values k to k + n of a packet in the tensor's type: where they lie, or decoded to the stage, which
+ * holds n. */
+static const void *pack_values(const mlfab__packet *packet, uint32_t k, uint32_t n,
+                               pack_stage *stage) {
+  const uint8_t *at = packet->values + (size_t)k * pack_width(packet->dtype, packet->value);
+  const uint16_t *halves = (const uint16_t *)(const void *)at;
+  if (packet->value == MLFAB_HALF_NONE) return at;
+  if (packet->dtype == MLFAB_F32) {
+    mlfab__half_load(packet->value, stage->f32, halves, n);
+  } else {
+    for (uint32_t i = 0; i < n; i++)
+      stage->f64[i] = (double)mlfab__half_back(packet->value, halves[i]);
+  }
+  return stage;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
+  if (packet->value == MLFAB_HALF_NONE)
+    return mlfab__reduce_finite(packet->dtype, packet->values, packet->count);
+  return mlfab__half_finite(packet->value, (const uint16_t *)(const void *)packet->values,
+                            packet->count);
+}
+
+/* ---- single elements: the set bits of up to PACK_STAGE / 64 words, values one behind the other ---- */
+
+enum { PACK_WORDS = PACK_STAGE / 64 };
+
+#define PACK_EACH_BIT(word, base, i)                            \
+  for (uint64_t bits_ = (word); bits_ != 0; bits_ &= bits_ - 1) \
+    for (uint32_t i = (base) + pack_lowest(bits_), once_ = 1; once_ != 0; once_ = 0)
+
+/* gather: array to values; scatter: the other way, or added to what is there. */
+#define PACK_SINGLES(type, name)                                                            \
+  static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,     \
+                                 uint32_t words) {                                          \
+    for (uint32_t at = 0; at < words; at++)                                                 \
+      PACK_EACH_BIT(pack_word(marks, at), at * 64, i) *values++ = array[i];                 \
+  }                                                                                         \
+  static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks,    \
+                                  uint32_t words, int add) {                                \
+    for (uint32_t at = 0; at < words; at++) PACK_EACH_BIT(pack_word(marks, at), at * 64, i) \
+    array[i] = add ? (type)(array[i] + *values++) : *values++;                              \
+  }                                                                                         \
+  static void pack_place_##name(type *array, const type *values, const uint8_t *indices,    \
+                                uint32_t n, int add) {                                      \
+    for (uint32_t k = 0; k < n; k++) {                                                      \
+      uint32_t i = pack_index(indices, k);                                                  \
+      array[i] = add ? (type)(array[i] + values[k]) : values[k];                            \
+    }                                                                                       \
+  }
+
+PACK_SINGLES(float, f32)
+PACK_SINGLES(double, f64)
+PACK_SINGLES(uint64_t, u64)
+
+#if PACK_X86
+PACK_AVX512 static void pack_gather_avx512(float *values, const float *array, const uint8_t *marks,
+                                           uint32_t words, uint32_t n) {
+  for (uint32_t i = 0; i < words * 64 && i < n; i += 16) {
+    __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
+    __m512 x = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, array + i));
+    _mm512_mask_storeu_ps(values, (__mmask16)((1u << count) - 1), x);
+    values += count;
+  }
+}
+
+PACK_AVX512 static void pack_scatter_avx512(float *array, const float *values, const uint8_t *marks,
+                                            uint32_t words, uint32_t n, int add) {
+  for (uint32_t i = 0; i < words * 64 && i < n; i += 16) {
+    __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
+    __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), values);
+    x = _mm512_maskz_expand_ps(mask, x);
+    if (add) x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, array + i), x);
+    _mm512_mask_storeu_ps(array + i, mask, x);
+    values += count;
+  }
+}
+#endif
+
+static void pack_gather(int dtype, void *values, const void *array, const uint8_t *marks,
+                        uint32_t words, uint32_t n) {
+  (void)n;
+#if PACK_X86
+  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+    pack_gather_avx512((float *)values, (const float *)array, marks, words, n);
+    return;
+  }
+#endif
+  if (dtype == MLFAB_F32)
+    pack_gather_f32((float *)values, (const float *)array, marks, words);
+  else if (dtype == MLFAB_F64)
+    pack_gather_f64((double *)values, (const double *)array, marks, words);
+  else
+    pack_gather_u64((uint64_t *)values, (const uint64_t *)array, marks, words);
+}
+
+static void pack_scatter(int dtype, void *array, const void *values, const uint8_t *marks,
+                         uint32_t words, uint32_t n, int add) {
+  (void)n;
+#if PACK_X86
+  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+    pack_scatter_avx512((float *)array, (const float *)values, marks, words, n, add);
+    return;
+  }
+#endif
+  if (dtype == MLFAB_F32)
+    pack_scatter_f32((float *)array, (const float *)values, marks, words, add);
+  else if (dtype == MLFAB_F64)
+    pack_scatter_f64((double *)array, (const double *)values, marks, words, add);
+  else
+    pack_scatter_u64((uint64_t *)array, (const uint64_t *)values, marks, words, add);
+}
+
+static void pack_place(int dtype, void *array, const void *values, const uint8_t *indices,
+                       uint32_t n, int add) {
+  if (dtype == MLFAB_F32)
+    pack_place_f32((float *)array, (const float *)values, indices, n, add);
+  else if (dtype == MLFAB_F64)
+    pack_place_f64((double *)array, (const double *)values, indices, n, add);
+  else
+    pack_place_u64((uint64_t *)array, (const uint64_t *)values, indices, n, add);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const void *values, const uint64_t *keep,
+                                            int may_dense) {
+  mlfab__packet packet;
+  const uint8_t *array = (const uint8_t *)values, *marks = (const uint8_t *)keep;
+  uint32_t bytes = mlfab__dtype_bytes(shape->dtype), width = pack_width(shape->dtype, shape->half);
+  uint8_t *at = pack_prepare(out, shape, keep, may_dense, &packet);
+  if (at == NULL) return 0;
+  if (packet.form == MLFAB__PACK_DENSE || shape->grain_log2 > 0) {
+    mlfab__pack_cursor cursor = {0, 0};
+    for (uint32_t first, n; mlfab__unpack_run(&packet, &cursor, &first, &n);) {
+      pack_put(at, shape->dtype, shape->half, array + (size_t)first * bytes, n);
+      at += (size_t)n * width;
+    }
+    return MLFAB__PACK_HEADER + packet.body;
+  }
+  for (uint32_t first = 0; first < shape->elements; first += PACK_STAGE) {
+    pack_stage stage;
+    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE), count = 0;
+    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(keep[first / 64 + i]);
+    pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8,
+                (n + 63) / 64, n);
+    pack_put(at, shape->dtype, shape->half, &stage, count);
+    at += (size_t)count * width;
+  }
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+/* ---- unpacking ---- */
+
+/* Values k to k + n, times scale when they are to be added; 0 when one of these is not finite. The
+ * product is stored before it is added, so that no compiler joins the two. */
+static int pack_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int add, double scale,
+                      pack_stage *stage, const void **terms_p) {
+  *terms_p = pack_values(packet, k, n, stage);
+  if (!add) return 1;
+  int finite = mlfab__reduce_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
+  *terms_p = stage;
+  return finite;
+}
+
+static int pack_apply_singles(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
+  pack_stage stage;
+  const void *terms;
+  uint32_t bytes = mlfab__dtype_bytes(packet->dtype);
+  if (packet->form == MLFAB__PACK_INDEX) {
+    for (uint32_t k = 0; k < packet->kept; k += PACK_STAGE) {
+      uint32_t n = (uint32_t)mlfab__min(packet->kept - k, PACK_STAGE);
+      if (!pack_terms(packet, k, n, add, scale, &stage, &terms)) return 0;
+      pack_place(packet->dtype, w, terms, packet->marks + (size_t)k * 2, n, add);
+    }
+    return 1;
+  }
+  for (uint32_t first = 0, k = 0; first < packet->elements; first += PACK_STAGE) {
+    const uint8_t *marks = packet->marks + first / 8;
+    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE), count = 0;
+    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(pack_word(marks, i));
+    if (!pack_terms(packet, k, count, add, scale, &stage, &terms)) return 0;
+    pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, (n + 63) / 64, n, add);
+    k += count;
+  }
+  return 1;
+}
+
+/* Long runs go straight to the kernels; halves by the stage. */
+static int pack_apply(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
+  mlfab__pack_cursor cursor = {0, 0};
+  pack_stage stage;
+  uint32_t bytes = mlfab__dtype_bytes(packet->dtype), k = 0;
+  uint32_t most = packet->value == MLFAB_HALF_NONE ? MLFAB__PACK_ELEMENTS : PACK_STAGE;
+  if (packet->form != MLFAB__PACK_DENSE && packet->grain_log2 == 0)
+    return pack_apply_singles(packet, w, add, scale);
+  for (uint32_t first, left; mlfab__unpack_run(packet, &cursor, &first, &left);) {
+    for (uint32_t n; left > 0; left -= n, first += n, k += n) {
+      uint8_t *at = w + (size_t)first * bytes;
+      n = (uint32_t)mlfab__min(left, most);
+      const void *u = pack_values(packet, k, n, &stage);
+      if (!add)
+        memcpy(at, u, (size_t)n * bytes);
+      else if (!mlfab__reduce_add(packet->dtype, at, at, u, scale, n, 0))
+        return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale) {
+  return pack_apply(packet, (uint8_t *)w, 1, scale);
+}
+
+MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w) {
+  (void)pack_apply(packet, (uint8_t *)w, 0, 1.0);
+}
+
+MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out) {
+  if (packet->form != MLFAB__PACK_DENSE)
+    memset(out, 0, (size_t)packet->elements * mlfab__dtype_bytes(packet->dtype));
+  mlfab__unpack_store(packet, out);
+}
+
+#undef PACK_X86
+#undef PACK_AVX512
+#undef PACK_STAGE
+#undef PACK_EACH_BIT
+#undef PACK_SINGLES
