@@ -151,8 +151,6 @@ static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
 static double sync_dynamic(const mlfab_sync *sync, double significance, uint64_t beyond) {
   double alpha = sync->alpha > 0.0 ? sync->alpha : significance < 0.0 ? 1.0 : significance;
   double power = 1.0, square = sync_inverse_e;
-  /* The divisor is 2 at most. Said first, as a significance may be too large to divide. */
-  if (alpha >= 2.0) return 1.0;
   for (; beyond != 0; beyond >>= 1, square *= square)
     if (beyond & 1) power *= square;
   double pause = alpha / (1.0 + power);

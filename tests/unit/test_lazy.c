@@ -1,7 +1,8 @@
-/* test_lazy.c - core/lazy.c against a scan; then the whole server side of consistency, made of lazy.c and
- * sync.c, against FluentPS's Algorithm 1 as it is written, on random traces.
+/* test_lazy.c - core/lazy.c against a scan; then the whole server side of consistency, made of lazy.c
+ * and sync.c, against FluentPS's Algorithm 1 as it is written, on random traces.
  *
- * MLFAB_SCALE=100 makes 300,000 traces, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
+ * MLFAB_SCALE=100 makes 300,000 traces, 1 (the default) a hundredth of them; MLFAB_SEED=n one
+ * alone. */
 #include "core/lazy.h"
 #include "core/prng.h"
 #include "core/sync.h"
@@ -109,7 +110,7 @@ static void test_at(void **state) {
   (void)state;
   for (uint64_t progress = 0; progress < 9; progress++)
     for (uint64_t v = 0; v < 9; v++) {
-      /* Alg. 1's index is i = progress - 1, or V when that is behind; index k is freed by V = k + 1. */
+      /* Alg. 1's index: i = progress - 1, or V when i is behind; k is freed by V = k + 1. */
       uint64_t index = progress > v + 1 ? progress - 1 : v;
       assert_int_equal(mlfab__lazy_at(0, progress, v), index + 1);
       assert_int_equal(mlfab__lazy_at(1, progress, v), v + 1);
@@ -203,7 +204,7 @@ static mlfab_sync_state look(const side *s, uint32_t worker, uint64_t progress) 
   return state;
 }
 
-/* What holds of every answer whatever the trace: at most s of the slowest worker's updates are missing. */
+/* What holds of every answer: at most s of the slowest worker's updates are missing. */
 static void answer(side *s, uint32_t id) {
   mlfab_sync_state state = look(s, pulls[id].worker, pulls[id].progress);
   s->answered[id]++;
@@ -576,8 +577,8 @@ static void test_special_cases(void **state) {
   assert_true(soft_all > lazy_all);
 }
 
-/* Pushes in order under one model complete at most one iteration each; a `need` that is lowered, and a
- * death, complete several at once, which an equality would miss. */
+/* Pushes in order under one model complete at most one iteration each; a `need` that is lowered, and
+ * a death, complete several at once, which an equality would miss. */
 static void test_push_condition_loops(void **state) {
   (void)state;
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 9};
@@ -602,8 +603,9 @@ static void test_push_condition_loops(void **state) {
   assert_int_equal(ours.s.v, 4);
 }
 
-/* Fig. 3 as Table III has it: with s = 3 and V = 1, i = 3 passes and i = 4 is delayed; soft until V = 2, lazy
- * until iteration 4 is complete. SSP(5) to BSP under the soft barrier does not answer too early. */
+/* Fig. 3 as Table III has it: with s = 3 and V = 1, i = 3 passes and i = 4 is delayed; soft until
+ * V = 2, lazy until iteration 4 is complete. SSP(5) to BSP under the soft barrier does not answer
+ * too early. */
 static void test_figure_3(void **state) {
   (void)state;
   for (uint32_t soft = 0; soft < 2; soft++) {

@@ -1,5 +1,6 @@
-/* test_sync.c - core/sync.c: conditions over all small states against Table III of FluentPS, what is refused
- * and with which words, the law of PSSP's gaps, draws, and the threshold of DSPS. Whole servers: test_lazy.c.
+/* test_sync.c - core/sync.c: conditions over all small states against Table III of FluentPS, what is
+ * refused and with which words, the law of PSSP's gaps, draws, and the threshold of DSPS. Whole
+ * servers: test_lazy.c.
  *
  * MLFAB_SCALE=100 makes 400,000 trials of each gap law, 1 (the default) a hundredth of them. */
 #include "core/sync.h"
@@ -121,7 +122,7 @@ static void test_push_conditions(void **state) {
     mlfab_sync_state look = {.arrived = n / KINDS / 6 % 6, .members = n / KINDS / 36};
     uint32_t need =
         sync.kind == MLFAB_SYNC_DROP && sync.need < look.members ? sync.need : look.members;
-    /* Count[V] >= N_t; with nobody left there is no N, and what is there is all that there will be. */
+    /* Count[V] >= N_t; with nobody left, what is there is all that there will be. */
     int complete = look.members ? look.arrived >= need : look.arrived > 0;
     assert_int_equal(mlfab__sync_complete_round(&sync, &look), complete);
   }
@@ -139,7 +140,7 @@ static double chi_limit(double n) {
   return n * pow(1 - 2 / (9 * n) + 3.0902 * sqrt(2 / (9 * n)), 3);
 }
 
-/* One worker has stopped, another goes on until it is paused, at a gap k = s + j: P = c (1 - c)^j. */
+/* One worker has stopped, another goes on until it is paused at a gap k = s + j: c (1 - c)^j. */
 static void gap_law(double c, uint64_t s, uint32_t trials) {
   enum { BINS = 400 };
   uint32_t seen[BINS] = {0}, bins = 0;
