@@ -3,6 +3,8 @@
 
 #include "reduce.h"
 
+#define SLICE_NOBODY 0xffffffffu
+
 enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096, SLICE_USUAL_BYTES = 32768 };
 
 /* Fills tensors with their places; 8-byte types first. */
@@ -261,4 +263,91 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
   return segment->offset == begin && begin < end && segment->bytes <= end - begin &&
          slice_between_elements(layout, segment->offset) &&
          slice_between_elements(layout, segment->offset + segment->bytes);
+}
+
+/* --- balance --- */
+
+typedef struct slice_balance {
+  const mlfab__slice *slices;
+  uint32_t n, servers;
+  const uint8_t *active;
+  uint32_t *owner;
+  uint64_t *load;
+  uint32_t *order; /* all slices, ascending by bytes and number */
+  uint32_t *mine;  /* those of one server, likewise */
+} slice_balance;
+
+static int slice_before_bytes(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__slice *s = of;
+  return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
+}
+
+/* Takes from a server what it has beyond `cap`: it keeps as many slices as it may, and of so many
+ * the largest that fit, so that the fewest bytes go. */
+static void slice_shed(slice_balance *b, uint32_t server, uint64_t cap) {
+  uint32_t n = 0, keep = 0;
+  uint64_t least = 0; /* of the `keep` smallest */
+  for (uint32_t i = 0; i < b->n; i++) {
+    if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
+  }
+  while (keep < n && least + b->slices[b->mine[keep]].bytes <= cap)
+    least += b->slices[b->mine[keep++]].bytes;
+  for (uint32_t i = n; i-- > 0;) {
+    uint64_t bytes = b->slices[b->mine[i]].bytes;
+    uint64_t others = keep > 0 ? least - b->slices[b->mine[keep - 1]].bytes : 0;
+    if (keep > 0 && bytes + others <= cap) {
+      cap -= bytes;
+      least = others;
+      keep--;
+    } else {
+      b->owner[b->mine[i]] = SLICE_NOBODY;
+      b->load[server] -= bytes;
+    }
+  }
+}
+
+/* New owners with no server above `cap`, as far as that goes. Returns the largest load. */
+static uint64_t slice_level(slice_balance *b, uint64_t cap) {
+  uint64_t largest = 0;
+  memset(b->load, 0, b->servers * sizeof *b->load);
+  for (uint32_t i = 0; i < b->n; i++) {
+    uint32_t server = b->slices[i].server;
+    int stays = server < b->servers && b->active[server];
+    b->owner[i] = stays ? server : SLICE_NOBODY;
+    if (stays) b->load[server] += b->slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) {
+    if (b->load[s] > cap) slice_shed(b, s, cap);
+  }
+  /* The largest first, each to the one that has least. */
+  for (uint32_t i = b->n; i-- > 0;) {
+    uint32_t slice = b->order[i], to = SLICE_NOBODY;
+    if (b->owner[slice] != SLICE_NOBODY) continue;
+    for (uint32_t s = 0; s < b->servers; s++) {
+      if (b->active[s] && (to == SLICE_NOBODY || b->load[s] < b->load[to])) to = s;
+    }
+    b->owner[slice] = to;
+    b->load[to] += b->slices[slice].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) largest = mlfab__max(largest, b->load[s]);
+  return largest;
+}
+
+MLFAB__INTERNAL void mlfab__slice_balance(const mlfab__slice *slices, uint32_t n,
+                                          const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                          uint64_t *load, uint32_t *order) {
+  slice_balance b = {slices, n, servers, active, owner, load, order, order + n};
+  uint64_t total = 0, members = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    order[i] = i;
+    total += slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
+  assert(members > 0);
+  slice_sort(order, n, slice_before_bytes, slices);
+  /* 21/20 of the mean, without an overflow. */
+  uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
+  uint64_t largest = slice_level(&b, cap);
+  /* Too few slices for that: what is within a 64th of what can be had is left where it is. */
+  if (largest > cap) slice_level(&b, largest + largest / 64);
 }

@@ -69,4 +69,13 @@ MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t ser
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment);
 
+/* New owners for slices, for servers that come and go (active[s] is not 0 for those that stay or come,
+ * at least one): no server has more than 1.05 times the mean of the active ones, in bytes, and the
+ * fewest bytes move. What slices of nearly equal size do not allow, since there are few, is evened
+ * out as well as they do, give or take a 64th. Ties: the lower number. `load` has room for
+ * `servers`, `order` for 2 n. Nothing else decides: all who ask get the same. O(n (log n + servers)). */
+MLFAB__INTERNAL void mlfab__slice_balance(const mlfab__slice *slices, uint32_t n,
+                                          const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                          uint64_t *load, uint32_t *order);
+
 #endif

@@ -253,10 +253,135 @@ static void test_refusals(void **state) {
   assert_non_null(strstr(error.text, "active: 3"));
 }
 
+/* --- balance --- */
+
+/* n slices as a layout cuts them: of nearly equal size, the last a little shorter. */
+static uint64_t random_slices(mlfab__prng *prng, mlfab__slice *slices, uint32_t n,
+                              uint32_t servers) {
+  uint64_t lines = n * (64 + mlfab__prng_below(prng, 600)) + mlfab__prng_below(prng, n), at = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    slices[i].offset = at;
+    slices[i].bytes = (lines * (i + 1) / n - lines * i / n) * 64;
+    if (i + 1 == n) slices[i].bytes -= mlfab__prng_below(prng, 64) / 4 * 4;
+    slices[i].server = (uint32_t)mlfab__prng_below(prng, servers);
+    at += slices[i].bytes;
+  }
+  return at;
+}
+
+static uint32_t random_active(mlfab__prng *prng, uint8_t *active, uint32_t servers) {
+  uint32_t members = 0;
+  for (uint32_t s = 0; s < servers; s++) members += active[s] = mlfab__prng_below(prng, 3) > 0;
+  if (members > 0) return members;
+  active[mlfab__prng_below(prng, servers)] = 1;
+  return 1;
+}
+
+/* The largest load, and what moves; the owner of every slice must be active. */
+static uint64_t weigh(const mlfab__slice *slices, uint32_t n, const uint8_t *active,
+                      const uint32_t *owner, uint64_t *moved) {
+  uint64_t load[64] = {0}, largest = 0;
+  *moved = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    assert_true(active[owner[i]]);
+    load[owner[i]] += slices[i].bytes;
+    if (load[owner[i]] > largest) largest = load[owner[i]];
+    if (owner[i] != slices[i].server) *moved += slices[i].bytes;
+  }
+  return largest;
+}
+
+/* Tries all assignments: the smallest largest load, and the fewest bytes that move with none above
+ * `cap`. */
+static void try_all(const mlfab__slice *slices, uint32_t n, const uint8_t *active, uint32_t servers,
+                    uint64_t cap, uint64_t *least, uint64_t *fewest) {
+  uint32_t owner[8] = {0}, i = 0;
+  *least = *fewest = UINT64_MAX;
+  while (i < n) {
+    uint64_t moved;
+    int fits = 1;
+    for (uint32_t k = 0; k < n; k++) fits = fits && active[owner[k]];
+    if (fits) {
+      uint64_t largest = weigh(slices, n, active, owner, &moved);
+      if (largest < *least) *least = largest;
+      if (largest <= cap && moved < *fewest) *fewest = moved;
+    }
+    for (i = 0; i < n && ++owner[i] == servers; i++) owner[i] = 0;
+  }
+}
+
+static void test_balance_against_all(void **state) {
+  uint32_t met = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 600; seed++) {
+    mlfab__prng prng;
+    mlfab__slice slices[8];
+    uint8_t active[4];
+    uint32_t owner[8], order[16];
+    uint64_t load[4], moved, least, fewest;
+    mlfab__prng_seed(&prng, seed);
+    uint32_t n = 1 + (uint32_t)mlfab__prng_below(&prng, seed % 20 ? 6 : 8);
+    uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 4);
+    uint64_t total = random_slices(&prng, slices, n, servers);
+    uint32_t members = random_active(&prng, active, servers);
+    uint64_t cap = total * 21 / (20 * members);
+    mlfab__slice_balance(slices, n, active, servers, owner, load, order);
+    uint64_t largest = weigh(slices, n, active, owner, &moved);
+    try_all(slices, n, active, servers, cap, &least, &fewest);
+    met += least <= cap;
+    if (least > cap) {
+      assert_true(largest <= least + least / 64 + 64);
+      try_all(slices, n, active, servers, largest, &least, &fewest);
+    } else {
+      assert_true(largest <= cap);
+    }
+    if (moved != fewest) print_message("seed %u\n", (unsigned)seed);
+    assert_int_equal(moved, fewest);
+  }
+  assert_in_range(met, 150, 500);
+}
+
+/* As many slices as there are by default, and more: servers come and go, again and again. */
+static void test_balance_bound(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 3000; seed++) {
+    static mlfab__slice slices[2048];
+    static uint32_t owner[2048], order[4096];
+    mlfab__prng prng;
+    uint8_t active[32];
+    uint64_t load[32], moved;
+    mlfab__prng_seed(&prng, seed);
+    uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 32);
+    uint32_t n = (uint32_t)(16 + mlfab__prng_below(&prng, 48)) * servers;
+    uint64_t total = random_slices(&prng, slices, n, servers);
+    for (int change = 0; change < 4; change++) {
+      uint32_t members = random_active(&prng, active, servers);
+      uint64_t cap = total * 21 / (20 * members), least = 0, excess = 0;
+      uint64_t before[32] = {0};
+      for (uint32_t i = 0; i < n; i++) before[slices[i].server] += slices[i].bytes;
+      mlfab__slice_balance(slices, n, active, servers, owner, load, order);
+      uint64_t largest = weigh(slices, n, active, owner, &moved);
+      uint64_t slice = slices[0].bytes + 64;
+      if (n / members >= 21) assert_true(largest <= cap);
+      assert_true(largest <= mlfab__max(cap, (n + members - 1) / members * slice * 65 / 64));
+      /* What leaves, and what is beyond the bound, must move; a slice a server may be too much. */
+      for (uint32_t s = 0; s < servers; s++) {
+        least += active[s] ? 0 : before[s];
+        if (active[s] && before[s] > mlfab__max(cap, largest))
+          excess += before[s] - mlfab__max(cap, largest) + slice;
+      }
+      assert_in_range(moved, least, least + excess);
+      for (uint32_t i = 0; i < n; i++) slices[i].server = owner[i];
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_random_models),
       cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_balance_against_all),
+      cmocka_unit_test(test_balance_bound),
   };
   mlfab__env_init(&env, NULL);
   return cmocka_run_group_tests(tests, NULL, NULL);
