@@ -2080,8 +2080,95 @@ static void test_pulls_at_random(void **state) {
   for (int i = 0; i < 5 && !first; i++) assert_true(totals[i] > 300);
 }
 
+/* --- slices that are no neighbours --- */
+
+static const uint32_t tensor_at[4] = {0, SHARD, SHARD + 2048, BYTES};
+
+/* What server `s` must get of an update of these tensors, word by word: its bytes, and its stretches. */
+static uint64_t scan_part(const fixture *f, uint32_t tensors, uint32_t s, uint8_t *bytes,
+                          mlfab__segment *segments, uint32_t *nsegments) {
+  const mlfab__layout *l = &f->worker.layout;
+  uint64_t n = 0, last = UINT64_MAX;
+  *nsegments = 0;
+  for (uint32_t t = 0; t < 3; t++) {
+    for (uint64_t at = tensor_at[t]; (tensors & 1u << t) && at < tensor_at[t + 1]; at += 4) {
+      if (l->slices[mlfab__layout_slice_at(l, at)].server != s) continue;
+      memcpy(bytes + n, weights + at, 4);
+      n += 4;
+      if (last != at) segments[(*nsegments)++] = (mlfab__segment){at, 0};
+      segments[*nsegments - 1].bytes += 4;
+      last = at + 4;
+    }
+  }
+  return n;
+}
+
+/* One part: announced and granted by and by, until all of it has come. */
+static void check_part(fixture *f, mlfab__prng *prng, uint32_t tensors, uint32_t s) {
+  static uint8_t wanted[BYTES], got[BYTES];
+  static mlfab__segment segments[MLFAB__SEGMENTS_MAX], told[MLFAB__SEGMENTS_MAX];
+  static uint64_t versions[MLFAB__SLICES_MAX];
+  mlfab__push m;
+  uint32_t n;
+  uint64_t bytes = scan_part(f, tensors, s, wanted, segments, &n), granted, at = 0;
+  assert_int_equal(take(f, 0, s), bytes > 0);
+  if (bytes == 0) return;
+  assert_int_equal(f->out.type, MLFAB__PUSH);
+  assert_int_equal(mlfab__decode_push(f->meta, f->out.meta_bytes, &m, told, versions), 0);
+  assert_int_equal(m.bytes, bytes);
+  assert_int_equal(m.segments, n);
+  assert_memory_equal(told, segments, n * sizeof *told);
+  for (granted = m.eager;;) {
+    for (int more = 1; more; more = take(f, 0, s)) {
+      assert_true(at + f->out.bulk_bytes <= granted);
+      if (f->out.bulk_bytes > 0) memcpy(got + at, f->out.bulk, f->out.bulk_bytes);
+      at += f->out.bulk_bytes;
+    }
+    assert_int_equal(at, granted);
+    report_all(f, LOAN_LIVE, 0, s);
+    if (at == bytes) break;
+    granted = mlfab__min(bytes, granted + 4 + 4 * mlfab__prng_below(prng, SHARD / 4));
+    grant(f, s, m.seq, granted);
+    assert_int_equal(take(f, 0, s), 1);
+  }
+  assert_memory_equal(got, wanted, bytes);
+  ack(f, s, m.seq, 0, m.seq, 0);
+}
+
+/* Servers have come and gone: what a server owns is anywhere, and it gets that and nothing else. */
+static void test_scattered_slices(void **state) {
+  fixture *f = *state;
+  mlfab__prng prng;
+  mlfab_error error;
+  mlfab__prng_seed(&prng, 3);
+  for (uint32_t i = 0; i < BYTES; i += 4) {
+    float x = (float)(i + 1);
+    memcpy(weights + i, &x, 4);
+  }
+  for (uint32_t round = 0; round < 1000; round++) {
+    uint32_t owner[MLFAB__SLICES_MAX], server = 0, tensors = 1 + round % 7, n = 0;
+    mlfab_buf bufs[3];
+    mlfab_request request;
+    for (uint32_t i = 0; i < f->worker.layout.nslices; i++) {
+      if (mlfab__prng_below(&prng, 2)) server = (uint32_t)mlfab__prng_below(&prng, SERVERS);
+      owner[i] = server;
+    }
+    mlfab__layout_assign(&f->worker.layout, owner);
+    for (uint32_t t = 0; t < 3; t++) {
+      if (tensors & 1u << t) bufs[n++] = buffer(t, weights + tensor_at[t]);
+    }
+    assert_int_equal(mlfab__worker_push(&f->worker, bufs, n, NULL, f->now, &request, &error), 0);
+    for (uint32_t s = 0; s < SERVERS; s++) check_part(f, &prng, tensors, s);
+    mlfab__request *done = mlfab__request_find(&f->requests, request);
+    assert_int_equal(done->done, 1);
+    assert_int_equal(done->result.status, 0);
+    mlfab__request_end(&f->requests, done);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(test_scattered_slices, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_announce, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_norm_is_checked, open_worker, close_worker),
       cmocka_unit_test(test_what_is_planned),
