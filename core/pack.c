@@ -360,32 +360,32 @@ MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
                             packet->count);
 }
 
-/* ---- single elements: the set bits of up to PACK_STAGE / 64 words, values one behind the other ---- */
+/* ---- single elements ---- */
 
-enum { PACK_WORDS = PACK_STAGE / 64 };
-
-#define PACK_EACH_BIT(word, base, i)                            \
-  for (uint64_t bits_ = (word); bits_ != 0; bits_ &= bits_ - 1) \
-    for (uint32_t i = (base) + pack_lowest(bits_), once_ = 1; once_ != 0; once_ = 0)
-
-/* gather: array to values; scatter: the other way, or added to what is there. */
-#define PACK_SINGLES(type, name)                                                            \
-  static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,     \
-                                 uint32_t words) {                                          \
-    for (uint32_t at = 0; at < words; at++)                                                 \
-      PACK_EACH_BIT(pack_word(marks, at), at * 64, i) *values++ = array[i];                 \
-  }                                                                                         \
-  static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks,    \
-                                  uint32_t words, int add) {                                \
-    for (uint32_t at = 0; at < words; at++) PACK_EACH_BIT(pack_word(marks, at), at * 64, i) \
-    array[i] = add ? (type)(array[i] + *values++) : *values++;                              \
-  }                                                                                         \
-  static void pack_place_##name(type *array, const type *values, const uint8_t *indices,    \
-                                uint32_t n, int add) {                                      \
-    for (uint32_t k = 0; k < n; k++) {                                                      \
-      uint32_t i = pack_index(indices, k);                                                  \
-      array[i] = add ? (type)(array[i] + values[k]) : values[k];                            \
-    }                                                                                       \
+/* gather: array to values; scatter: the other way, or added to what is there. n elements of the array
+ * have marks, those beyond are 0. */
+#define PACK_SINGLES(type, name)                                                         \
+  static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,  \
+                                 uint32_t n) {                                           \
+    for (uint32_t at = 0; at < n; at += 64)                                              \
+      for (uint64_t word = pack_word(marks, at / 64); word != 0; word &= word - 1)       \
+        *values++ = array[at + pack_lowest(word)];                                       \
+  }                                                                                      \
+  static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks, \
+                                  uint32_t n, int add) {                                 \
+    for (uint32_t at = 0; at < n; at += 64)                                              \
+      for (uint64_t word = pack_word(marks, at / 64); word != 0; word &= word - 1) {     \
+        type *to = array + at + pack_lowest(word);                                       \
+        *to = add ? (type)(*to + *values) : *values;                                     \
+        values++;                                                                        \
+      }                                                                                  \
+  }                                                                                      \
+  static void pack_place_##name(type *array, const type *values, const uint8_t *indices, \
+                                uint32_t n, int add) {                                   \
+    for (uint32_t k = 0; k < n; k++) {                                                   \
+      type *to = array + pack_index(indices, k);                                         \
+      *to = add ? (type)(*to + values[k]) : values[k];                                   \
+    }                                                                                    \
   }
 
 PACK_SINGLES(float, f32)
@@ -394,8 +394,8 @@ PACK_SINGLES(uint64_t, u64)
 
 #if PACK_X86
 PACK_AVX512 static void pack_gather_avx512(float *values, const float *array, const uint8_t *marks,
-                                           uint32_t words, uint32_t n) {
-  for (uint32_t i = 0; i < words * 64 && i < n; i += 16) {
+                                           uint32_t n) {
+  for (uint32_t i = 0; i < n; i += 16) {
     __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
     uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
     __m512 x = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, array + i));
@@ -405,8 +405,8 @@ PACK_AVX512 static void pack_gather_avx512(float *values, const float *array, co
 }
 
 PACK_AVX512 static void pack_scatter_avx512(float *array, const float *values, const uint8_t *marks,
-                                            uint32_t words, uint32_t n, int add) {
-  for (uint32_t i = 0; i < words * 64 && i < n; i += 16) {
+                                            uint32_t n, int add) {
+  for (uint32_t i = 0; i < n; i += 16) {
     __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
     uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
     __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), values);
@@ -419,37 +419,35 @@ PACK_AVX512 static void pack_scatter_avx512(float *array, const float *values, c
 #endif
 
 static void pack_gather(int dtype, void *values, const void *array, const uint8_t *marks,
-                        uint32_t words, uint32_t n) {
-  (void)n;
+                        uint32_t n) {
 #if PACK_X86
   if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
-    pack_gather_avx512((float *)values, (const float *)array, marks, words, n);
+    pack_gather_avx512((float *)values, (const float *)array, marks, n);
     return;
   }
 #endif
   if (dtype == MLFAB_F32)
-    pack_gather_f32((float *)values, (const float *)array, marks, words);
+    pack_gather_f32((float *)values, (const float *)array, marks, n);
   else if (dtype == MLFAB_F64)
-    pack_gather_f64((double *)values, (const double *)array, marks, words);
+    pack_gather_f64((double *)values, (const double *)array, marks, n);
   else
-    pack_gather_u64((uint64_t *)values, (const uint64_t *)array, marks, words);
+    pack_gather_u64((uint64_t *)values, (const uint64_t *)array, marks, n);
 }
 
 static void pack_scatter(int dtype, void *array, const void *values, const uint8_t *marks,
-                         uint32_t words, uint32_t n, int add) {
-  (void)n;
+                         uint32_t n, int add) {
 #if PACK_X86
   if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
-    pack_scatter_avx512((float *)array, (const float *)values, marks, words, n, add);
+    pack_scatter_avx512((float *)array, (const float *)values, marks, n, add);
     return;
   }
 #endif
   if (dtype == MLFAB_F32)
-    pack_scatter_f32((float *)array, (const float *)values, marks, words, add);
+    pack_scatter_f32((float *)array, (const float *)values, marks, n, add);
   else if (dtype == MLFAB_F64)
-    pack_scatter_f64((double *)array, (const double *)values, marks, words, add);
+    pack_scatter_f64((double *)array, (const double *)values, marks, n, add);
   else
-    pack_scatter_u64((uint64_t *)array, (const uint64_t *)values, marks, words, add);
+    pack_scatter_u64((uint64_t *)array, (const uint64_t *)values, marks, n, add);
 }
 
 static void pack_place(int dtype, void *array, const void *values, const uint8_t *indices,
@@ -482,8 +480,7 @@ MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shap
     pack_stage stage;
     uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE), count = 0;
     for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(keep[first / 64 + i]);
-    pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8,
-                (n + 63) / 64, n);
+    pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8, n);
     pack_put(at, shape->dtype, shape->half, &stage, count);
     at += (size_t)count * width;
   }
@@ -520,7 +517,7 @@ static int pack_apply_singles(const mlfab__packet *packet, uint8_t *w, int add, 
     uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE), count = 0;
     for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(pack_word(marks, i));
     if (!pack_terms(packet, k, count, add, scale, &stage, &terms)) return 0;
-    pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, (n + 63) / 64, n, add);
+    pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, n, add);
     k += count;
   }
   return 1;
@@ -565,5 +562,4 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 #undef PACK_X86
 #undef PACK_AVX512
 #undef PACK_STAGE
-#undef PACK_EACH_BIT
 #undef PACK_SINGLES
