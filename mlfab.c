@@ -719,13 +719,15 @@ typedef struct mlfab__header {
   X(TREE_UP, 54)         \
   X(TREE_DOWN, 55)       \
   X(TREE_ASK, 56)        \
-  X(TREE_PLAN, 57)
+  X(TREE_PLAN, 57)       \
+  X(SYNC, 58)            \
+  X(SYNC_ACK, 59)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 58
+      MLFAB__FRAME_TYPES = 60
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -799,9 +801,12 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
-  uint32_t tensors, rule, sync, mean, deterministic, slices, ghost;
+  uint32_t tensors, rule, mean, deterministic, slices, ghost;
   uint32_t first_weights; /* 1: first weights follow as update 0 */
+  uint32_t active, tags, pull_half;
   double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
+  double change_threshold, change_decay;
+  mlfab_sync consistency; /* `size` does not travel */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -819,7 +824,13 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
 } mlfab__define_ack;
 
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
-enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
+/* PACKED: its bytes are packets (pack.h); every bulk holds whole ones. */
+enum {
+  MLFAB__PUSH_MORE = 1,
+  MLFAB__PUSH_INIT = 2,
+  MLFAB__PUSH_PLANNED = 4,
+  MLFAB__PUSH_PACKED = 8
+};
 
 /* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
  * then segments; u32 version count (1: the same for all slices touched; else one for each in
@@ -831,7 +842,7 @@ typedef struct mlfab__push {
   uint32_t flags;
   uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
   uint64_t progress; /* the worker's iteration, from 0 */
-  uint64_t bytes;    /* all of it at this server = sum of its segments */
+  uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
@@ -868,18 +879,25 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
   uint32_t members, generation;
 } mlfab__withdraw;
 
-typedef struct mlfab__pull { /* u32 segment count and segments follow */
+/* u32 segment count and segments follow; then u32 count and the commits that the worker's cache has of
+ * the slices touched (as versions in a push; 0: nothing of it), when the model has tags. */
+typedef struct mlfab__pull {
   uint64_t request;
   uint64_t progress; /* how many rounds this worker has pushed */
+  uint32_t epoch;    /* of the cache */
   uint32_t segments;
+  uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
 
-enum { MLFAB__MODEL_LAST = 1 }; /* flags: the pull is answered with this */
-typedef struct mlfab__model {   /* server -> worker: bytes of one slice at one version */
+/* flags. LAST: the pull is answered with this. PACKED: the bulk is packets of this stretch, and what
+ * none of them names has not changed since the commit of the cache. */
+enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
+typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
   uint64_t request;
-  uint64_t offset;          /* in the flat model */
+  uint64_t offset, bytes;   /* the stretch of the flat model that it answers for */
   uint64_t version, commit; /* of the slice */
   uint32_t slice, flags;
+  uint32_t epoch; /* that commits are counted in */
 } mlfab__model;
 
 typedef struct mlfab__pull_fail {
@@ -904,6 +922,19 @@ typedef struct
   int32_t code; /* down: SHAPE, PEER_DEAD ... */
   int32_t rank; /* to blame */
 } mlfab__bcast;
+
+typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
+  uint64_t ask;                /* the worker's count of changes, from 1 */
+  uint32_t tensor;             /* the slices that have bytes of it, or MLFAB_ALL */
+  mlfab_sync consistency;      /* `size` does not travel */
+} mlfab__sync_ask;
+
+typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
+  uint64_t ask;                  /* 0: only news */
+  int32_t code;
+  uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
+  char text[MLFAB__TEXT_MAX];
+} mlfab__sync_ack;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
@@ -1000,6 +1031,8 @@ typedef struct mlfab__group { /* server -> aggregator: u32 count, members in ord
   uint64_t group, bytes;
   double rate_in; /* of the aggregator's host; 0 or less: not known */
   uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t
+      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
   uint32_t members, segments;
 } mlfab__group;
 #define MLFAB__GROUP_MEMBERS_MAX 512u
@@ -1020,6 +1053,7 @@ typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils i
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
+  uint64_t total; /* of the sum's bytes; of packets it is known once the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
@@ -1063,8 +1097,8 @@ typedef struct
 } mlfab__pull_via;
 
 typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
-  uint64_t request, offset, version, commit;
-  uint32_t slice, flags; /* as in mlfab__model */
+  uint64_t request, offset, bytes, version, commit;
+  uint32_t slice, flags, epoch; /* as in mlfab__model */
   uint32_t server, attempt;
 } mlfab__hop_model;
 
@@ -1144,7 +1178,7 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
@@ -1156,9 +1190,9 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 #undef MLFAB__WIRE_DECLARE
 
-/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push
- * that does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
- * not empty, no overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <=
+/* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
+ * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
+ * not empty, no overflow, their sum = bytes (of packets: no more than 8 times the sum); members 1..4096, seq + members not wrapping; eager <=
  * bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
@@ -1166,9 +1200,9 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions);
 MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
-                                            const mlfab__segment *segments);
+                                            const mlfab__segment *segments, const uint64_t *sinces);
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
-                                       mlfab__segment *segments);
+                                       mlfab__segment *segments, uint64_t *sinces);
 
 /* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
  * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose
@@ -1347,10 +1381,14 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HEARTBEAT(N, T) N(sent_ns)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
+#define WIRE_SYNC_IN(N, in)                                                                      \
+  N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
+  N(in keep_late) N(in chance) N(in alpha)
 #define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in tensors) N(in rule) N(in sync) N(in mean) N(in deterministic) N(in slices) N(in ghost)    \
-  N(in first_weights) N(in gamma) N(in adadelay_c) N(in beta1) N(in beta2) N(in epsilon)         \
-  N(in weight_decay)
+  N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
+  N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
+  N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
+  N(in change_decay) WIRE_SYNC_IN(N, in consistency.)
 #define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
 #define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
 #define WIRE_PUSH(N, T) \
@@ -1360,12 +1398,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_PUSH_ACK(N, T) N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train)
 #define WIRE_RESEND(N, T) N(generation) WIRE_WINDOW(N)
 #define WIRE_WITHDRAW(N, T) N(seq) N(members) N(generation)
-#define WIRE_PULL(N, T) N(request) N(progress)
-#define WIRE_MODEL(N, T) N(request) N(offset) N(version) N(commit) N(slice) N(flags)
+#define WIRE_PULL(N, T) N(request) N(progress) N(epoch)
+#define WIRE_MODEL(N, T) \
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch)
 #define WIRE_PULL_FAIL(N, T) N(request) N(code) N(rank) T(text)
 #define WIRE_PULL_CANCEL(N, T) N(request)
 #define WIRE_BARRIER(N, T) N(number)
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
+#define WIRE_SYNC_ASK(N, T) N(ask) N(tensor) WIRE_SYNC_IN(N, consistency.)
+#define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
 #define WIRE_DONE(N, T) N(last_seq)
 #define WIRE_MEET(N, T) N(node) N(incarnation)
 #define WIRE_WHERE(N, T) N(node)
@@ -1381,12 +1422,12 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_REPORT(N, T) \
   N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
 #define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
-#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole)
+#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole) N(packed)
 #define WIRE_GROUP_MEMBER(N, T) N(seq) N(weight) N(worker) N(incarnation)
 #define WIRE_GROUP_END(N, T) N(group)
 #define WIRE_RELEASE(N, T) N(group) N(upto)
 #define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
-#define WIRE_FORWARD(N, T) N(group) N(offset)
+#define WIRE_FORWARD(N, T) N(group) N(offset) N(total)
 #define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
 #define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
 #define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
@@ -1394,7 +1435,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
 #define WIRE_PULL_VIA(N, T) N(request) N(attempt) N(aggregator)
 #define WIRE_HOP_MODEL(N, T) \
-  N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
 #define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
 #define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
@@ -1458,6 +1499,8 @@ WIRE_META(pull_fail, WIRE_PULL_FAIL)
 WIRE_META(pull_cancel, WIRE_PULL_CANCEL)
 WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
+WIRE_META(sync_ask, WIRE_SYNC_ASK)
+WIRE_META(sync_ack, WIRE_SYNC_ACK)
 WIRE_META(done, WIRE_DONE)
 WIRE_META(meet, WIRE_MEET)
 WIRE_META(where, WIRE_WHERE)
@@ -1558,6 +1601,11 @@ static int wire_finite(double x) {
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
+/* Packets of one element each are eight times what they hold. */
+static uint64_t wire_packed_most(uint64_t sum) {
+  return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
+}
+
 /* An update of no segments is an empty push; any other touches a slice and so has a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
@@ -1571,21 +1619,33 @@ MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfa
   if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members) {
     return MLFAB_ERR_FRAME;
   }
-  if (m->bytes != sum || m->eager > m->bytes || !wire_finite(m->scale)) return MLFAB_ERR_FRAME;
+  int packed = (m->flags & MLFAB__PUSH_PACKED) != 0;
+  if ((!packed && m->bytes != sum) || (packed && m->bytes > wire_packed_most(sum)))
+    return MLFAB_ERR_FRAME;
+  if (m->eager > m->bytes || !wire_finite(m->scale)) return MLFAB_ERR_FRAME;
   return m->segments > 0 && m->versions == 0 ? MLFAB_ERR_FRAME : 0;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
-                                            const mlfab__segment *segments) {
-  if (m->segments > MLFAB__SEGMENTS_MAX) return 0;
-  return (uint32_t)(wire_write_segments(wire_write_pull(meta, m), m->segments, segments) - meta);
+                                            const mlfab__segment *segments,
+                                            const uint64_t *sinces) {
+  if (m->segments > MLFAB__SEGMENTS_MAX || m->sinces > MLFAB__SLICES_MAX) return 0;
+  uint8_t *at = wire_write_pull(meta, m);
+  if ((uint32_t)(at - meta) + 4 + 16 * m->segments + 4 + 8 * m->sinces > MLFAB_META_MAX) return 0;
+  at = wire_write_segments(at, m->segments, segments);
+  wire_put32(at, m->sinces);
+  at += 4;
+  for (uint32_t i = 0; i < m->sinces; i++, at += 8) wire_put64(at, sinces[i]);
+  return (uint32_t)(at - meta);
 }
 
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
-                                       mlfab__segment *segments) {
+                                       mlfab__segment *segments, uint64_t *sinces) {
   wire_reader r = {meta, meta + bytes, 0};
   wire_read_pull(&r, m);
   wire_read_segments(&r, &m->segments, segments);
+  m->sinces = wire_read_count(&r, MLFAB__SLICES_MAX, 8);
+  for (uint32_t i = 0; i < m->sinces; i++) wire_read_number(&r, &sinces[i], 8);
   return wire_read_end(&r);
 }
 
@@ -2412,6 +2472,287 @@ MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n)
 #undef REDUCE_NORM2_VECTOR
 #undef reduce_f32
 #undef reduce_f64
+
+/* ==============================================================================================
+ * core/half.h
+ * ============================================================================================== */
+/* half.h - float32 in 16 bits, and back. Layer 1.
+ *
+ * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32).
+ * Rounding is to nearest, ties to even. What is finite stays finite: beyond the largest number it
+ * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. Every level gives
+ * the same bits, whatever the flags of the compiler. Pointers need the alignment of their elements. */
+
+/* Magnitudes as bits of float32, NONE included: what is not above `zero` rounds to zero, what is
+ * above `top` saturates. */
+MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
+MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
+
+MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
+MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
+/* n elements; in and out do not overlap. */
+MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n);
+/* A double on its way through float32: beyond its range the largest float32. */
+MLFAB__INTERNAL float mlfab__half_narrow(double x);
+/* 1 when none of them is infinite or NaN. */
+MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
+
+/* The kernels by level: 0 portable, 1 AVX2 with F16C and BMI2, 2 AVX-512 (F, BW, DQ,
+ * VL).
+ * mlfab__half_level is the highest that this CPU has; a higher one must not be asked for. */
+MLFAB__INTERNAL int mlfab__half_level(void);
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n);
+
+
+/* ==============================================================================================
+ * core/half.c
+ * ============================================================================================== */
+/* half.c - float32 in 16 bits, and back. Layer 1.
+ *
+ * For: what travels in half precision. Not for: arithmetic; nothing is kept or added up in 16 bits.
+ *
+ * Invariants: the portable code works on bits alone, so neither the mode of the processor nor
+ * -ffast-math shows in a result; the instructions that replace it are told how to round and take
+ * subnormal numbers as they are. Magnitudes are cut off before they are rounded: what lies between
+ * the largest number and the point from which rounding would give infinity rounds down anyway.
+ *
+ * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients so. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define HALF_X86 1
+#include <immintrin.h>
+#define HALF_AVX2 __attribute__((target("avx2,f16c")))
+#define HALF_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+#define HALF_X86 0
+#endif
+
+#define HALF_MAGNITUDE 0x7fffffffu
+#define HALF_F16_TOP 0x477fe000u  /* 65504 */
+#define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
+#define HALF_F32_TOP 0x7f7fffffu
+
+/* 2^-25 and 2^-134 lie halfway to the smallest number, and the even neighbour is zero. */
+MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
+  return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__half_top(int half) {
+  return half == MLFAB_HALF_F16    ? HALF_F16_TOP
+         : half == MLFAB_HALF_BF16 ? HALF_BF16_TOP
+                                   : HALF_F32_TOP;
+}
+
+/* Below 2^-14 numbers are multiples of 2^-24. */
+static uint32_t half_subnormal(uint32_t magnitude) {
+  uint32_t exponent = magnitude >> 23, shift = 126 - exponent;
+  if (exponent < 102) return 0;
+  uint32_t m = (magnitude & 0x7fffffu) | 0x800000u, tie = 1u << (shift - 1);
+  uint32_t whole = m >> shift, rest = m & (2 * tie - 1);
+  return whole + (rest > tie || (rest == tie && (whole & 1)));
+}
+
+static inline uint16_t half_f16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
+  if (m > HALF_F16_TOP) m = HALF_F16_TOP;
+  if (m < 0x38800000u) return (uint16_t)(sign | half_subnormal(m));
+  return (uint16_t)(sign | ((m - 0x38000000u + 0xfffu + (m >> 13 & 1)) >> 13));
+}
+
+static inline uint16_t half_bf16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
+  if (m > HALF_BF16_TOP) m = HALF_BF16_TOP;
+  return (uint16_t)(sign | ((m + 0x7fffu + (m >> 16 & 1)) >> 16));
+}
+
+/* NaN becomes a quiet one, as the instruction has it. */
+static inline uint32_t half_f16_back(uint16_t bits) {
+  uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, m = bits & 0x3ffu, exponent = bits >> 10 & 31u;
+  if (exponent == 31) return sign | 0x7f800000u | m << 13 | (m != 0 ? 0x400000u : 0);
+  if (exponent != 0) return sign | (((uint32_t)(bits & 0x7fffu) << 13) + 0x38000000u);
+  if (m == 0) return sign;
+  exponent = 113;
+  while (m < 0x400u) m <<= 1, exponent--;
+  return sign | exponent << 23 | (m & 0x3ffu) << 13;
+}
+
+MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return half == MLFAB_HALF_F16 ? half_f16(bits) : half_bf16(bits);
+}
+
+MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
+  uint32_t wide = half == MLFAB_HALF_F16 ? half_f16_back(bits) : (uint32_t)bits << 16;
+  float x;
+  memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+/* The largest float32 is (2 - 2^-23) 2^127; C gives a conversion from beyond it no meaning. */
+MLFAB__INTERNAL float mlfab__half_narrow(double x) {
+  const double most = 0x1.fffffep127;
+  return (float)(x > most ? most : x < -most ? -most : x);
+}
+
+/* Four at a time: one added to an exponent of all ones carries into the sign bit, which was masked
+ * away, and no further. */
+MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
+  const uint64_t each = 0x0001000100010001u;
+  uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);
+  uint64_t one = each * (half == MLFAB_HALF_F16 ? 0x0400u : 0x0080u), carry = 0, word;
+  for (; n >= 4; n -= 4, in += 4) {
+    memcpy(&word, in, sizeof word);
+    carry |= (word & exponent) + one;
+  }
+  for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
+  return !(carry & each << 15);
+}
+
+/* ---- the kernels: what they leave of n is done by the portable ones ---- */
+
+static void half_store_portable(int half, uint16_t *out, const float *in, uint64_t n) {
+  uint32_t bits;
+  for (uint64_t i = 0; i < n; i++) {
+    memcpy(&bits, &in[i], sizeof bits);
+    out[i] = half == MLFAB_HALF_F16 ? half_f16(bits) : half_bf16(bits);
+  }
+}
+
+static void half_load_portable(int half, float *out, const uint16_t *in, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
+}
+
+#if HALF_X86
+HALF_AVX2 static uint64_t half_store_avx2(int half, uint16_t *out, const float *in, uint64_t n) {
+  const __m256i magnitude = _mm256_set1_epi32((int)HALF_MAGNITUDE), one = _mm256_set1_epi32(1);
+  const __m256i top = _mm256_set1_epi32((int)mlfab__half_top(half));
+  const __m256i tie = _mm256_set1_epi32(0x7fff);
+  uint64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(in + i));
+    __m256i m = _mm256_min_epu32(_mm256_and_si256(x, magnitude), top);
+    x = _mm256_or_si256(_mm256_andnot_si256(magnitude, x), m);
+    __m128i y;
+    if (half == MLFAB_HALF_F16) {
+      y = _mm256_cvtps_ph(_mm256_castsi256_ps(x), _MM_FROUND_TO_NEAREST_INT);
+    } else {
+      __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), one);
+      x = _mm256_srli_epi32(_mm256_add_epi32(x, _mm256_add_epi32(odd, tie)), 16);
+      y = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    }
+    _mm_storeu_si128((__m128i *)(void *)(out + i), y);
+  }
+  return i;
+}
+
+HALF_AVX2 static uint64_t half_load_avx2(int half, float *out, const uint16_t *in, uint64_t n) {
+  uint64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(in + i));
+    __m256 y = half == MLFAB_HALF_F16
+                   ? _mm256_cvtph_ps(x)
+                   : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+    _mm256_storeu_ps(out + i, y);
+  }
+  return i;
+}
+
+HALF_AVX512 static uint64_t half_store_avx512(int half, uint16_t *out, const float *in,
+                                              uint64_t n) {
+  const __m512i magnitude = _mm512_set1_epi32((int)HALF_MAGNITUDE), one = _mm512_set1_epi32(1);
+  const __m512i top = _mm512_set1_epi32((int)mlfab__half_top(half));
+  const __m512i tie = _mm512_set1_epi32(0x7fff);
+  uint64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m512i x = _mm512_loadu_si512(in + i);
+    __m512i m = _mm512_min_epu32(_mm512_and_si512(x, magnitude), top);
+    x = _mm512_or_si512(_mm512_andnot_si512(magnitude, x), m);
+    __m256i y;
+    if (half == MLFAB_HALF_F16) {
+      y = _mm512_cvtps_ph(_mm512_castsi512_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), one);
+      x = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, tie)), 16);
+      y = _mm512_cvtepi32_epi16(x);
+    }
+    _mm256_storeu_si256((__m256i *)(void *)(out + i), y);
+  }
+  return i;
+}
+
+HALF_AVX512 static uint64_t half_load_avx512(int half, float *out, const uint16_t *in, uint64_t n) {
+  uint64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(in + i));
+    __m512 y = half == MLFAB_HALF_F16
+                   ? _mm512_cvtph_ps(x)
+                   : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+    _mm512_storeu_ps(out + i, y);
+  }
+  return i;
+}
+
+/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. BMI2 is for those that pick
+ * lanes. */
+MLFAB__INTERNAL int mlfab__half_level(void) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return 2;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  uint64_t done = level >= 2   ? half_store_avx512(half, out, in, n)
+                  : level == 1 ? half_store_avx2(half, out, in, n)
+                               : 0;
+  half_store_portable(half, out + done, in + done, n - done);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  uint64_t done = level >= 2   ? half_load_avx512(half, out, in, n)
+                  : level == 1 ? half_load_avx2(half, out, in, n)
+                               : 0;
+  half_load_portable(half, out + done, in + done, n - done);
+}
+#else
+MLFAB__INTERNAL int mlfab__half_level(void) { return 0; }
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  (void)level;
+  half_store_portable(half, out, in, n);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  (void)level;
+  half_load_portable(half, out, in, n);
+}
+#endif
+
+MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n) {
+  mlfab__half_store_with(mlfab__half_level(), half, out, in, n);
+}
+
+MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n) {
+  mlfab__half_load_with(mlfab__half_level(), half, out, in, n);
+}
+
+#undef HALF_X86
+#undef HALF_AVX2
+#undef HALF_AVX512
+#undef HALF_MAGNITUDE
+#undef HALF_F16_TOP
+#undef HALF_BF16_TOP
+#undef HALF_F32_TOP
 
 /* ==============================================================================================
  * core/request.h
@@ -3744,58 +4085,438 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
 /* ==============================================================================================
  * core/sync.h
  * ============================================================================================== */
-/* sync.h - consistency: when a pull may be answered and when a round is complete. Layer 2, pure.
+/* sync.h - consistency: when a pull may be answered and when an iteration is complete. Layer 2,
+ * pure.
  *
- * Source: FluentPS Alg. 1 (pull condition, push condition). A consistency model is a pair of
- * predicates over the state below; the server asks them and does the rest. A new model is one more
- * case in each. */
+ * A consistency model is a pull condition and a push condition over the state of one server's gate;
+ * the server asks them and does the rest, and lazy.h keeps the pulls that have to wait. The
+ * conditions of MLFAB_SYNC_USER are the caller's functions: no predicate here is asked for it.
+ *
+ * Progress of a pull is a count: with `progress` i + 1 it asks for what iteration i made, and 0 for
+ * the first weights, which nobody waits for. Progress of a push is its iteration, from 0.
+ *
+ * Source: FluentPS Alg. 1, Table III, §III-E. Departs: the push condition is >=, asked again until
+ * it says no, because it is overtaken when members leave, `need` is lowered or the model changes; a
+ * draw passes with u >= P, so that c = 0 is ASP and c = 1 is SSP exactly. */
 
-/* What a condition may look at. Progress counts rounds, from 0. */
-typedef struct mlfab__sync_state {
-  uint64_t v_train; /* rounds committed */
-  uint64_t
-      progress; /* of the worker that asks: rounds it has pushed (pull), or the round of its push */
-  uint32_t arrived; /* members whose update of the open round is complete */
-  uint32_t members; /* live workers that still push */
-} mlfab__sync_state;
+/* --- the description of a model; all members are there, whatever `size` says --- */
 
-MLFAB__INTERNAL int mlfab__sync_known(uint32_t kind);
-/* 1 when updates of a round are summed before they are applied. */
+/* Is what the kind uses in range? Other members are ignored. 0 or ARGUMENT, naming the member. */
+MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
+/* Fills in `size` and the defaults of a checked one. */
+MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
+/* 1 when both, complete, are the same model: members that the kind does not use do not count. */
+MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
+/* "SSP"; "unknown" for a number that is no kind. */
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
+
+/* 1 when updates are summed, and applied in one commit a round. */
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
-/* Pull condition: may this pull be answered now? */
-MLFAB__INTERNAL int mlfab__sync_may_pull(uint32_t kind, const mlfab__sync_state *state);
-/* May a push of round `progress` be taken in now? One of a later round waits. */
-MLFAB__INTERNAL int mlfab__sync_may_push(uint32_t kind, const mlfab__sync_state *state);
-/* Push condition: is the open round complete? */
-MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_state *state);
+/* 1 when V_train matters: every server must be told of every update, also of one that has no bytes
+ * there. */
+MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
+/* 1 when the state's significance is looked at. */
+MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
+/* 1: a pull that leaves the buffer is asked about once more. 0 (PSSP): it is answered, as its draw
+ * has only delayed it. */
+MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
+
+/* --- conditions; `threshold` is the s in force: of DSPS its tuner's, else sync->staleness --- */
+
+/* P: the probability with which this pull has to wait; 0 and 1 where no chance is involved. Looks
+ * at the state's progress, fastest, v_train and significance; one not known counts as 1. */
+MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t threshold,
+                                         const mlfab_sync_state *state);
+/* Pull condition of a pull that comes; `draw` is its own, uniform in [0, 1). */
+MLFAB__INTERNAL int mlfab__sync_may_pull(const mlfab_sync *sync, uint64_t threshold,
+                                         const mlfab_sync_state *state, double draw);
+/* The same of one that is in the buffer: without a second draw. */
+MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t threshold,
+                                               const mlfab_sync_state *state);
+/* May a push of iteration `progress` be taken in now? In rounds one that is ahead waits. */
+MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
+                                         uint64_t v_train);
+/* 1 when a push of iteration `progress` comes too late and is dropped. */
+MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train);
+/* Push condition: is iteration v_train complete? Asked again after each step of v_train. Without
+ * members left, anything that arrived completes it: `arrived` is then told of dead workers, too. */
+MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
+                                               const mlfab_sync_state *state);
+
+/* Uniform in [0, 1), a function of its arguments alone: one draw a pull, and a run replays. */
+MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
+                                        uint64_t progress);
+
+/* DSPS: the threshold that a gate has come to. Begins with {staleness, 0}. */
+typedef struct mlfab__sync_tuner {
+  uint64_t threshold;
+  uint32_t quiet; /* steps on end in which no pull had to wait */
+} mlfab__sync_tuner;
+
+/* Once a step of V_train: `delayed` pulls had to wait since the one before, `spread` is fastest -
+ * slowest. Whoever is further ahead than the threshold is waiting still, so that such a step is not
+ * quiet either. */
+MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
+                                      uint64_t delayed, uint64_t spread);
 
 
 /* ==============================================================================================
  * core/sync.c
  * ============================================================================================== */
-/* sync.c - consistency models as pairs of predicates. See sync.h.
+/* sync.c - consistency models as pairs of conditions. See sync.h.
  *
- * Source: FluentPS Table III, rows ASP and BSP. Departs: a worker that joined late or was dead
- * pushes into the open round whatever round it believes to be in (design: a joiner starts at
- * V_train). */
+ * All pull conditions are one: a pull waits with probability P, and only P differs. */
 
-MLFAB__INTERNAL int mlfab__sync_known(uint32_t kind) {
-  return kind == MLFAB_SYNC_ASYNC || kind == MLFAB_SYNC_BSP;
+/* The members of mlfab_sync that a kind looks at. */
+enum {
+  SYNC_USES_STALENESS = 1,
+  SYNC_USES_MAX = 2,
+  SYNC_USES_NEED = 4,
+  SYNC_USES_SOFT = 8,
+  SYNC_USES_FASTEST = 16,
+  SYNC_USES_LATE = 32,
+  SYNC_USES_CHANCE = 64,
+  SYNC_USES_ALPHA = 128
+};
+
+static const struct {
+  const char *name;
+  unsigned uses;
+} sync_kinds[] = {
+    {"ASYNC", 0},
+    {"BSP", SYNC_USES_SOFT},
+    {"SSP", SYNC_USES_SOFT | SYNC_USES_STALENESS},
+    {"DSPS", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
+    {"DROP", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
+    {"PSSP", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
+    {"PSSP_DYNAMIC", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
+    {"USER", SYNC_USES_SOFT},
+};
+
+/* 1 / e, and after how many quiet steps DSPS tries a smaller threshold. */
+static const double sync_inverse_e = 0.36787944117144232160;
+enum { SYNC_QUIET = 8 };
+
+static unsigned sync_uses(uint32_t kind) {
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
 }
 
-MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) { return kind == MLFAB_SYNC_BSP; }
-
-MLFAB__INTERNAL int mlfab__sync_may_pull(uint32_t kind, const mlfab__sync_state *state) {
-  return kind == MLFAB_SYNC_BSP ? state->progress <= state->v_train : 1;
+static int sync_probabilistic(uint32_t kind) {
+  return kind == MLFAB_SYNC_PSSP || kind == MLFAB_SYNC_PSSP_DYNAMIC;
 }
 
-MLFAB__INTERNAL int mlfab__sync_may_push(uint32_t kind, const mlfab__sync_state *state) {
-  return kind == MLFAB_SYNC_BSP ? state->progress <= state->v_train : 1;
+/* --- the description --- */
+
+static int sync_flag(const char *kind, const char *name, uint32_t value, mlfab_error *error) {
+  if (value <= 1) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "%s: %s is %u, must be 0 or 1", kind, name, value);
 }
 
-MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_state *state) {
+/* A probability or a factor: finite, and in [0, most]. */
+static int sync_number(const char *kind, const char *name, double value, double most,
+                       const char *range, mlfab_error *error) {
+  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  if (mlfab__reduce_finite(MLFAB_F64, &value, 1) && value >= 0.0 && value <= most) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "%s: %s is %g, must be %s",
+                      kind, name, value, range);
+}
+
+static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_error *error) {
+  if (sync->staleness < 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: staleness is %lld, must be 0 or more", kind,
+                        (long long)sync->staleness);
+  if ((sync_uses(sync->kind) & SYNC_USES_MAX) && sync->staleness_max != 0 &&
+      sync->staleness_max < sync->staleness)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: staleness_max is %lld, must be 0 or at least staleness, which is %lld",
+                        kind, (long long)sync->staleness_max, (long long)sync->staleness);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
+                                      mlfab_error *error) {
+  unsigned uses = sync_uses(sync->kind);
+  const char *kind = mlfab__sync_name(sync->kind);
+  int code = 0;
+  if (sync->kind >= MLFAB__COUNT(sync_kinds))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "kind of consistency is %u, must be %d (ASYNC) to %d (USER)", sync->kind,
+                        MLFAB_SYNC_ASYNC, MLFAB_SYNC_USER);
+  if (uses & SYNC_USES_STALENESS) code = sync_check_staleness(sync, kind, error);
+  if (!code && (uses & SYNC_USES_NEED) && (sync->need == 0 || sync->need > workers))
+    code = mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: need is %u, must be 1 to %u, the number of workers", kind, sync->need,
+                        workers);
+  if (!code && (uses & SYNC_USES_CHANCE))
+    code = sync_number(kind, "chance", sync->chance, 1.0, "0 to 1", error);
+  if (!code && (uses & SYNC_USES_ALPHA))
+    code = sync_number(kind, "alpha", sync->alpha, 1.7976931348623157e308, "0 or more and finite",
+                       error);
+  if (!code && (uses & SYNC_USES_SOFT)) code = sync_flag(kind, "soft", sync->soft, error);
+  if (!code && (uses & SYNC_USES_FASTEST))
+    code = sync_flag(kind, "only_fastest", sync->only_fastest, error);
+  if (!code && (uses & SYNC_USES_LATE)) code = sync_flag(kind, "keep_late", sync->keep_late, error);
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
+  sync->size = (uint32_t)sizeof *sync;
+  if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
+  sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
+}
+
+MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) {
+  unsigned uses = sync_uses(a->kind);
+  return a->kind == b->kind && (!(uses & SYNC_USES_STALENESS) || a->staleness == b->staleness) &&
+         (!(uses & SYNC_USES_MAX) || a->staleness_max == b->staleness_max) &&
+         (!(uses & SYNC_USES_NEED) || a->need == b->need) &&
+         (!(uses & SYNC_USES_SOFT) || a->soft == b->soft) &&
+         (!(uses & SYNC_USES_FASTEST) || a->only_fastest == b->only_fastest) &&
+         (!(uses & SYNC_USES_LATE) || a->keep_late == b->keep_late) &&
+         (!(uses & SYNC_USES_CHANCE) || a->chance == b->chance) &&
+         (!(uses & SYNC_USES_ALPHA) || a->alpha == b->alpha);
+}
+
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
+}
+
+MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
+  return kind == MLFAB_SYNC_BSP || kind == MLFAB_SYNC_DROP;
+}
+
+MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind) { return kind != MLFAB_SYNC_ASYNC; }
+
+MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync) {
+  return sync->kind == MLFAB_SYNC_USER ||
+         (sync->kind == MLFAB_SYNC_PSSP_DYNAMIC && sync->alpha == 0.0);
+}
+
+MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
+  return !sync_probabilistic(sync->kind);
+}
+
+/* --- pull conditions --- */
+
+/* How far this pull is past what it may be ahead of v_train: 0 is within. progress <= v + s is
+ * Table III's i < v + s, i being progress - 1. */
+static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
+                            const mlfab_sync_state *state) {
+  if (sync->kind == MLFAB_SYNC_ASYNC) return 0;
+  uint64_t most = mlfab__add_sat(state->v_train, mlfab__sync_rounds(sync->kind) ? 0 : threshold);
+  return state->progress > most ? state->progress - most : 0;
+}
+
+/* alpha / (1 + e^(s - k)) with k - s = beyond, a whole number: so that the power needs no libm. */
+static double sync_dynamic(const mlfab_sync *sync, double significance, uint64_t beyond) {
+  double alpha = sync->alpha > 0.0 ? sync->alpha : significance < 0.0 ? 1.0 : significance;
+  double power = 1.0, square = sync_inverse_e;
+  for (; beyond != 0; beyond >>= 1, square *= square)
+    if (beyond & 1) power *= square;
+  double pause = alpha / (1.0 + power);
+  return pause < 1.0 ? pause : 1.0;
+}
+
+MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t threshold,
+                                         const mlfab_sync_state *state) {
+  uint64_t excess = sync_excess(sync, threshold, state);
+  if (excess == 0) return 0.0;
+  if (!sync_probabilistic(sync->kind)) return 1.0;
+  if (sync->only_fastest && state->progress < state->fastest) return 0.0;
+  if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
+  /* i = v + s, the first that may have to wait, has k = s. */
+  return sync_dynamic(sync, state->significance, excess - 1);
+}
+
+MLFAB__INTERNAL int mlfab__sync_may_pull(const mlfab_sync *sync, uint64_t threshold,
+                                         const mlfab_sync_state *state, double draw) {
+  return draw >= mlfab__sync_pause(sync, threshold, state);
+}
+
+MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t threshold,
+                                               const mlfab_sync_state *state) {
+  return sync_excess(sync, threshold, state) == 0;
+}
+
+/* --- push conditions --- */
+
+MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
+                                         uint64_t v_train) {
+  return !mlfab__sync_rounds(sync->kind) || progress <= v_train;
+}
+
+MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train) {
+  return sync->kind == MLFAB_SYNC_DROP && !sync->keep_late && progress < v_train;
+}
+
+MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
+                                               const mlfab_sync_state *state) {
   if (MLFAB__PLANTED(1)) return state->arrived > 0;
-  return kind == MLFAB_SYNC_BSP && state->arrived >= state->members;
+  if (state->members == 0) return state->arrived > 0;
+  uint32_t need = state->members;
+  if (sync->kind == MLFAB_SYNC_DROP && sync->need < need) need = sync->need;
+  return state->arrived >= need;
+}
+
+/* --- draws and the threshold of DSPS --- */
+
+MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
+                                        uint64_t progress) {
+  uint64_t who = (uint64_t)server << 32 | worker;
+  uint64_t bits = mlfab__mix(mlfab__mix(mlfab__mix(seed) ^ who) ^ progress);
+  return (double)(bits >> 11) * 0x1p-53; /* all that a double holds; 1 is never reached */
+}
+
+MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
+                                      uint64_t delayed, uint64_t spread) {
+  if (delayed > 0) {
+    tuner->quiet = 0;
+    if (tuner->threshold < (uint64_t)sync->staleness_max) tuner->threshold++;
+  } else if (spread > tuner->threshold) {
+    tuner->quiet = 0;
+  } else if (++tuner->quiet == SYNC_QUIET) {
+    tuner->quiet = 0;
+    if (tuner->threshold > (uint64_t)sync->staleness) tuner->threshold--;
+  }
+}
+
+/* ==============================================================================================
+ * core/lazy.h
+ * ============================================================================================== */
+/* lazy.h - the buffer of delayed pulls. Layer 2, pure.
+ *
+ * A heap of tags by the V_train at which a pull is looked at next; equal ones come out in the order
+ * in which they were added. What a tag means is the caller's.
+ *
+ * Source: FluentPS Alg. 1 (callbacks) and §III-C. Departs: lazy execution indexes by max(progress,
+ * V_train), as a pull may come after its iteration was completed without its worker; pulls are
+ * released after V_train has moved, not before, so that what is asked again sees the new one. */
+
+typedef struct mlfab__delayed {
+  uint64_t at;    /* looked at when V_train reaches this */
+  uint64_t order; /* of coming */
+  uint64_t tag;
+} mlfab__delayed;
+
+/* All zero is an empty buffer. entries[0..count-1] is a heap: anybody may read the tags. */
+typedef struct mlfab__lazy {
+  mlfab__delayed *entries;
+  uint32_t count, room;
+  uint64_t next_order;
+} mlfab__lazy;
+
+/* When to look at a delayed pull of `progress` (a count: i + 1): soft: when V_train moves; lazy:
+ * when its own iteration is complete. Always above v_train. */
+MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
+/* O(log n). Errors: MEMORY, and nothing has changed; never if one was taken out since the last
+ * add. */
+MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
+/* Takes the next one out whose `at` is v_train or less: 1, or 0 when there is none. O(log n). */
+MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
+/* Takes out the one with this tag: 1, or 0 when there is none. O(n). */
+MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
+/* The conditions have changed: all are due, in the order of coming. Pop them until there is none;
+ * those that still have to wait are added again above v_train, for which there is room. O(n). */
+MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
+MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
+
+
+/* ==============================================================================================
+ * core/lazy.c
+ * ============================================================================================== */
+/* lazy.c - the buffer of delayed pulls: see lazy.h. A binary heap, smallest (at, order) first. */
+
+enum { LAZY_ROOM = 16 }; /* at first */
+
+static int lazy_less(const mlfab__delayed *a, const mlfab__delayed *b) {
+  return a->at != b->at ? a->at < b->at : a->order < b->order;
+}
+
+static void lazy_rise(mlfab__lazy *lazy, uint32_t at) {
+  mlfab__delayed entry = lazy->entries[at];
+  while (at > 0 && lazy_less(&entry, &lazy->entries[(at - 1) / 2])) {
+    lazy->entries[at] = lazy->entries[(at - 1) / 2];
+    at = (at - 1) / 2;
+  }
+  lazy->entries[at] = entry;
+}
+
+static void lazy_sink(mlfab__lazy *lazy, uint32_t at) {
+  mlfab__delayed entry = lazy->entries[at];
+  for (;;) {
+    uint32_t child = 2 * at + 1;
+    if (child >= lazy->count) break;
+    if (child + 1 < lazy->count && lazy_less(&lazy->entries[child + 1], &lazy->entries[child]))
+      child++;
+    if (!lazy_less(&lazy->entries[child], &entry)) break;
+    lazy->entries[at] = lazy->entries[child];
+    at = child;
+  }
+  lazy->entries[at] = entry;
+}
+
+static void lazy_take_out(mlfab__lazy *lazy, uint32_t at) {
+  lazy->count--;
+  if (at == lazy->count) return;
+  lazy->entries[at] = lazy->entries[lazy->count];
+  lazy_rise(lazy, at);
+  lazy_sink(lazy, at);
+}
+
+static int lazy_grow(mlfab__env *env, mlfab__lazy *lazy) {
+  /* 2^30 keeps the arithmetic on positions inside 32 bits. */
+  if (lazy->room >= (1u << 30)) return MLFAB_ERR_MEMORY;
+  uint32_t room = lazy->room ? 2 * lazy->room : LAZY_ROOM;
+  mlfab__delayed *entries = mlfab__alloc_array(env, room, sizeof *entries);
+  if (!entries) return MLFAB_ERR_MEMORY;
+  if (lazy->count) memcpy(entries, lazy->entries, lazy->count * sizeof *entries);
+  if (lazy->room) mlfab__free(env, lazy->entries, lazy->room * sizeof *lazy->entries);
+  lazy->entries = entries;
+  lazy->room = room;
+  return 0;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train) {
+  return soft ? v_train + 1 : mlfab__max(progress, v_train + 1);
+}
+
+MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag) {
+  if (lazy->count == lazy->room) {
+    int code = lazy_grow(env, lazy);
+    if (code) return code;
+  }
+  mlfab__delayed entry = {at, lazy->next_order++, tag};
+  lazy->entries[lazy->count++] = entry;
+  lazy_rise(lazy, lazy->count - 1);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p) {
+  if (lazy->count == 0 || lazy->entries[0].at > v_train) return 0;
+  *tag_p = lazy->entries[0].tag;
+  lazy_take_out(lazy, 0);
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag) {
+  for (uint32_t i = 0; i < lazy->count; i++) {
+    if (lazy->entries[i].tag != tag) continue;
+    lazy_take_out(lazy, i);
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
+  for (uint32_t i = 0; i < lazy->count; i++) lazy->entries[i].at = 0;
+  for (uint32_t i = lazy->count / 2; i > 0; i--) lazy_sink(lazy, i - 1);
+}
+
+MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy) {
+  if (lazy->room) mlfab__free(env, lazy->entries, lazy->room * sizeof *lazy->entries);
+  memset(lazy, 0, sizeof *lazy);
 }
 
 /* ==============================================================================================
@@ -3806,10 +4527,11 @@ MLFAB__INTERNAL int mlfab__sync_round_complete(uint32_t kind, const mlfab__sync_
  * The flat model is all tensors' bytes one after another: the 8-byte types first, then the 4-byte
  * types, each in the order of definition, so that every element is aligned and nothing is padded.
  * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of
- * a server (its shard) are neighbours until servers come or go. Everything on the wire is told in
- * offsets of the flat model.
+ * a server (its shard) are neighbours until servers come or go: then it may own any of them. A run
+ * is a stretch of neighbouring slices of one server. Everything on the wire is told in offsets of
+ * the flat model.
  *
- * Source: FluentPS §III-D (elastic parameter slicing), here the initial, even distribution. */
+ * Source: FluentPS §III-D (elastic parameter slicing). */
 
 
 typedef struct mlfab__tensor {
@@ -3831,36 +4553,57 @@ typedef struct mlfab__layout {
   uint32_t nslices;
   mlfab__slice *slices; /* ascending by offset */
   uint32_t servers;
+  uint32_t *owned;        /* slices by server, and ascending for each */
+  uint32_t *owned_at;     /* where a server's begin in `owned`; one more than servers */
+  uint32_t *run_end;      /* by slice: the first one behind its run */
   uint32_t uniform_dtype; /* the type of all tensors, or 0 */
   uint64_t bytes;
 } mlfab__layout;
 
 /* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may
- * be shorter), so a small model has fewer. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT,
- * ARGUMENT (no tensors, no elements), MEMORY; nothing is left allocated. */
+ * be shorter), so a small model has fewer. active: the first so many servers own them, evenly; 0:
+ * all. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no tensors, no elements,
+ * more active servers than there are), MEMORY; nothing is left allocated. */
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
-                                        uint64_t max_bytes, mlfab__layout *layout,
+                                        uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
                                         mlfab_error *error);
 MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout);
+/* Slice i is owner[i]'s (below `servers`) from now on. */
+MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner);
 /* The tensor with this id, or NULL. */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id);
 /* The tensor, and the slice, that holds the byte at this offset (offset < bytes). */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
                                                              uint64_t offset);
 MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset);
-/* Where a server's shard begins and ends; begin = end when it owns nothing. */
-MLFAB__INTERNAL void mlfab__layout_shard(const mlfab__layout *layout, uint32_t server,
-                                         uint64_t *begin_p, uint64_t *end_p);
-/* 1 when the stretch lies in the shard and begins and ends between elements. */
+/* Bytes of a server's slices. */
+MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server);
+/* The next stretch at or behind `from` that the server owns, up to the end of its run; where there
+ * is none, it begins and ends at the end of the model. O(log slices). */
+MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
+                                       uint64_t *begin_p, uint64_t *end_p);
+/* 1 when every slice that the stretch touches is the server's, and it begins and ends between
+ * elements. It may span slices. */
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment);
+
+/* New owners for slices, for servers that come and go (active[s] is not 0 for those that stay or come,
+ * at least one): no server has more than 1.05 times the mean of the active ones, in bytes, and the
+ * fewest bytes move. What slices of nearly equal size do not allow, since there are few, is evened
+ * out as well as they do, give or take a 64th. Ties: the lower number. `load` has room for
+ * `servers`, `order` for 2 n. Nothing else decides: all who ask get the same. O(n (log n + servers)). */
+MLFAB__INTERNAL void mlfab__slice_balance(const mlfab__slice *slices, uint32_t n,
+                                          const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                          uint64_t *load, uint32_t *order);
 
 
 /* ==============================================================================================
  * core/slice.c
  * ============================================================================================== */
 /* slice.c - the flat model and its slices. See slice.h. */
+
+#define SLICE_NOBODY 0xffffffffu
 
 enum { SLICE_ALIGN = 64, SLICE_MIN_BYTES = 4096, SLICE_USUAL_BYTES = 32768 };
 
@@ -3895,11 +4638,10 @@ static int slice_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max
                       "a tensor has an unknown element type");
 }
 
-/* Sorts the indexes by id (heapsort: no recursion, no libc order), and finds ids used twice. */
-static int slice_index(mlfab__layout *layout, mlfab_error *error) {
-  uint32_t n = layout->ntensors, *a = layout->by_id;
-  const mlfab__tensor *t = layout->tensors;
-  for (uint32_t i = 0; i < n; i++) a[i] = i;
+typedef int (*slice_before_fn)(const void *of, uint32_t i, uint32_t k);
+
+/* Sorts indexes (heapsort: no recursion, no libc order). */
+static void slice_sort(uint32_t *a, uint32_t n, slice_before_fn before, const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
     if (start > 0) {
@@ -3910,13 +4652,26 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
     }
     uint32_t root = start;
     for (uint32_t child = 2 * root + 1; child < end; child = 2 * root + 1) {
-      if (child + 1 < end && t[a[child]].id < t[a[child + 1]].id) child++;
-      if (t[value].id >= t[a[child]].id) break;
+      if (child + 1 < end && before(of, a[child], a[child + 1])) child++;
+      if (!before(of, value, a[child])) break;
       a[root] = a[child];
       root = child;
     }
     a[root] = value;
   }
+}
+
+static int slice_before_id(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__tensor *t = of;
+  return t[i].id < t[k].id;
+}
+
+/* Sorts the indexes by id, and finds ids used twice. */
+static int slice_index(mlfab__layout *layout, mlfab_error *error) {
+  uint32_t n = layout->ntensors, *a = layout->by_id;
+  const mlfab__tensor *t = layout->tensors;
+  for (uint32_t i = 0; i < n; i++) a[i] = i;
+  slice_sort(a, n, slice_before_id, t);
   for (uint32_t i = 0; i < n; i++) {
     if (t[a[i]].id == MLFAB_ALL || (i + 1 < n && t[a[i]].id == t[a[i + 1]].id)) {
       return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
@@ -3926,7 +4681,23 @@ static int slice_index(mlfab__layout *layout, mlfab_error *error) {
   return 0;
 }
 
-static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
+/* Lists the slices of each server, and the runs, anew. */
+static void slice_sort_out(mlfab__layout *layout) {
+  uint32_t n = layout->nslices, *at = layout->owned_at;
+  memset(at, 0, (layout->servers + 1) * sizeof *at);
+  for (uint32_t i = 0; i < n; i++) at[layout->slices[i].server + 1]++;
+  for (uint32_t s = 0; s < layout->servers; s++) at[s + 1] += at[s];
+  /* Filling moves each server's beginning to the next one's; they are moved back then. */
+  for (uint32_t i = 0; i < n; i++) layout->owned[at[layout->slices[i].server]++] = i;
+  memmove(at + 1, at, layout->servers * sizeof *at);
+  at[0] = 0;
+  for (uint32_t i = n; i-- > 0;) {
+    int goes_on = i + 1 < n && layout->slices[i + 1].server == layout->slices[i].server;
+    layout->run_end[i] = goes_on ? layout->run_end[i + 1] : i + 1;
+  }
+}
+
+static int slice_cut(mlfab__env *env, uint32_t want, uint32_t active, mlfab__layout *layout) {
   /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
   uint64_t least = layout->bytes / SLICE_MIN_BYTES;
   uint64_t most = mlfab__max(layout->bytes / SLICE_USUAL_BYTES, mlfab__min(least, layout->servers));
@@ -3942,18 +4713,27 @@ static int slice_cut(mlfab__env *env, uint32_t want, mlfab__layout *layout) {
     uint64_t end = mlfab__min((lines * (i + 1) / n) * SLICE_ALIGN, layout->bytes);
     slice->offset = (lines * i / n) * SLICE_ALIGN;
     slice->bytes = end - slice->offset;
-    slice->server = (uint32_t)(i * layout->servers / n);
+    slice->server = (uint32_t)(i * active / n);
   }
+  layout->owned = mlfab__alloc_array(env, n, sizeof *layout->owned);
+  layout->owned_at = mlfab__alloc_array(env, layout->servers + 1, sizeof *layout->owned_at);
+  layout->run_end = mlfab__alloc_array(env, n, sizeof *layout->run_end);
+  if (!layout->owned || !layout->owned_at || !layout->run_end) return MLFAB_ERR_MEMORY;
+  slice_sort_out(layout);
   return 0;
 }
 
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
-                                        uint64_t max_bytes, mlfab__layout *layout,
+                                        uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
                                         mlfab_error *error) {
   memset(layout, 0, sizeof *layout);
   if (n == 0 || servers == 0) {
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "a model without tensors");
+  }
+  if (active > servers) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "active: %u servers shall hold slices, there are %u", active, servers);
   }
   layout->ntensors = n;
   layout->servers = servers;
@@ -3964,7 +4744,7 @@ MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_inf
   if (layout->tensors && layout->by_id && layout->by_offset) {
     code = slice_place(tensors, n, max_bytes, layout, error);
     if (!code) code = slice_index(layout, error);
-    if (!code) code = slice_cut(env, want_slices, layout);
+    if (!code) code = slice_cut(env, want_slices, active ? active : servers, layout);
   }
   if (code == MLFAB_ERR_MEMORY) {
     mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "out of memory for the layout of the model");
@@ -3985,7 +4765,18 @@ MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout) 
   mlfab__free(env, layout->by_id, layout->ntensors * sizeof *layout->by_id);
   mlfab__free(env, layout->by_offset, layout->ntensors * sizeof *layout->by_offset);
   mlfab__free(env, layout->slices, layout->nslices * sizeof *layout->slices);
+  mlfab__free(env, layout->owned, layout->nslices * sizeof *layout->owned);
+  mlfab__free(env, layout->owned_at, (layout->servers + 1) * sizeof *layout->owned_at);
+  mlfab__free(env, layout->run_end, layout->nslices * sizeof *layout->run_end);
   memset(layout, 0, sizeof *layout);
+}
+
+MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner) {
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    assert(owner[i] < layout->servers);
+    layout->slices[i].server = owner[i];
+  }
+  slice_sort_out(layout);
 }
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
@@ -4030,14 +4821,33 @@ MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uin
   return low;
 }
 
-MLFAB__INTERNAL void mlfab__layout_shard(const mlfab__layout *layout, uint32_t server,
-                                         uint64_t *begin_p, uint64_t *end_p) {
-  *begin_p = *end_p = 0;
-  for (uint32_t i = 0; i < layout->nslices; i++) {
-    if (layout->slices[i].server != server) continue;
-    if (*end_p == 0) *begin_p = layout->slices[i].offset;
-    *end_p = layout->slices[i].offset + layout->slices[i].bytes;
+static uint64_t slice_end(const mlfab__layout *layout, uint32_t slice) {
+  return layout->slices[slice].offset + layout->slices[slice].bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server) {
+  uint64_t bytes = 0;
+  for (uint32_t k = layout->owned_at[server]; k < layout->owned_at[server + 1]; k++)
+    bytes += layout->slices[layout->owned[k]].bytes;
+  return bytes;
+}
+
+MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
+                                       uint64_t *begin_p, uint64_t *end_p) {
+  uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (slice_end(layout, layout->owned[middle]) <= from) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
   }
+  *begin_p = *end_p = layout->bytes;
+  if (low == end) return;
+  uint32_t slice = layout->owned[low];
+  *begin_p = mlfab__max(from, layout->slices[slice].offset);
+  *end_p = slice_end(layout, layout->run_end[slice] - 1);
 }
 
 static int slice_between_elements(const mlfab__layout *layout, uint64_t offset) {
@@ -4049,11 +4859,97 @@ static int slice_between_elements(const mlfab__layout *layout, uint64_t offset) 
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment) {
   uint64_t begin, end;
-  mlfab__layout_shard(layout, server, &begin, &end);
-  return segment->offset >= begin && segment->offset < end &&
-         segment->bytes <= end - segment->offset &&
+  mlfab__layout_run(layout, server, segment->offset, &begin, &end);
+  return segment->offset == begin && begin < end && segment->bytes <= end - begin &&
          slice_between_elements(layout, segment->offset) &&
          slice_between_elements(layout, segment->offset + segment->bytes);
+}
+
+/* --- balance --- */
+
+typedef struct slice_balance {
+  const mlfab__slice *slices;
+  uint32_t n, servers;
+  const uint8_t *active;
+  uint32_t *owner;
+  uint64_t *load;
+  uint32_t *order; /* all slices, ascending by bytes and number */
+  uint32_t *mine;  /* those of one server, likewise */
+} slice_balance;
+
+static int slice_before_bytes(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__slice *s = of;
+  return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
+}
+
+/* Takes from a server what it has beyond `cap`: it keeps as many slices as it may, and of so many
+ * the largest that fit, so that the fewest bytes go. */
+static void slice_shed(slice_balance *b, uint32_t server, uint64_t cap) {
+  uint32_t n = 0, keep = 0;
+  uint64_t least = 0; /* of the `keep` smallest */
+  for (uint32_t i = 0; i < b->n; i++) {
+    if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
+  }
+  while (keep < n && least + b->slices[b->mine[keep]].bytes <= cap)
+    least += b->slices[b->mine[keep++]].bytes;
+  for (uint32_t i = n; i-- > 0;) {
+    uint64_t bytes = b->slices[b->mine[i]].bytes;
+    uint64_t others = keep > 0 ? least - b->slices[b->mine[keep - 1]].bytes : 0;
+    if (keep > 0 && bytes + others <= cap) {
+      cap -= bytes;
+      least = others;
+      keep--;
+    } else {
+      b->owner[b->mine[i]] = SLICE_NOBODY;
+      b->load[server] -= bytes;
+    }
+  }
+}
+
+/* New owners with no server above `cap`, as far as that goes. Returns the largest load. */
+static uint64_t slice_level(slice_balance *b, uint64_t cap) {
+  uint64_t largest = 0;
+  memset(b->load, 0, b->servers * sizeof *b->load);
+  for (uint32_t i = 0; i < b->n; i++) {
+    uint32_t server = b->slices[i].server;
+    int stays = server < b->servers && b->active[server];
+    b->owner[i] = stays ? server : SLICE_NOBODY;
+    if (stays) b->load[server] += b->slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) {
+    if (b->load[s] > cap) slice_shed(b, s, cap);
+  }
+  /* The largest first, each to the one that has least. */
+  for (uint32_t i = b->n; i-- > 0;) {
+    uint32_t slice = b->order[i], to = SLICE_NOBODY;
+    if (b->owner[slice] != SLICE_NOBODY) continue;
+    for (uint32_t s = 0; s < b->servers; s++) {
+      if (b->active[s] && (to == SLICE_NOBODY || b->load[s] < b->load[to])) to = s;
+    }
+    b->owner[slice] = to;
+    b->load[to] += b->slices[slice].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) largest = mlfab__max(largest, b->load[s]);
+  return largest;
+}
+
+MLFAB__INTERNAL void mlfab__slice_balance(const mlfab__slice *slices, uint32_t n,
+                                          const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                          uint64_t *load, uint32_t *order) {
+  slice_balance b = {slices, n, servers, active, owner, load, order, order + n};
+  uint64_t total = 0, members = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    order[i] = i;
+    total += slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
+  assert(members > 0);
+  slice_sort(order, n, slice_before_bytes, slices);
+  /* 21/20 of the mean, without an overflow. */
+  uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
+  uint64_t largest = slice_level(&b, cap);
+  /* Too few slices for that: what is within a 64th of what can be had is left where it is. */
+  if (largest > cap) slice_level(&b, largest + largest / 64);
 }
 
 /* ==============================================================================================
@@ -4321,6 +5217,1285 @@ MLFAB__INTERNAL void mlfab__rule_apply(const mlfab__rule *rule, const mlfab__rul
 #undef RULE_BLOCK
 #undef RULE_GIVEN
 #undef RULE_MEMBER
+
+/* ==============================================================================================
+ * core/filter.h
+ * ============================================================================================== */
+/* filter.h - what of an update travels, and what of a change of the model is made. Layer 2.
+ *
+ * Gradient side: a = update + residual is sent or held back element by element. It goes in two steps,
+ * so that an update that holds a NaN changes nothing and a packet's form is known before its values
+ * are written: mark (looks only) and emit (writes the values, and what is left into the residual).
+ * In between others may clear marks: a share of the largest, a user's filter. These need a as an
+ * array: add the update to the residual first (mlfab__reduce_add), and pass g NULL from then on.
+ * Parameter side: a change that is too small for its element is not made.
+ *
+ * Bitmaps: bit i % 64 of keep[i / 64] is element i; bits beyond n are 0. */
+
+#define MLFAB__FILTER_MOST 65536u /* elements a call */
+#define MLFAB__FILTER_REFUSED UINT32_MAX
+
+typedef struct mlfab__filter_rule {
+  int dtype;        /* MLFAB_F32, MLFAB_F64 */
+  int half;         /* MLFAB_HALF_*: how values travel */
+  double tau;       /* held back: |a| < tau (not NaN; infinity: all) ... */
+  double p;         /* ... and draw < p; from 1 on nothing is drawn, 0: nothing is held back */
+  uint64_t seed, t; /* of the draws, with the element's number: equal ones, equal draws */
+} mlfab__filter_rule;
+
+/* phi / (1 + d ln max(t, 1)), TDF 4.2. */
+MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t);
+
+/* The draw of an element, uniform in [0, 1), a multiple of 2^-32. */
+MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element);
+
+/* Marks in keep what of a = g + residual is sent: all but what is held back, zeros, and what `half`
+ * rounds to zero. g NULL: residual holds a. `first` is the number of element 0 in its tensor.
+ * Returns how many are marked, or MLFAB__FILTER_REFUSED when some a is infinite or NaN; keep is
+ * unspecified then. Nothing else is written. One pass over g and residual. */
+MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
+                                            const void *residual, uint64_t first, uint32_t n,
+                                            uint64_t *keep);
+
+/* Writes the marked elements of a = g + residual to `values`, one behind the other, of the type
+ * (uint16_t with `half`), and nothing beyond them; returns how many. residual := a where there is no
+ * mark, else 0, or what saturation cut off: *saturated is raised by one for each of these. What is
+ * marked must be finite. g NULL: residual holds a. One pass over g and residual. */
+MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
+                                            void *residual, uint32_t n, const uint64_t *keep,
+                                            void *values, uint64_t *saturated);
+
+/* Both. Refused: nothing but keep was written. */
+MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
+                                                void *residual, uint64_t first, uint32_t n,
+                                                uint64_t *keep, void *values, uint64_t *saturated);
+
+/* The magnitude of the k-th largest of an array, as the bits of its type, and how many of those that
+ * equal it are among the k, lowest index first. k 0: nothing passes. */
+typedef struct mlfab__filter_cut {
+  uint64_t magnitude, ties;
+} mlfab__filter_cut;
+
+/* Exact, O(n): three passes (F64: six) and 16 KiB of the stack. k is at most n. */
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
+                                       mlfab__filter_cut *cut);
+/* Clears the marks of what does not belong to the k largest; counts cut's ties down, so the array is
+ * to be shown from its beginning, a stretch (n <= 65536) at a time. Returns the marks that are left. */
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32_t n,
+                                           mlfab__filter_cut *cut, uint64_t *keep);
+
+/* after[i] := before[i] where 0 < |after - before| / |before| < tau, in double; a before of 0 that
+ * changes has changed infinitely. Returns how many changes were put back. Equal values get before's
+ * bits, uncounted. F32 and F64; others: 0. n is any. */
+MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
+                                              uint64_t n, double tau);
+
+/* The kernels by level, as in half.h. Tests compare them. */
+MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
+                                                 const void *g, const void *residual,
+                                                 uint64_t first, uint32_t n, uint64_t *keep);
+MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_rule *rule,
+                                                 const void *g, void *residual, uint32_t n,
+                                                 const uint64_t *keep, void *values,
+                                                 uint64_t *saturated);
+
+
+/* ==============================================================================================
+ * core/filter.c
+ * ============================================================================================== */
+/* filter.c - what of an update travels, and what of a change of the model is made. Layer 2.
+ *
+ * For: TDF's gradient filters (significance, random, half precision) with their residual, the
+ * selection of the largest, and the parameter filter. Not for: where the values go: packets are made
+ * elsewhere, and each call sees one stretch.
+ *
+ * Invariants: an element is compared in its own type with the smallest number of that type that is
+ * not below tau, which says the same as a comparison in double. Comparisons are of bits, so that
+ * -ffast-math shows nowhere. A draw depends on seed, iteration and element only: not on the stretch,
+ * the level, nor on what else is drawn. The two steps of the gradient side compute a twice: the second
+ * time it comes out of the cache, and nothing has to be kept between them.
+ *
+ * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: what rounds to zero stays in the residual,
+ * as does what saturation cuts off; exact zeros are never sent; the largest share is ours. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define FILTER_X86 1
+#include <immintrin.h>
+#define FILTER_AVX2 __attribute__((target("avx2,f16c,bmi2,popcnt")))
+#define FILTER_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
+#else
+#define FILTER_X86 0
+#endif
+
+#define FILTER_F32_MAGNITUDE 0x7fffffffu
+#define FILTER_F64_MAGNITUDE 0x7fffffffffffffffu
+#define FILTER_F32_INFINITY 0x7f800000u
+#define FILTER_F64_INFINITY 0x7ff0000000000000u
+
+/* ---- thresholds and draws ---- */
+
+/* The natural logarithm: t = 2^e m with m around 1, ln m = 2 artanh((m - 1) / (m + 1)). The same bits
+ * everywhere, and no program that links mlfab.c needs libm for it. */
+static double filter_ln(uint64_t t) {
+  const double ln2 = 0.69314718055994530942;
+  double m = (double)t, e = 0.0, sum = 0.0;
+  while (m > 1.4142135623730951) m *= 0.5, e += 1.0;
+  double s = (m - 1.0) / (m + 1.0), s2 = s * s;
+  for (int k = 23; k >= 1; k -= 2) sum = sum * s2 + 1.0 / k;
+  return e * ln2 + 2.0 * s * sum;
+}
+
+MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t) {
+  return phi / (1.0 + d * filter_ln(t > 1 ? t : 1));
+}
+
+static uint64_t filter_key(uint64_t seed, uint64_t t) { return mlfab__mix(mlfab__mix(seed) + t); }
+
+/* One mix draws for two elements. */
+static inline uint32_t filter_word(uint64_t key, uint64_t element) {
+  return (uint32_t)(mlfab__mix(key + element / 2) >> (element % 2 * 32));
+}
+
+MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element) {
+  return filter_word(filter_key(seed, t), element) * 0x1p-32;
+}
+
+/* ---- a rule made ready: sent is what is at least `low`, and at least `high` or drawn ---- */
+
+typedef struct filter_limits {
+  uint64_t low, high; /* magnitudes, as bits of the type */
+  uint64_t key, draw; /* held back: the word drawn is below `draw` */
+} filter_limits;
+
+/* The smallest float32 that is not below tau >= 0, as bits. */
+static uint64_t filter_f32_ceiling(double tau) {
+  uint32_t bits;
+  if (tau > 0x1.fffffep127) return FILTER_F32_INFINITY;
+  float nearest = (float)tau;
+  memcpy(&bits, &nearest, sizeof bits);
+  return bits + ((double)nearest < tau);
+}
+
+/* The bits of the smallest double that becomes a float32 above `magnitude`: one past the middle of it
+ * and its neighbour, or the middle where the neighbour is even. */
+static uint64_t filter_f64_above(uint32_t magnitude) {
+  uint32_t next_bits = magnitude + 1;
+  float here, next;
+  uint64_t bits;
+  memcpy(&here, &magnitude, sizeof here);
+  memcpy(&next, &next_bits, sizeof next);
+  double middle = ((double)here + (double)next) / 2;
+  memcpy(&bits, &middle, sizeof bits);
+  return bits + (next_bits & 1);
+}
+
+static filter_limits filter_prepare(const mlfab__filter_rule *rule) {
+  filter_limits limits = {0};
+  uint64_t tau = 0;
+  uint32_t zero = mlfab__half_zero(rule->half);
+  if (rule->dtype == MLFAB_F32) {
+    if (rule->tau > 0) tau = filter_f32_ceiling(rule->tau);
+    limits.low = zero + 1;
+  } else {
+    if (rule->tau > 0) memcpy(&tau, &rule->tau, sizeof tau);
+    limits.low = rule->half == MLFAB_HALF_NONE ? 1 : filter_f64_above(zero);
+  }
+  if (!(rule->p > 0)) tau = 0;
+  limits.high = mlfab__max(tau, limits.low);
+  if (rule->p < 1 && limits.high > limits.low) {
+    double chance = rule->p * 0x1p32;
+    limits.key = filter_key(rule->seed, rule->t);
+    limits.draw = (uint64_t)chance;
+    limits.draw += (double)limits.draw < chance;
+  }
+  /* A word of 32 bits is always below 2^32. */
+  if (rule->p >= 1 || limits.draw > UINT32_MAX) limits.low = limits.high;
+  return limits;
+}
+
+static uint32_t filter_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+/* ---- the portable kernels ---- */
+
+#define FILTER_MARK(name, real, word, magnitude, infinity)                                         \
+  static uint32_t name(const filter_limits *limits, const real *g, const real *residual,           \
+                       uint64_t first, uint32_t n, uint64_t *keep) {                               \
+    uint32_t kept = 0;                                                                             \
+    word worst = 0, m;                                                                             \
+    for (uint32_t at = 0; at < n; at += 64) {                                                      \
+      uint32_t end = n - at < 64 ? n : at + 64;                                                    \
+      uint64_t marks = 0;                                                                          \
+      for (uint32_t i = at; i < end; i++) {                                                        \
+        real a = residual[i];                                                                      \
+        if (g != NULL) a += g[i];                                                                  \
+        memcpy(&m, &a, sizeof m);                                                                  \
+        m &= magnitude;                                                                            \
+        if (m > worst) worst = m;                                                                  \
+        int sent = m >= limits->high;                                                              \
+        if (!sent && m >= limits->low) sent = filter_word(limits->key, first + i) >= limits->draw; \
+        marks |= (uint64_t)sent << (i - at);                                                       \
+      }                                                                                            \
+      keep[at / 64] = marks;                                                                       \
+      kept += filter_bits(marks);                                                                  \
+    }                                                                                              \
+    return worst >= (infinity) ? MLFAB__FILTER_REFUSED : kept;                                     \
+  }
+
+FILTER_MARK(filter_mark_f32, float, uint32_t, FILTER_F32_MAGNITUDE, FILTER_F32_INFINITY)
+FILTER_MARK(filter_mark_f64, double, uint64_t, FILTER_F64_MAGNITUDE, FILTER_F64_INFINITY)
+
+/* The largest magnitude that travels, in the type. */
+static float filter_top_f32(int half) {
+  uint32_t bits = mlfab__half_top(half);
+  float top;
+  memcpy(&top, &bits, sizeof top);
+  return top;
+}
+
+static double filter_top_f64(int half) {
+  const double most = 0x1.fffffffffffffp1023;
+  return half == MLFAB_HALF_NONE ? most : (double)filter_top_f32(half);
+}
+
+#define FILTER_EMIT(name, real, narrow, top_of)                                                   \
+  static uint32_t name(int half, const real *g, real *residual, uint32_t n, const uint64_t *keep, \
+                       void *values, uint64_t *saturated) {                                       \
+    const real top = top_of(half);                                                                \
+    uint16_t *halves = (uint16_t *)values;                                                        \
+    real *whole = (real *)values;                                                                 \
+    uint32_t k = 0;                                                                               \
+    for (uint32_t i = 0; i < n; i++) {                                                            \
+      real a = residual[i], rest = 0;                                                             \
+      if (g != NULL) a += g[i];                                                                   \
+      if (!(keep[i / 64] >> (i % 64) & 1)) {                                                      \
+        residual[i] = a;                                                                          \
+        continue;                                                                                 \
+      }                                                                                           \
+      if (a > top || a < -top) {                                                                  \
+        rest = a > 0 ? a - top : a + top;                                                         \
+        ++*saturated;                                                                             \
+      }                                                                                           \
+      if (half == MLFAB_HALF_NONE)                                                                \
+        whole[k++] = a;                                                                           \
+      else                                                                                        \
+        halves[k++] = mlfab__half_one(half, narrow(a));                                           \
+      residual[i] = rest;                                                                         \
+    }                                                                                             \
+    return k;                                                                                     \
+  }
+
+#define FILTER_AS_IT_IS(a) (a)
+FILTER_EMIT(filter_emit_f32, float, FILTER_AS_IT_IS, filter_top_f32)
+FILTER_EMIT(filter_emit_f64, double, mlfab__half_narrow, filter_top_f64)
+
+/* ---- float32 in vectors: whole words of 64 marks; what is left is done by the portable ones ---- */
+
+#if FILTER_X86
+FILTER_AVX512 static inline __m512i filter_mix_avx512(__m512i x) {
+  x = _mm512_add_epi64(x, _mm512_set1_epi64((long long)0x9e3779b97f4a7c15u));
+  x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)),
+                         _mm512_set1_epi64((long long)0xbf58476d1ce4e5b9u));
+  x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)),
+                         _mm512_set1_epi64((long long)0x94d049bb133111ebu));
+  return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+/* The words of 16 elements from `element` on: those of 8 mixes in their order, or, from an odd
+ * element, one later. */
+FILTER_AVX512 static inline __m512i filter_words_avx512(uint64_t key, uint64_t element) {
+  const __m512i counter = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  uint64_t from = key + element / 2;
+  __m512i x = filter_mix_avx512(_mm512_add_epi64(_mm512_set1_epi64((long long)from), counter));
+  if (element % 2 == 0) return x;
+  __m512i y =
+      filter_mix_avx512(_mm512_add_epi64(_mm512_set1_epi64((long long)(from + 8)), counter));
+  return _mm512_alignr_epi32(y, x, 1);
+}
+
+FILTER_AVX512 static inline __m512i filter_sum_avx512(const float *g, const float *residual,
+                                                      uint32_t i) {
+  __m512 a = _mm512_loadu_ps(residual + i);
+  if (g != NULL) a = _mm512_add_ps(a, _mm512_loadu_ps(g + i));
+  return _mm512_castps_si512(a);
+}
+
+FILTER_AVX512 static uint32_t filter_mark_avx512(const filter_limits *limits, const float *g,
+                                                 const float *residual, uint64_t first, uint32_t n,
+                                                 uint64_t *keep) {
+  const __m512i magnitude = _mm512_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m512i high = _mm512_set1_epi32((int)limits->high);
+  const __m512i low = _mm512_set1_epi32((int)limits->low);
+  const __m512i draw = _mm512_set1_epi32((int)(uint32_t)limits->draw);
+  const int draws = limits->low < limits->high;
+  __m512i worst = _mm512_setzero_si512();
+  uint32_t kept = 0;
+  for (uint32_t at = 0; at < n; at += 64) {
+    uint64_t marks = 0;
+    for (uint32_t i = 0; i < 64; i += 16) {
+      __m512i m = _mm512_and_si512(filter_sum_avx512(g, residual, at + i), magnitude);
+      worst = _mm512_max_epu32(worst, m);
+      __mmask16 sent = _mm512_cmpge_epu32_mask(m, high);
+      __mmask16 open = draws ? _mm512_cmpge_epu32_mask(m, low) & (__mmask16)~sent : 0;
+      if (open)
+        sent |= _mm512_mask_cmpge_epu32_mask(open, filter_words_avx512(limits->key, first + at + i),
+                                             draw);
+      marks |= (uint64_t)sent << i;
+    }
+    keep[at / 64] = marks;
+    kept += (uint32_t)_mm_popcnt_u64(marks);
+  }
+  return _mm512_reduce_max_epu32(worst) >= FILTER_F32_INFINITY ? MLFAB__FILTER_REFUSED : kept;
+}
+
+/* A masked store writes the values that are there and nothing behind them. */
+FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float *residual,
+                                                 uint32_t n, const uint64_t *keep, void *values,
+                                                 uint64_t *saturated) {
+  const __m512i magnitude = _mm512_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m512i top = _mm512_set1_epi32((int)mlfab__half_top(half));
+  uint16_t *halves = (uint16_t *)values;
+  float *whole = (float *)values;
+  uint32_t k = 0;
+  for (uint32_t i = 0; i < n; i += 16) {
+    __mmask16 marks = (__mmask16)(keep[i / 64] >> (i % 64));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
+    __mmask16 there = (__mmask16)((1u << count) - 1);
+    __m512i a = filter_sum_avx512(g, residual, i);
+    __m512i rest = _mm512_maskz_mov_epi32((__mmask16)~marks, a);
+    if (half != MLFAB_HALF_NONE) {
+      __mmask16 over = _mm512_mask_cmpgt_epu32_mask(marks, _mm512_and_si512(a, magnitude), top);
+      if (MLFAB__UNLIKELY(over)) {
+        __m512i cut = _mm512_or_si512(_mm512_andnot_si512(magnitude, a), top);
+        __m512 left = _mm512_sub_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(cut));
+        rest = _mm512_mask_mov_epi32(rest, over, _mm512_castps_si512(left));
+        a = _mm512_mask_mov_epi32(a, over, cut);
+        *saturated += (uint32_t)_mm_popcnt_u32(over);
+      }
+    }
+    _mm512_storeu_si512(residual + i, rest);
+    a = _mm512_maskz_compress_epi32(marks, a);
+    if (half == MLFAB_HALF_NONE) {
+      _mm512_mask_storeu_epi32(whole + k, there, a);
+    } else if (half == MLFAB_HALF_F16) {
+      _mm256_mask_storeu_epi16(
+          halves + k, there,
+          _mm512_cvtps_ph(_mm512_castsi512_ps(a), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    } else {
+      __m512i odd = _mm512_and_si512(_mm512_srli_epi32(a, 16), _mm512_set1_epi32(1));
+      a = _mm512_add_epi32(a, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+      _mm256_mask_storeu_epi16(halves + k, there, _mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16)));
+    }
+    k += count;
+  }
+  return k;
+}
+
+/* Magnitudes are below 2^31, so that signed comparisons do. */
+FILTER_AVX2 static inline __m256i filter_sum_avx2(const float *g, const float *residual,
+                                                  uint32_t i) {
+  __m256 a = _mm256_loadu_ps(residual + i);
+  if (g != NULL) a = _mm256_add_ps(a, _mm256_loadu_ps(g + i));
+  return _mm256_castps_si256(a);
+}
+
+/* Draws are the portable kernel's: a multiply of 64 bits takes these vectors longer than it does. */
+FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const float *g,
+                                             const float *residual, uint64_t first, uint32_t n,
+                                             uint64_t *keep) {
+  const __m256i magnitude = _mm256_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m256i below = _mm256_set1_epi32((int)limits->high - 1);
+  __m256i worst = _mm256_setzero_si256();
+  uint32_t kept = 0;
+  if (limits->low < limits->high) return filter_mark_f32(limits, g, residual, first, n, keep);
+  for (uint32_t at = 0; at < n; at += 64) {
+    uint64_t marks = 0;
+    for (uint32_t i = 0; i < 64; i += 8) {
+      __m256i m = _mm256_and_si256(filter_sum_avx2(g, residual, at + i), magnitude);
+      worst = _mm256_max_epu32(worst, m);
+      __m256 sent = _mm256_castsi256_ps(_mm256_cmpgt_epi32(m, below));
+      marks |= (uint64_t)(uint32_t)_mm256_movemask_ps(sent) << i;
+    }
+    keep[at / 64] = marks;
+    kept += (uint32_t)_mm_popcnt_u64(marks);
+  }
+  worst = _mm256_cmpgt_epi32(worst, _mm256_set1_epi32((int)FILTER_F32_INFINITY - 1));
+  return _mm256_movemask_epi8(worst) ? MLFAB__FILTER_REFUSED : kept;
+}
+
+/* Eight lanes of which the marked ones stand first: their numbers, a byte each, are gathered by pext.
+ * A whole vector is stored while the values that follow will cover what is too much. */
+FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *residual, uint32_t n,
+                                             const uint64_t *keep, void *values,
+                                             uint64_t *saturated) {
+  const __m256i magnitude = _mm256_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m256i top = _mm256_set1_epi32((int)mlfab__half_top(half));
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const uint32_t width = half == MLFAB_HALF_NONE ? 4 : 2;
+  uint8_t *out = (uint8_t *)values, spare[32];
+  uint32_t k = 0, total = 0;
+  for (uint32_t i = 0; i < n; i += 64) total += (uint32_t)_mm_popcnt_u64(keep[i / 64]);
+  for (uint32_t i = 0; i < n; i += 8) {
+    uint32_t marks = (uint32_t)(keep[i / 64] >> (i % 64)) & 0xff;
+    uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
+    __m256i sent = _mm256_and_si256(_mm256_set1_epi32((int)marks), bit);
+    __m256i a = filter_sum_avx2(g, residual, i), rest;
+    sent = _mm256_cmpeq_epi32(sent, bit);
+    rest = _mm256_andnot_si256(sent, a);
+    if (half != MLFAB_HALF_NONE) {
+      __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(a, magnitude), top);
+      over = _mm256_and_si256(over, sent);
+      if (MLFAB__UNLIKELY(!_mm256_testz_si256(over, over))) {
+        __m256i cut = _mm256_or_si256(_mm256_andnot_si256(magnitude, a), top);
+        __m256 left = _mm256_sub_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(cut));
+        rest = _mm256_blendv_epi8(rest, _mm256_castps_si256(left), over);
+        a = _mm256_blendv_epi8(a, cut, over);
+        *saturated += filter_bits((uint32_t)_mm256_movemask_epi8(over)) / 4;
+      }
+    }
+    _mm256_storeu_si256((__m256i *)(void *)(residual + i), rest);
+    uint64_t lanes = _pext_u64(0x0706050403020100u, _pdep_u64(marks, 0x0101010101010101u) * 0xff);
+    a = _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
+    if (half == MLFAB_HALF_F16) {
+      a = _mm256_castsi128_si256(
+          _mm256_cvtps_ph(_mm256_castsi256_ps(a), _MM_FROUND_TO_NEAREST_INT));
+    } else if (half != MLFAB_HALF_NONE) {
+      __m256i odd = _mm256_and_si256(_mm256_srli_epi32(a, 16), _mm256_set1_epi32(1));
+      a = _mm256_add_epi32(a, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+      a = _mm256_srli_epi32(a, 16);
+      a = _mm256_castsi128_si256(
+          _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+    }
+    if (total - k < 8) {
+      _mm256_storeu_si256((__m256i *)(void *)spare, a);
+      memcpy(out + (size_t)k * width, spare, (size_t)count * width);
+    } else if (half == MLFAB_HALF_NONE) {
+      _mm256_storeu_si256((__m256i *)(void *)(out + (size_t)k * width), a);
+    } else {
+      _mm_storeu_si128((__m128i *)(void *)(out + (size_t)k * width), _mm256_castsi256_si128(a));
+    }
+    k += count;
+  }
+  return k;
+}
+#endif
+
+static const float *filter_skip(const float *g, uint32_t n) { return g != NULL ? g + n : NULL; }
+
+MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
+                                                 const void *g, const void *residual,
+                                                 uint64_t first, uint32_t n, uint64_t *keep) {
+  filter_limits limits = filter_prepare(rule);
+  const float *g32 = (const float *)g, *r32 = (const float *)residual;
+  uint32_t whole = 0, kept = 0, rest;
+  (void)level;
+  if (rule->dtype != MLFAB_F32)
+    return filter_mark_f64(&limits, (const double *)g, (const double *)residual, first, n, keep);
+#if FILTER_X86
+  if (level >= 1) whole = n - n % 64;
+  if (level >= 2) kept = filter_mark_avx512(&limits, g32, r32, first, whole, keep);
+  if (level == 1) kept = filter_mark_avx2(&limits, g32, r32, first, whole, keep);
+#endif
+  rest = filter_mark_f32(&limits, filter_skip(g32, whole), r32 + whole, first + whole, n - whole,
+                         keep + whole / 64);
+  return kept == MLFAB__FILTER_REFUSED || rest == MLFAB__FILTER_REFUSED ? MLFAB__FILTER_REFUSED
+                                                                        : kept + rest;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_rule *rule,
+                                                 const void *g, void *residual, uint32_t n,
+                                                 const uint64_t *keep, void *values,
+                                                 uint64_t *saturated) {
+  const float *g32 = (const float *)g;
+  float *r32 = (float *)residual;
+  uint32_t whole = 0, k = 0;
+  uint32_t width = rule->half == MLFAB_HALF_NONE ? 4 : 2;
+  (void)level;
+  if (rule->dtype != MLFAB_F32)
+    return filter_emit_f64(rule->half, (const double *)g, (double *)residual, n, keep, values,
+                           saturated);
+#if FILTER_X86
+  if (level >= 1) whole = n - n % 64;
+  if (level >= 2) k = filter_emit_avx512(rule->half, g32, r32, whole, keep, values, saturated);
+  if (level == 1) k = filter_emit_avx2(rule->half, g32, r32, whole, keep, values, saturated);
+#endif
+  return k + filter_emit_f32(rule->half, filter_skip(g32, whole), r32 + whole, n - whole,
+                             keep + whole / 64, (uint8_t *)values + (size_t)k * width, saturated);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
+                                            const void *residual, uint64_t first, uint32_t n,
+                                            uint64_t *keep) {
+  return mlfab__filter_mark_with(mlfab__half_level(), rule, g, residual, first, n, keep);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
+                                            void *residual, uint32_t n, const uint64_t *keep,
+                                            void *values, uint64_t *saturated) {
+  return mlfab__filter_emit_with(mlfab__half_level(), rule, g, residual, n, keep, values,
+                                 saturated);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
+                                                void *residual, uint64_t first, uint32_t n,
+                                                uint64_t *keep, void *values, uint64_t *saturated) {
+  if (mlfab__filter_mark(rule, g, residual, first, n, keep) == MLFAB__FILTER_REFUSED)
+    return MLFAB__FILTER_REFUSED;
+  return mlfab__filter_emit(rule, g, residual, n, keep, values, saturated);
+}
+
+/* ---- the largest ---- */
+
+static uint64_t filter_magnitude(int dtype, const void *values, uint64_t i) {
+  if (dtype == MLFAB_F32) {
+    uint32_t bits;
+    memcpy(&bits, (const float *)values + i, sizeof bits);
+    return bits & FILTER_F32_MAGNITUDE;
+  }
+  uint64_t bits;
+  memcpy(&bits, (const double *)values + i, sizeof bits);
+  return bits & FILTER_F64_MAGNITUDE;
+}
+
+/* Eleven bits of the magnitude at a time, the highest first: the digit in which the k-th largest lies
+ * is found by counting, and only those that share it are counted on. */
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
+                                       mlfab__filter_cut *cut) {
+  enum { DIGIT = 11 };
+  uint64_t count[1u << DIGIT], found = 0;
+  uint32_t left = dtype == MLFAB_F32 ? 31 : 63;
+  if (k == 0) {
+    *cut = (mlfab__filter_cut){UINT64_MAX, 0};
+    return;
+  }
+  while (left > 0) {
+    uint32_t digit = left < DIGIT ? left : DIGIT, above = left;
+    uint64_t most = ((uint64_t)1 << digit) - 1, at = most;
+    left -= digit;
+    memset(count, 0, sizeof count);
+    for (uint64_t i = 0; i < n; i++) {
+      uint64_t m = filter_magnitude(dtype, values, i);
+      if (m >> above == found) count[m >> left & most]++;
+    }
+    while (count[at] < k) k -= count[at--];
+    found = found << digit | at;
+  }
+  *cut = (mlfab__filter_cut){found, k};
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32_t n,
+                                           mlfab__filter_cut *cut, uint64_t *keep) {
+  uint32_t kept = 0;
+  for (uint32_t at = 0; at < n; at += 64) {
+    uint32_t end = n - at < 64 ? n : at + 64;
+    uint64_t marks = 0;
+    for (uint32_t i = at; i < end; i++) {
+      uint64_t m = filter_magnitude(dtype, values, i);
+      int tie = m == cut->magnitude && cut->ties > 0;
+      cut->ties -= (uint64_t)tie;
+      marks |= (uint64_t)(m > cut->magnitude || tie) << (i - at);
+    }
+    keep[at / 64] &= marks;
+    kept += filter_bits(keep[at / 64]);
+  }
+  return kept;
+}
+
+/* ---- changes of the model ---- */
+
+/* Without branches: which changes are small is as good as random. */
+#define FILTER_CHANGE(name, real)                                                 \
+  static uint64_t name(const real *before, real *after, uint64_t n, double tau) { \
+    uint64_t back = 0;                                                            \
+    for (uint64_t i = 0; i < n; i++) {                                            \
+      real is = after[i], was = before[i];                                        \
+      double change = (double)is - (double)was, size = (double)was;               \
+      change = change < 0 ? -change : change;                                     \
+      size = size < 0 ? -size : size;                                             \
+      int small = (size > 0) & (change > 0) & (change / size < tau);              \
+      after[i] = (small | (is == was)) ? was : is;                                \
+      back += (uint64_t)small;                                                    \
+    }                                                                             \
+    return back;                                                                  \
+  }
+
+FILTER_CHANGE(filter_change_f32, float)
+FILTER_CHANGE(filter_change_f64, double)
+
+MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
+                                              uint64_t n, double tau) {
+  if (dtype == MLFAB_F32) return filter_change_f32((const float *)before, (float *)after, n, tau);
+  if (dtype == MLFAB_F64) return filter_change_f64((const double *)before, (double *)after, n, tau);
+  return 0;
+}
+
+#undef FILTER_X86
+#undef FILTER_AVX2
+#undef FILTER_AVX512
+#undef FILTER_F32_MAGNITUDE
+#undef FILTER_F64_MAGNITUDE
+#undef FILTER_F32_INFINITY
+#undef FILTER_F64_INFINITY
+#undef FILTER_MARK
+#undef FILTER_EMIT
+#undef FILTER_AS_IT_IS
+#undef FILTER_CHANGE
+
+/* ==============================================================================================
+ * core/pack.h
+ * ============================================================================================== */
+/* pack.h - packets: how values travel that are rounded, sparse or both. Layer 2.
+ *
+ * A packet is one stretch of the flat model, at most 65536 elements of one slice and one tensor:
+ *
+ *     0 u64 offset in the flat model, bytes    20 u8 form: MLFAB__PACK_*
+ *     8 u32 elements of the stretch            21 u8 values: MLFAB_HALF_*
+ *    12 u32 kept grains (DENSE: all)           22 u8 log2 of the elements a grain (the last: fewer)
+ *    16 u32 bytes of the body                  23 u8 element type
+ *    24 body: bitmap (a bit a grain) or indices of grains (u16, ascending), padded to 8 bytes; the
+ *       values of the kept grains, in their order, padded to 8 bytes. Padding is zero.
+ *
+ * Packets follow one another without gaps; each is a multiple of 8 bytes, and must begin at one. A
+ * packer writes nothing beyond mlfab__pack_bound of its elements, and returns the packet's bytes; 0
+ * when nothing is kept, and then nothing was written that matters. I64 has no halves. */
+
+#define MLFAB__PACK_ELEMENTS 65536u /* most of a packet */
+#define MLFAB__PACK_HEADER 24u
+
+enum mlfab__pack_form { MLFAB__PACK_DENSE = 0, MLFAB__PACK_BITMAP = 1, MLFAB__PACK_INDEX = 2 };
+
+typedef struct mlfab__packet {
+  uint64_t offset; /* in the flat model, bytes */
+  uint32_t elements, kept, body, grains;
+  uint32_t count; /* values: the elements of the kept grains */
+  uint8_t form, value, grain_log2, dtype;
+  const uint8_t *marks;  /* bitmap or indices; borrowed, as values */
+  const uint8_t *values; /* `count` */
+} mlfab__packet;
+
+/* Looks at all of the packet that begins at `at` but its values: its bytes, 0 when it is malformed or
+ * longer than `room`. Whatever is there, nothing beyond `room` is read. A packet that keeps nothing is
+ * in order. Whether the stretch is the model's is the caller's question. */
+MLFAB__INTERNAL uint32_t mlfab__pack_open(const uint8_t *at, uint64_t room, mlfab__packet *packet);
+
+/* The most bytes that a packet of so many elements takes. */
+MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype);
+
+/* Where a packet lies and what of. */
+typedef struct mlfab__pack_shape {
+  uint64_t offset;
+  int dtype, half;
+  uint32_t grain_log2; /* at most 16 */
+  uint32_t elements;   /* 1 to MLFAB__PACK_ELEMENTS */
+} mlfab__pack_shape;
+
+/* All elements. */
+MLFAB__INTERNAL uint32_t mlfab__pack_dense(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const void *values);
+/* Of an array of all elements those whose grains are marked (bit i of keep[i / 64] is grain i, bits
+ * beyond the last are 0), in the smallest form. may_dense: values that are not marked may travel too,
+ * when that makes it smaller. */
+MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const void *values, const uint64_t *keep,
+                                            int may_dense);
+/* `kept` elements at ascending indices below shape->elements; grain_log2 is taken for 0. */
+MLFAB__INTERNAL uint32_t mlfab__pack_sparse(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const uint32_t *indices, const void *values,
+                                            uint32_t kept);
+/* All of a packet but its values, in the smallest form: *values_p is where exactly as many of them as
+ * are marked are to be written (of the type, or uint16_t), such as by mlfab__filter_emit. */
+MLFAB__INTERNAL uint32_t mlfab__pack_begin(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const uint64_t *keep, uint8_t **values_p);
+
+/* What unpacks takes a packet that mlfab__pack_open has passed; arrays are of the stretch, in its own
+ * type. */
+
+/* Zeros where nothing is kept. */
+MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
+MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
+/* w += scale * u where something is kept, rounded as mlfab__reduce_add does; 0 when some scale * u is
+ * not finite, or an I64's scale is none: what w holds is then unspecified. */
+MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
+/* w := u where something is kept. */
+MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w);
+
+/* The kept elements as runs: fills *first_p, *n_p with the next and returns 1, or 0 behind the last.
+ * Begin with a cursor of zeros. */
+typedef struct mlfab__pack_cursor {
+  uint32_t grain, mark;
+} mlfab__pack_cursor;
+MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__pack_cursor *cursor,
+                                      uint32_t *first_p, uint32_t *n_p);
+
+
+/* ==============================================================================================
+ * core/pack.c
+ * ============================================================================================== */
+/* pack.c - packets: how values travel that are rounded, sparse or both. Layer 2.
+ *
+ * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
+ * go, nor whether a stretch is one slice's.
+ *
+ * Invariants: whatever passes mlfab__pack_open is safe to unpack: marks are counted and in range, and
+ * the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
+ * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
+ * the type of the tensor, stored, then the sum.
+ *
+ * Source: TDF §4.3 leaves the encoding open; what it prints fits values with their indices. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define PACK_X86 1
+#include <immintrin.h>
+#define PACK_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
+#else
+#define PACK_X86 0
+#endif
+
+/* Values that are decoded at a time: small enough for the stack and the first cache. */
+#define PACK_STAGE 1024u
+
+/* Offsets in the header. */
+enum { PACK_AT_ELEMENTS = 8, PACK_AT_KEPT = 12, PACK_AT_BODY = 16, PACK_AT_FORM = 20 };
+
+typedef union pack_stage {
+  float f32[PACK_STAGE];
+  double f64[PACK_STAGE];
+  int64_t i64[PACK_STAGE];
+  uint64_t word[PACK_STAGE];
+} pack_stage;
+
+static inline uint32_t pack_pad(uint32_t bytes) { return (bytes + 7) & ~7u; }
+
+static inline uint32_t pack_lowest(uint64_t x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(x);
+#else
+  uint32_t i = 0;
+  while (!(x >> i & 1)) i++;
+  return i;
+#endif
+}
+
+static uint32_t pack_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+static inline uint64_t pack_word(const uint8_t *marks, uint32_t i) {
+  uint64_t word;
+  memcpy(&word, marks + (size_t)i * 8, sizeof word);
+  return word;
+}
+
+static inline uint32_t pack_index(const uint8_t *marks, uint32_t i) {
+  uint16_t index;
+  memcpy(&index, marks + (size_t)i * 2, sizeof index);
+  return index;
+}
+
+static inline uint32_t pack_width(int dtype, int half) {
+  return half == MLFAB_HALF_NONE ? mlfab__dtype_bytes(dtype) : 2;
+}
+
+static uint32_t pack_marks_bytes(int form, uint32_t grains, uint32_t kept) {
+  if (form == MLFAB__PACK_BITMAP) return pack_pad((grains + 7) / 8);
+  return form == MLFAB__PACK_INDEX ? pack_pad(2 * kept) : 0;
+}
+
+/* The elements of the kept grains: whole ones, but for the last of the stretch. */
+static uint32_t pack_count(uint32_t elements, uint32_t grain_log2, uint32_t kept, int last) {
+  uint32_t count = kept << grain_log2, more = (0 - elements) & ((1u << grain_log2) - 1);
+  return last ? count - more : count;
+}
+
+static uint32_t pack_grains(uint32_t elements, uint32_t grain_log2) {
+  return (uint32_t)(((uint64_t)elements + (1u << grain_log2) - 1) >> grain_log2);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
+  return MLFAB__PACK_HEADER + pack_pad((elements + 7) / 8) +
+         pack_pad(elements * mlfab__dtype_bytes(dtype));
+}
+
+/* ---- reading ---- */
+
+/* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
+static int pack_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < n; i += 64) {
+    uint64_t word = pack_word(marks, i / 64);
+    if (n - i < 64 && word >> (n - i) != 0) return 0;
+    sum += pack_bits(word);
+  }
+  *last_p = (int)(pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64) & 1);
+  return sum == kept;
+}
+
+static int pack_check_indices(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < kept; i++) {
+    uint32_t index = pack_index(marks, i);
+    if (index < next || index >= n) return 0;
+    next = index + 1;
+  }
+  *last_p = next == n;
+  return 1;
+}
+
+static int pack_is_zero(const uint8_t *at, const uint8_t *end) {
+  while (at < end)
+    if (*at++ != 0) return 0;
+  return 1;
+}
+
+static void pack_read_header(const uint8_t *at, mlfab__packet *packet) {
+  memcpy(&packet->offset, at, 8);
+  memcpy(&packet->elements, at + PACK_AT_ELEMENTS, 4);
+  memcpy(&packet->kept, at + PACK_AT_KEPT, 4);
+  memcpy(&packet->body, at + PACK_AT_BODY, 4);
+  packet->form = at[PACK_AT_FORM];
+  packet->value = at[PACK_AT_FORM + 1];
+  packet->grain_log2 = at[PACK_AT_FORM + 2];
+  packet->dtype = at[PACK_AT_FORM + 3];
+}
+
+static int pack_check_header(const mlfab__packet *packet) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  if (width == 0 || packet->form > MLFAB__PACK_INDEX || packet->value > MLFAB_HALF_BF16) return 0;
+  if (packet->value != MLFAB_HALF_NONE && packet->dtype == MLFAB_I64) return 0;
+  if (packet->elements == 0 || packet->elements > MLFAB__PACK_ELEMENTS) return 0;
+  return packet->grain_log2 <= 16 && packet->offset % width == 0 &&
+         packet->offset <= UINT64_MAX - (uint64_t)packet->elements * width;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_open(const uint8_t *at, uint64_t room, mlfab__packet *packet) {
+  mlfab__packet p = {0};
+  int last = 1;
+  if (room < MLFAB__PACK_HEADER) return 0;
+  pack_read_header(at, &p);
+  if (!pack_check_header(&p)) return 0;
+  p.grains = pack_grains(p.elements, p.grain_log2);
+  if (p.kept > p.grains || (p.form == MLFAB__PACK_DENSE && p.kept < p.grains)) return 0;
+  uint32_t marks = pack_marks_bytes(p.form, p.grains, p.kept);
+  if (room - MLFAB__PACK_HEADER < marks) return 0;
+  p.marks = at + MLFAB__PACK_HEADER;
+  p.values = p.marks + marks;
+  if (p.form == MLFAB__PACK_BITMAP && !pack_check_bitmap(p.marks, p.grains, p.kept, &last))
+    return 0;
+  if (p.form == MLFAB__PACK_INDEX && (!pack_check_indices(p.marks, p.grains, p.kept, &last) ||
+                                      !pack_is_zero(p.marks + (size_t)p.kept * 2, p.values)))
+    return 0;
+  p.count = pack_count(p.elements, p.grain_log2, p.kept, last);
+  uint32_t bytes = p.count * pack_width(p.dtype, p.value);
+  if (p.body != marks + pack_pad(bytes) || room - MLFAB__PACK_HEADER < p.body) return 0;
+  if (!pack_is_zero(p.values + bytes, p.marks + p.body)) return 0;
+  *packet = p;
+  return MLFAB__PACK_HEADER + p.body;
+}
+
+/* ---- writing ---- */
+
+/* n values of the tensor's type, as they travel. */
+static void pack_put(uint8_t *out, int dtype, int half, const void *values, uint32_t n) {
+  pack_stage stage;
+  if (half == MLFAB_HALF_NONE) {
+    memcpy(out, values, (size_t)n * mlfab__dtype_bytes(dtype));
+    return;
+  }
+  uint16_t *halves = (uint16_t *)(void *)out;
+  if (dtype == MLFAB_F32) {
+    mlfab__half_store(half, halves, (const float *)values, n);
+    return;
+  }
+  for (uint32_t at = 0; at < n; at += PACK_STAGE) {
+    uint32_t count = n - at < PACK_STAGE ? n - at : PACK_STAGE;
+    for (uint32_t i = 0; i < count; i++)
+      stage.f32[i] = mlfab__half_narrow(((const double *)values)[at + i]);
+    mlfab__half_store(half, halves + at, stage.f32, count);
+  }
+}
+
+/* The header, and zeros where padding may be: what is written later covers the rest of them. Returns
+ * where the values go; *packet is what mlfab__pack_open will say. */
+static uint8_t *pack_header(uint8_t *out, const mlfab__pack_shape *shape, int form, uint32_t kept,
+                            int last, mlfab__packet *packet) {
+  mlfab__packet p = {.offset = shape->offset,
+                     .elements = shape->elements,
+                     .kept = kept,
+                     .grains = pack_grains(shape->elements, shape->grain_log2),
+                     .form = (uint8_t)form,
+                     .value = (uint8_t)shape->half,
+                     .grain_log2 = (uint8_t)shape->grain_log2,
+                     .dtype = (uint8_t)shape->dtype};
+  uint32_t marks = pack_marks_bytes(form, p.grains, kept);
+  p.count = pack_count(p.elements, p.grain_log2, kept, last);
+  p.body = marks + pack_pad(p.count * pack_width(shape->dtype, shape->half));
+  p.marks = out + MLFAB__PACK_HEADER;
+  p.values = p.marks + marks;
+  memcpy(out, &p.offset, 8);
+  memcpy(out + PACK_AT_ELEMENTS, &p.elements, 4);
+  memcpy(out + PACK_AT_KEPT, &p.kept, 4);
+  memcpy(out + PACK_AT_BODY, &p.body, 4);
+  out[PACK_AT_FORM] = p.form;
+  out[PACK_AT_FORM + 1] = p.value;
+  out[PACK_AT_FORM + 2] = p.grain_log2;
+  out[PACK_AT_FORM + 3] = p.dtype;
+  uint8_t *body = out + MLFAB__PACK_HEADER;
+  if (marks > 0) memset(body + marks - 8, 0, 8);
+  if (p.body > marks) memset(body + p.body - 8, 0, 8);
+  *packet = p;
+  return body + marks;
+}
+
+static int pack_smaller(uint32_t grains, uint32_t kept) {
+  return pack_marks_bytes(MLFAB__PACK_INDEX, grains, kept) <
+                 pack_marks_bytes(MLFAB__PACK_BITMAP, grains, kept)
+             ? MLFAB__PACK_INDEX
+             : MLFAB__PACK_BITMAP;
+}
+
+static void pack_write_marks(uint8_t *marks, const mlfab__packet *packet, const uint64_t *keep) {
+  uint32_t words = (packet->grains + 63) / 64;
+  if (packet->form == MLFAB__PACK_BITMAP) memcpy(marks, keep, (size_t)words * 8);
+  if (packet->form != MLFAB__PACK_INDEX) return;
+  for (uint32_t i = 0; i < words; i++)
+    for (uint64_t word = keep[i]; word != 0; word &= word - 1) {
+      uint16_t index = (uint16_t)(i * 64 + pack_lowest(word));
+      memcpy(marks, &index, sizeof index);
+      marks += sizeof index;
+    }
+}
+
+/* Header and marks; NULL when nothing is marked. */
+static uint8_t *pack_prepare(uint8_t *out, const mlfab__pack_shape *shape, const uint64_t *keep,
+                             int may_dense, mlfab__packet *packet) {
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2), kept = 0;
+  uint32_t width = pack_width(shape->dtype, shape->half);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += pack_bits(keep[i]);
+  if (kept == 0) return NULL;
+  int form = pack_smaller(grains, kept),
+      last = (int)(keep[(grains - 1) / 64] >> ((grains - 1) % 64) & 1);
+  uint32_t count = pack_count(shape->elements, shape->grain_log2, kept, last);
+  uint32_t bytes = pack_marks_bytes(form, grains, kept) + pack_pad(count * width);
+  if (kept == grains || (may_dense && pack_pad(shape->elements * width) <= bytes)) {
+    form = MLFAB__PACK_DENSE;
+    kept = grains;
+    last = 1;
+  }
+  uint8_t *values = pack_header(out, shape, form, kept, last, packet);
+  pack_write_marks(out + MLFAB__PACK_HEADER, packet, keep);
+  return values;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_begin(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const uint64_t *keep, uint8_t **values_p) {
+  mlfab__packet packet;
+  uint8_t *values = pack_prepare(out, shape, keep, 0, &packet);
+  if (values == NULL) return 0;
+  *values_p = values;
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_dense(uint8_t *out, const mlfab__pack_shape *shape,
+                                           const void *values) {
+  mlfab__packet packet;
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2);
+  uint8_t *at = pack_header(out, shape, MLFAB__PACK_DENSE, grains, 1, &packet);
+  pack_put(at, shape->dtype, shape->half, values, shape->elements);
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_sparse(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const uint32_t *indices, const void *values,
+                                            uint32_t kept) {
+  mlfab__pack_shape single = *shape;
+  mlfab__packet packet;
+  single.grain_log2 = 0;
+  if (kept == 0) return 0;
+  int form = kept == shape->elements ? MLFAB__PACK_DENSE : pack_smaller(shape->elements, kept);
+  uint8_t *at = pack_header(out, &single, form, kept, 1, &packet);
+  uint8_t *marks = out + MLFAB__PACK_HEADER;
+  if (form == MLFAB__PACK_BITMAP) {
+    memset(marks, 0, (size_t)(at - marks));
+    for (uint32_t i = 0; i < kept; i++)
+      marks[indices[i] / 8] = (uint8_t)(marks[indices[i] / 8] | 1u << indices[i] % 8);
+  } else if (form == MLFAB__PACK_INDEX) {
+    for (uint32_t i = 0; i < kept; i++) {
+      uint16_t index = (uint16_t)indices[i];
+      memcpy(marks + (size_t)i * 2, &index, sizeof index);
+    }
+  }
+  pack_put(at, shape->dtype, shape->half, values, kept);
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+/* ---- runs ---- */
+
+/* The first bit from `at` on that is `set`, or n. */
+static uint32_t pack_find(const uint8_t *marks, uint32_t at, uint32_t n, int set) {
+  while (at < n) {
+    uint64_t word = pack_word(marks, at / 64);
+    word = (set ? word : ~word) >> (at % 64);
+    if (word != 0) return (uint32_t)mlfab__min(n, at + pack_lowest(word));
+    at = (at | 63) + 1;
+  }
+  return n;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__pack_cursor *cursor,
+                                      uint32_t *first_p, uint32_t *n_p) {
+  uint32_t begin = cursor->grain, end = packet->grains;
+  if (packet->form == MLFAB__PACK_BITMAP) {
+    begin = pack_find(packet->marks, begin, packet->grains, 1);
+    end = pack_find(packet->marks, begin, packet->grains, 0);
+  } else if (packet->form == MLFAB__PACK_INDEX) {
+    if (cursor->mark == packet->kept) return 0;
+    begin = pack_index(packet->marks, cursor->mark++);
+    end = begin + 1;
+    while (cursor->mark < packet->kept && pack_index(packet->marks, cursor->mark) == end)
+      cursor->mark++, end++;
+  }
+  if (begin == packet->grains) return 0;
+  cursor->grain = end;
+  *first_p = begin << packet->grain_log2;
+  *n_p = (uint32_t)mlfab__min(packet->elements, (uint64_t)end << packet->grain_log2) - *first_p;
+  return 1;
+}
+
+/* ---- values ---- */
+
+/* Values k to k + n of a packet in the tensor's type: where they lie, or decoded to the stage, which
+ * holds n. */
+static const void *pack_values(const mlfab__packet *packet, uint32_t k, uint32_t n,
+                               pack_stage *stage) {
+  const uint8_t *at = packet->values + (size_t)k * pack_width(packet->dtype, packet->value);
+  const uint16_t *halves = (const uint16_t *)(const void *)at;
+  if (packet->value == MLFAB_HALF_NONE) return at;
+  if (packet->dtype == MLFAB_F32) {
+    mlfab__half_load(packet->value, stage->f32, halves, n);
+  } else {
+    for (uint32_t i = 0; i < n; i++)
+      stage->f64[i] = (double)mlfab__half_back(packet->value, halves[i]);
+  }
+  return stage;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
+  if (packet->value == MLFAB_HALF_NONE)
+    return mlfab__reduce_finite(packet->dtype, packet->values, packet->count);
+  return mlfab__half_finite(packet->value, (const uint16_t *)(const void *)packet->values,
+                            packet->count);
+}
+
+/* ---- single elements ---- */
+
+/* gather: array to values; scatter: the other way, or added to what is there. n elements of the array
+ * have marks, those beyond are 0. */
+#define PACK_SINGLES(type, name)                                                         \
+  static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,  \
+                                 uint32_t n) {                                           \
+    for (uint32_t at = 0; at < n; at += 64)                                              \
+      for (uint64_t word = pack_word(marks, at / 64); word != 0; word &= word - 1)       \
+        *values++ = array[at + pack_lowest(word)];                                       \
+  }                                                                                      \
+  static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks, \
+                                  uint32_t n, int add) {                                 \
+    for (uint32_t at = 0; at < n; at += 64)                                              \
+      for (uint64_t word = pack_word(marks, at / 64); word != 0; word &= word - 1) {     \
+        type *to = array + at + pack_lowest(word);                                       \
+        *to = add ? (type)(*to + *values) : *values;                                     \
+        values++;                                                                        \
+      }                                                                                  \
+  }                                                                                      \
+  static void pack_place_##name(type *array, const type *values, const uint8_t *indices, \
+                                uint32_t n, int add) {                                   \
+    for (uint32_t k = 0; k < n; k++) {                                                   \
+      type *to = array + pack_index(indices, k);                                         \
+      *to = add ? (type)(*to + values[k]) : values[k];                                   \
+    }                                                                                    \
+  }
+
+PACK_SINGLES(float, f32)
+PACK_SINGLES(double, f64)
+PACK_SINGLES(uint64_t, u64)
+
+#if PACK_X86
+PACK_AVX512 static void pack_gather_avx512(float *values, const float *array, const uint8_t *marks,
+                                           uint32_t n) {
+  for (uint32_t i = 0; i < n; i += 16) {
+    __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
+    __m512 x = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, array + i));
+    _mm512_mask_storeu_ps(values, (__mmask16)((1u << count) - 1), x);
+    values += count;
+  }
+}
+
+PACK_AVX512 static void pack_scatter_avx512(float *array, const float *values, const uint8_t *marks,
+                                            uint32_t n, int add) {
+  for (uint32_t i = 0; i < n; i += 16) {
+    __mmask16 mask = (__mmask16)(pack_word(marks, i / 64) >> (i % 64));
+    uint32_t count = (uint32_t)_mm_popcnt_u32(mask);
+    __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), values);
+    x = _mm512_maskz_expand_ps(mask, x);
+    if (add) x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, array + i), x);
+    _mm512_mask_storeu_ps(array + i, mask, x);
+    values += count;
+  }
+}
+#endif
+
+static void pack_gather(int dtype, void *values, const void *array, const uint8_t *marks,
+                        uint32_t n) {
+#if PACK_X86
+  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+    pack_gather_avx512((float *)values, (const float *)array, marks, n);
+    return;
+  }
+#endif
+  if (dtype == MLFAB_F32)
+    pack_gather_f32((float *)values, (const float *)array, marks, n);
+  else if (dtype == MLFAB_F64)
+    pack_gather_f64((double *)values, (const double *)array, marks, n);
+  else
+    pack_gather_u64((uint64_t *)values, (const uint64_t *)array, marks, n);
+}
+
+static void pack_scatter(int dtype, void *array, const void *values, const uint8_t *marks,
+                         uint32_t n, int add) {
+#if PACK_X86
+  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+    pack_scatter_avx512((float *)array, (const float *)values, marks, n, add);
+    return;
+  }
+#endif
+  if (dtype == MLFAB_F32)
+    pack_scatter_f32((float *)array, (const float *)values, marks, n, add);
+  else if (dtype == MLFAB_F64)
+    pack_scatter_f64((double *)array, (const double *)values, marks, n, add);
+  else
+    pack_scatter_u64((uint64_t *)array, (const uint64_t *)values, marks, n, add);
+}
+
+static void pack_place(int dtype, void *array, const void *values, const uint8_t *indices,
+                       uint32_t n, int add) {
+  if (dtype == MLFAB_F32)
+    pack_place_f32((float *)array, (const float *)values, indices, n, add);
+  else if (dtype == MLFAB_F64)
+    pack_place_f64((double *)array, (const double *)values, indices, n, add);
+  else
+    pack_place_u64((uint64_t *)array, (const uint64_t *)values, indices, n, add);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shape *shape,
+                                            const void *values, const uint64_t *keep,
+                                            int may_dense) {
+  mlfab__packet packet;
+  const uint8_t *array = (const uint8_t *)values, *marks = (const uint8_t *)keep;
+  uint32_t bytes = mlfab__dtype_bytes(shape->dtype), width = pack_width(shape->dtype, shape->half);
+  uint8_t *at = pack_prepare(out, shape, keep, may_dense, &packet);
+  if (at == NULL) return 0;
+  if (packet.form == MLFAB__PACK_DENSE || shape->grain_log2 > 0) {
+    mlfab__pack_cursor cursor = {0, 0};
+    for (uint32_t first, n; mlfab__unpack_run(&packet, &cursor, &first, &n);) {
+      pack_put(at, shape->dtype, shape->half, array + (size_t)first * bytes, n);
+      at += (size_t)n * width;
+    }
+    return MLFAB__PACK_HEADER + packet.body;
+  }
+  for (uint32_t first = 0; first < shape->elements; first += PACK_STAGE) {
+    pack_stage stage;
+    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE), count = 0;
+    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(keep[first / 64 + i]);
+    pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8, n);
+    pack_put(at, shape->dtype, shape->half, &stage, count);
+    at += (size_t)count * width;
+  }
+  return MLFAB__PACK_HEADER + packet.body;
+}
+
+/* ---- unpacking ---- */
+
+/* Values k to k + n, times scale when they are to be added; 0 when one of these is not finite. The
+ * product is stored before it is added, so that no compiler joins the two. */
+static int pack_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int add, double scale,
+                      pack_stage *stage, const void **terms_p) {
+  *terms_p = pack_values(packet, k, n, stage);
+  if (!add) return 1;
+  int finite = mlfab__reduce_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
+  *terms_p = stage;
+  return finite;
+}
+
+static int pack_apply_singles(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
+  pack_stage stage;
+  const void *terms;
+  uint32_t bytes = mlfab__dtype_bytes(packet->dtype);
+  if (packet->form == MLFAB__PACK_INDEX) {
+    for (uint32_t k = 0; k < packet->kept; k += PACK_STAGE) {
+      uint32_t n = (uint32_t)mlfab__min(packet->kept - k, PACK_STAGE);
+      if (!pack_terms(packet, k, n, add, scale, &stage, &terms)) return 0;
+      pack_place(packet->dtype, w, terms, packet->marks + (size_t)k * 2, n, add);
+    }
+    return 1;
+  }
+  for (uint32_t first = 0, k = 0; first < packet->elements; first += PACK_STAGE) {
+    const uint8_t *marks = packet->marks + first / 8;
+    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE), count = 0;
+    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(pack_word(marks, i));
+    if (!pack_terms(packet, k, count, add, scale, &stage, &terms)) return 0;
+    pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, n, add);
+    k += count;
+  }
+  return 1;
+}
+
+/* Long runs go straight to the kernels; halves by the stage. */
+static int pack_apply(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
+  mlfab__pack_cursor cursor = {0, 0};
+  pack_stage stage;
+  uint32_t bytes = mlfab__dtype_bytes(packet->dtype), k = 0;
+  uint32_t most = packet->value == MLFAB_HALF_NONE ? MLFAB__PACK_ELEMENTS : PACK_STAGE;
+  if (packet->form != MLFAB__PACK_DENSE && packet->grain_log2 == 0)
+    return pack_apply_singles(packet, w, add, scale);
+  for (uint32_t first, left; mlfab__unpack_run(packet, &cursor, &first, &left);) {
+    for (uint32_t n; left > 0; left -= n, first += n, k += n) {
+      uint8_t *at = w + (size_t)first * bytes;
+      n = (uint32_t)mlfab__min(left, most);
+      const void *u = pack_values(packet, k, n, &stage);
+      if (!add)
+        memcpy(at, u, (size_t)n * bytes);
+      else if (!mlfab__reduce_add(packet->dtype, at, at, u, scale, n, 0))
+        return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale) {
+  return pack_apply(packet, (uint8_t *)w, 1, scale);
+}
+
+MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w) {
+  (void)pack_apply(packet, (uint8_t *)w, 0, 1.0);
+}
+
+MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out) {
+  if (packet->form != MLFAB__PACK_DENSE)
+    memset(out, 0, (size_t)packet->elements * mlfab__dtype_bytes(packet->dtype));
+  mlfab__unpack_store(packet, out);
+}
+
+#undef PACK_X86
+#undef PACK_AVX512
+#undef PACK_STAGE
+#undef PACK_SINGLES
 
 /* ==============================================================================================
  * core/order.h
@@ -6030,6 +8205,7 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
  * the block; the free list holds exactly the blocks with refs 0. */
 
 #define MLFAB__NO_BLOCK 0xffffffffu
+#define MLFAB__NO_SLICE 0xffffffffu
 
 typedef struct mlfab__block {
   uint8_t *data; /* NULL for ghosts */
@@ -6042,13 +8218,16 @@ typedef struct mlfab__shard_slice {
   uint64_t version;       /* updates in it */
   uint64_t commit;        /* applications */
   uint32_t first, count;  /* positions */
+  uint32_t number;        /* in the layout */
+  uint8_t gate;           /* of its consistency model: the server's business */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t begin, end; /* of the shard in the flat model */
-  uint32_t first_slice, nslices;
-  mlfab__shard_slice *slices;
+  uint64_t bytes; /* of all its slices */
+  uint32_t nslices, nlocal;
+  mlfab__shard_slice *slices; /* ascending by number: neighbours in the model are neighbours here */
+  uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
   uint32_t block_bytes;
   uint32_t positions, positions_per_slice; /* the latter: largest */
   uint32_t *w, *next, *sum;                /* block numbers by position */
@@ -6106,23 +8285,27 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 /* Cuts the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
-  mlfab__layout_shard(layout, server, &store->begin, &store->end);
-  for (uint32_t i = 0; i < layout->nslices; i++) {
-    if (layout->slices[i].server != server) continue;
-    if (store->nslices++ == 0) store->first_slice = i;
-  }
+  const uint32_t *owned = layout->owned + layout->owned_at[server];
+  store->local = mlfab__alloc_array(env, layout->nslices, sizeof *store->local);
+  if (!store->local) return MLFAB_ERR_MEMORY;
+  store->nlocal = layout->nslices;
+  memset(store->local, 0xff, store->nlocal * sizeof *store->local);
+  store->nslices = layout->owned_at[server + 1] - layout->owned_at[server];
   if (store->nslices == 0) return 0;
   store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
   if (!store->slices) return MLFAB_ERR_MEMORY;
   uint64_t largest = 0;
   for (uint32_t i = 0; i < store->nslices; i++) {
-    largest = mlfab__max(largest, layout->slices[store->first_slice + i].bytes);
+    largest = mlfab__max(largest, layout->slices[owned[i]].bytes);
   }
   /* No block larger than it needs to be: small models are cheap. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__slice *from = &layout->slices[store->first_slice + i];
+    const mlfab__slice *from = &layout->slices[owned[i]];
     mlfab__shard_slice *slice = &store->slices[i];
+    store->local[owned[i]] = i;
+    store->bytes += from->bytes;
+    slice->number = owned[i];
     slice->offset = from->offset;
     slice->bytes = from->bytes;
     slice->first = store->positions;
@@ -6210,13 +8393,14 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->next, store->positions * sizeof *store->next);
   mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
   mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
+  mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
   memset(store, 0, sizeof *store);
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece) {
-  assert(offset >= store->begin && offset < store->end);
-  uint32_t index = mlfab__layout_slice_at(store->layout, offset) - store->first_slice;
+  uint32_t index = store->local[mlfab__layout_slice_at(store->layout, offset)];
+  assert(index != MLFAB__NO_SLICE);
   const mlfab__shard_slice *slice = &store->slices[index];
   const mlfab__tensor *tensor = mlfab__layout_tensor_at(store->layout, offset);
   uint64_t in_slice = offset - slice->offset;
@@ -6292,13 +8476,12 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        mlfab_error *error) {
   int code = mlfab__rule_init(rule, options, error);
   if (code) return code;
-  int rounds = mlfab__sync_rounds(options->sync);
+  int rounds = mlfab__sync_rounds(options->consistency.kind);
   const char *text = NULL;
-  if (!mlfab__sync_known(options->sync)) text = "an unknown consistency model (sync)";
   if (options->mean && !rounds)
     text = "mean with an asynchronous model: there is no round to divide by";
-  if (options->deterministic && !rounds)
-    text = "deterministic with an asynchronous model: there is no round to order";
+  if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
+    text = "deterministic with another model than BSP: there is no round of all to order";
   for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
     if (layout->tensors[i].dtype != MLFAB_I64) continue;
     if (options->mean) text = "mean with int64 tensors: the division is not exact";
@@ -6714,6 +8897,7 @@ typedef struct mlfab__fetch { /* a pull */
 typedef struct mlfab__stream { /* to a server */
   uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
+  uint8_t counts; /* it counts iterations: also of updates that have no bytes for it */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small; /* mergeable updates announced and not decided */
@@ -7010,23 +9194,26 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
-  uint64_t begin, end;
+  uint64_t begin = 0, end = 0;
   mlfab__segment *out = worker->segments_scratch;
   uint32_t count = 0;
   *bytes_p = 0;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
   for (uint32_t i = 0; i < n; i++) {
-    uint64_t from = mlfab__max(sources[i].offset, begin);
-    uint64_t to = mlfab__min(sources[i].offset + sources[i].bytes, end);
-    if (from >= to) continue;
-    *bytes_p += to - from;
-    if (count > 0 && out[count - 1].offset + out[count - 1].bytes == from) {
-      out[count - 1].bytes += to - from;
-      continue;
+    uint64_t from = sources[i].offset, stop = from + sources[i].bytes;
+    for (uint64_t to; from < stop; from = to) {
+      if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+      from = mlfab__max(from, begin);
+      to = mlfab__min(stop, end);
+      if (from >= to) break;
+      *bytes_p += to - from;
+      if (count > 0 && out[count - 1].offset + out[count - 1].bytes == from) {
+        out[count - 1].bytes += to - from;
+        continue;
+      }
+      if (count == MLFAB__SEGMENTS_MAX) return UINT32_MAX;
+      out[count].offset = from;
+      out[count++].bytes = to - from;
     }
-    if (count == MLFAB__SEGMENTS_MAX) return UINT32_MAX;
-    out[count].offset = from;
-    out[count++].bytes = to - from;
   }
   return count;
 }
@@ -7074,7 +9261,17 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
 
 static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
   define->rule = o->rule;
-  define->sync = o->sync;
+  if (o->consistency.size > 0)
+    memcpy(&define->consistency, &o->consistency,
+           mlfab__min(o->consistency.size, sizeof define->consistency));
+  else
+    define->consistency.kind = o->sync;
+  mlfab__sync_complete(&define->consistency);
+  define->active = o->active;
+  define->tags = o->tags;
+  define->pull_half = o->pull_half;
+  define->change_threshold = o->change_threshold;
+  define->change_decay = o->change_decay;
   define->mean = o->mean;
   define->deterministic = o->deterministic;
   define->slices = o->slices;
@@ -7103,7 +9300,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   mlfab__env *env = worker->env;
   int code =
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
-                          worker->config->model_max_bytes, &worker->layout, error);
+                          0, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
   if (options->slices > MLFAB__SLICES_MAX)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",
@@ -7226,6 +9423,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   stream->defined = 1;
   stream->define = 0;
   stream->round = ack.v_train;
+  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.consistency.kind);
   mlfab__worker_progress(worker, now_ns);
 }
 
@@ -7516,7 +9714,10 @@ static int push_whole_round(const mlfab__outgoing *update) {
 }
 
 static int push_rounds(const mlfab__worker *worker) {
-  return worker->define.sync == MLFAB_SYNC_BSP;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].counts) return 1;
+  }
+  return 0;
 }
 
 /* A withdrawn update that some server counts as a round's must count at the others too, or their
@@ -8174,7 +10375,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     if (push_pack(worker, update, n))
       return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                           "out of memory for an update");
-    update->mergeable = worker->define.sync == MLFAB_SYNC_ASYNC &&
+    update->mergeable = !push_rounds(worker) &&
                         worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
                         worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   }
@@ -8302,14 +10503,16 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* The next contiguous bytes at the part's cursor: in one source and in the shard. */
+/* The next contiguous bytes at the part's cursor: in one source and in one run of the server's
+ * slices. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server, const mlfab__part *part, const uint8_t **data_p) {
-  uint64_t begin, end;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
-  for (uint32_t i = part->source; i < update->nsources; i++) {
+  uint64_t begin = 0, end = 0, in_source = part->in_source;
+  for (uint32_t i = part->source; i < update->nsources; i++, in_source = 0) {
     const mlfab__source *source = &update->sources[i];
-    uint64_t from = mlfab__max(source->offset + (i == part->source ? part->in_source : 0), begin);
+    uint64_t from = source->offset + in_source;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     *data_p = source->data ? source->data + (from - source->offset) : NULL;
@@ -8321,16 +10524,17 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
 
 static void push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
                          uint32_t server, mlfab__part *part, uint64_t bytes) {
-  uint64_t begin, end;
-  mlfab__layout_shard(&worker->layout, server, &begin, &end);
+  uint64_t begin = 0, end = 0;
   while (bytes > 0) {
     const mlfab__source *source = &update->sources[part->source];
-    uint64_t from = mlfab__max(source->offset + part->in_source, begin);
-    uint64_t to = mlfab__min(source->offset + source->bytes, end);
+    uint64_t from = source->offset + part->in_source, stop = source->offset + source->bytes;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
+    uint64_t to = mlfab__min(stop, end);
     uint64_t step = from < to ? mlfab__min(bytes, to - from) : 0;
     bytes -= step;
     part->in_source = from + step - source->offset;
-    if (from + step >= to) {
+    if (from + step >= stop) {
       part->source++;
       part->in_source = 0;
     }
@@ -8679,7 +10883,9 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   /* The number of the last way stays: the server's next ones are larger, and what still comes by
    * the former hop is void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
-  mlfab__pull pull = {fetch->request, 0, 0};
+  mlfab__pull pull;
+  memset(&pull, 0, sizeof pull);
+  pull.request = fetch->request;
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   /* The first weights are those of any round: others may be waiting for this worker. */
   if (worker->stands) {
@@ -8687,7 +10893,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
         worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
   }
   uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch);
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
@@ -8860,7 +11066,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
-  mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};
+  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
+                        in.commit,  in.slice,  in.flags, in.epoch};
   part->begun = 1;
   if (pull_take(worker, fetch, in.server, &model, frame)) {
     worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
@@ -9030,7 +11237,9 @@ enum {
   MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16 /* updates that may come before their turn */
+  MLFAB__SERVER_STAGES = 16, /* updates that may come before their turn */
+  MLFAB__GATES = 8,          /* consistency models at a time */
+  MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
 };
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
@@ -9058,6 +11267,7 @@ typedef struct mlfab__incoming {
   uint64_t shape;         /* hash of its segments */
   int withdrawn;          /* to be decided as not applied at its turn */
   int refused;            /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;           /* of what was taken in, where a model looks at it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -9073,7 +11283,11 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;        /* for the pull condition */
+  int waiting;        /* for the pull condition of a gate ... */
+  uint32_t gate;      /* ... this one */
+  uint32_t passed;    /* gates whose condition held, as bits */
+  double draw;        /* of the models that have chance in them */
+  uint64_t tag;       /* in the gates' buffers */
   int held;           /* for a plan */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
@@ -9085,7 +11299,11 @@ typedef struct mlfab__server_pull {
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
-  uint8_t connected, dead, left, done, arrived, contributed, hand;
+  uint8_t connected, dead, left, done, hand;
+  uint32_t contributed; /* gates whose open round has something of it, as bits */
+  uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
+  uint64_t changed;     /* the last change of a consistency model that it was answered */
+  double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;
   uint32_t unplaced;      /* of those: wait for a plan */
@@ -9106,6 +11324,22 @@ typedef struct mlfab__server_peer {
   uint32_t definition_bytes;
   mlfab__define definition_options;
 } mlfab__server_peer;
+
+/* A consistency model of some of the slices, and how far they are. See gate.c. */
+typedef struct mlfab__gate {
+  mlfab_sync sync;
+  int used;
+  int due; /* the push condition is to be asked again */
+  uint64_t v_train;
+  mlfab__sync_tuner tuner;
+  uint64_t delayed; /* pulls that had to wait since v_train moved */
+  mlfab__lazy lazy; /* they, by their place in all pulls */
+  /* Rounds. */
+  uint32_t contributors, round_members; /* workers in the sum; updates in it */
+  double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  int flush; /* the open round is applied as it stands, and v_train stays */
+} mlfab__gate;
 
 enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
 
@@ -9150,15 +11384,21 @@ typedef struct mlfab__server {
   mlfab__plan_entry *plan_scratch;
   mlfab__group_member *group_scratch;
   uint8_t *meta_scratch; /* MLFAB_META_MAX */
-  /* Rounds. */
-  uint64_t v_train;
-  uint32_t contributors, round_members; /* workers in the sum; updates in it */
-  double round_scale;                   /* weight of the sum: of its first member, or 1 */
-  uint32_t waiting;                     /* pulls that wait for the pull condition */
-  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  /* Consistency. */
+  mlfab__gate gates[MLFAB__GATES];
+  uint32_t ngates;  /* none behind them is used */
+  int significant;  /* a model looks at |g| / |w| */
+  uint32_t waiting; /* pulls that wait for a pull condition */
+  struct mlfab__change_wait {
+    uint32_t worker;
+    mlfab__sync_ask change;
+  } changes[MLFAB__SERVER_CHANGES];
+  uint32_t nchanges;
+  double norm_w;         /* |w| of the shard ... */
+  uint64_t norm_commits; /* ... after so many commits, plus one; 0: never */
   /* A commit that takes several ticks. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
-  uint32_t apply_slice, apply_position;
+  uint32_t apply_gate, apply_slice, apply_position;
   uint32_t apply_segment;
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
@@ -9223,6 +11463,45 @@ MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announ
 /* A hash of segments: transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
 
+/* gate.c - the gates of a model that is made anew; gives back what they hold. */
+MLFAB__INTERNAL void mlfab__gate_start(mlfab__server *server, const mlfab_sync *sync);
+MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server);
+/* The gates of these segments' slices, as bits; of no segments, all. */
+MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
+                                          const mlfab__segment *segments, uint32_t n);
+MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice);
+/* 1 when any gate has rounds; counts iterations. */
+MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server);
+MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server);
+/* What the conditions of a gate may look at, for this worker with this progress. */
+MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate *gate,
+                                       uint32_t worker, uint64_t progress, mlfab_sync_state *state);
+/* May this worker's next update on these gates be taken in now? Would it be too late? */
+MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
+                                         uint32_t mask);
+MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
+/* An update of this worker was decided: its progress, and the rounds that it is part of. */
+MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
+                                         int code);
+/* The progress that a worker which joins begins with. */
+MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker);
+/* Members came or went: every push condition is to be asked again. */
+MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server);
+/* Asks push conditions until all say no, or until a round begins to be applied (1). */
+MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server);
+/* v_train of a gate moves on. */
+MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate);
+/* SYNC of a worker. Carries changes out, when there is no head; 1: a round has to be applied first. */
+MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
+                                     const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server);
+/* Tells a worker whether iterations count here. */
+MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker);
+/* round.c - begins to apply the open round of a gate; goes on, at most `budget` bytes: 1 when it is
+ * finished. */
+MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate);
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
+
 /* Which list an update stands in; intake.c keeps both. */
 MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
                                           int unplaced);
@@ -9236,6 +11515,13 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
                                                uint32_t *last_p);
 MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update);
+/* A new block for place[position], holding what `from` holds unless it will be overwritten whole.
+ * Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill);
+/* One piece: `next` becomes what callback or rule make of w and the sum. Errors: CALLBACK. */
+MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                                              const mlfab__piece *piece, const uint8_t *sum);
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay);
 
@@ -9300,6 +11586,8 @@ MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__answer_spread_fail(mlfab__server *server, uint32_t aggregator,
                                                const mlfab__frame_in *frame);
 
+/* What the scheduler knows of this server has changed. */
+MLFAB__INTERNAL void mlfab__server_retold(mlfab__server *server);
 /* The first weights are in: tells everybody who waits with a definition. */
 MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server);
 /* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
@@ -9327,8 +11615,9 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__answer_cancel(mlfab__server *server, uint32_t worker,
                                           const mlfab__frame_in *frame);
-/* Looks again at the pulls that wait for the pull condition. */
+/* Looks again at the pulls that wait for the pull condition; after a change, at all of a gate's. */
 MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate);
 /* Drops the pulls of a worker and takes back what was lent to its link. */
 MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker);
 /* Unpins all slices; their pulls begin them again. */
@@ -9413,6 +11702,7 @@ static void server_free_model(mlfab__server *server) {
   server->stage_bytes = 0;
   mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
   server->ahead = NULL;
+  mlfab__gate_free(server);
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
@@ -9486,10 +11776,12 @@ MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announ
 static void server_tell_schedule(mlfab__server *server) {
   uint8_t meta[128];
   mlfab__schedule schedule = server->schedule;
-  schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
+  schedule.rounds = (uint32_t)mlfab__gate_rounds(server);
   schedule.host = server->own.host;
   server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
 }
+
+MLFAB__INTERNAL void mlfab__server_retold(mlfab__server *server) { server_tell_schedule(server); }
 
 static void server_tell_station(mlfab__server *server, uint32_t worker) {
   const mlfab__server_peer *peer = &server->peers[worker];
@@ -9622,12 +11914,6 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-/* The round that the worker's next update will be of. */
-static uint64_t server_round(const mlfab__server *server, uint32_t worker) {
-  int closed = server->peers[worker].arrived || server->applying == MLFAB__APPLY_ROUND;
-  return server->v_train + (closed ? 1 : 0);
-}
-
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
   const mlfab__window *window = &server->dedup.windows[worker];
@@ -9637,7 +11923,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server_round(server, worker);
+  ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
 }
@@ -9671,12 +11957,17 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   }
   peer->connected = 1;
   peer->dead = peer->left = 0;
+  uint64_t join = mlfab__gate_join(server, worker);
+  peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
+  if (fresh) peer->changed = 0;
+  mlfab__gate_members(server);
   peer->hand = hello->hand != 0;
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   server_tell_station(server, worker);
   server_hello_ack(server, worker, was_dead, ack);
+  if (server->phase == MLFAB__MODEL_STANDS) mlfab__gate_tell(server, worker);
   mlfab__intake_advance(server);
   return 0;
 }
@@ -9695,8 +11986,8 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
                                         uint64_t now_ns) {
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  mlfab__gate_members(server);
   mlfab__intake_advance(server);
-  mlfab__answer_check(server);
 }
 
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
@@ -9713,7 +12004,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   memset(&ack, 0, sizeof ack);
   ack.code = code;
   ack.server = server->number;
-  ack.v_train = server_round(server, worker);
+  ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
@@ -9725,6 +12016,18 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
                     mlfab__encode_define_ack(meta, &ack));
 }
 
+/* A consistency model that this server cannot keep. */
+static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code || sync->kind != MLFAB_SYNC_USER ||
+      (server->config->pull_condition && server->config->push_condition))
+    return code;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
+                      "no push_condition",
+                      server->number);
+}
+
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
@@ -9732,7 +12035,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.rule = define->rule;
-  options.sync = define->sync;
+  options.consistency = define->consistency;
+  options.sync = define->consistency.kind;
   options.mean = define->mean;
   options.deterministic = define->deterministic;
   options.slices = define->slices;
@@ -9744,7 +12048,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.epsilon = define->epsilon;
   options.weight_decay = define->weight_decay;
   mlfab__env *env = server->env;
-  if (mlfab__sync_rounds(define->sync) && server->schedule.delay_bound != MLFAB_UNBOUNDED)
+  int rounds = mlfab__sync_rounds(define->consistency.kind);
+  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
                         "which drop nothing");
@@ -9756,20 +12061,20 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  int code =
-      mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
-                          server->servers, server->config->model_max_bytes, &server->layout, error);
+  int code = mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
+                                 server->servers, 0, server->config->model_max_bytes,
+                                 &server->layout, error);
   if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
+  if (!code) code = server_check(server, &define->consistency, error);
   if (code) return code;
   uint32_t states = server->config->on_update ? 0 : mlfab__rule_states(define->rule);
   code = mlfab__store_init(env, &server->store, &server->layout, server->number,
-                           server->config->block_bytes, mlfab__sync_rounds(define->sync), states,
-                           define->ghost != 0);
+                           server->config->block_bytes, rounds, states, define->ghost != 0);
   if (!code) {
     server->ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->ahead);
     if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
   }
-  uint64_t shard = server->store.end - server->store.begin;
+  uint64_t shard = server->store.bytes;
   server->eager_bytes =
       mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
   uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
@@ -9790,6 +12095,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
   server->options = *define;
+  mlfab__gate_start(server, &define->consistency);
   server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
@@ -9891,10 +12197,10 @@ static void server_done(mlfab__server *server, uint32_t worker, const mlfab__fra
     return;
   }
   server->peers[worker].done = 1;
+  mlfab__gate_members(server);
   server->port.post(server->port.self, worker, MLFAB__DONE_ACK, meta,
                     mlfab__encode_done(meta, &done));
   mlfab__intake_advance(server);
-  mlfab__answer_check(server);
 }
 
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
@@ -9903,6 +12209,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   switch (frame->type) {
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
+      break;
+    case MLFAB__SYNC:
+      mlfab__gate_ask(server, worker, frame);
       break;
     case MLFAB__PUSH:
       mlfab__intake_push(server, worker, frame);
@@ -9957,6 +12266,609 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
 }
 
 /* ==============================================================================================
+ * core/gate.c
+ * ============================================================================================== */
+/* gate.c - the server role: consistency models of the slices. See server.h.
+ *
+ * A gate is one model with its V_train; every slice has one. Workers have one progress at a server,
+ * the number of their whole updates that it has decided, whatever slices those touched. An update
+ * may be taken in when all gates that it touches allow it, a pull is answered when all have let it
+ * pass, one after another (answer.c).
+ *
+ *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
+ *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
+ *                                --(its model is left)--> APPLYING, flush --> V_train stays
+ *
+ * A change of models waits until no update is under way into the blocks, since the bytes of one go
+ * to other blocks in a round. Then, in one step: open rounds that are left are applied, slices get
+ * their gates, push conditions are asked, and every pull that is buffered is looked at again.
+ *
+ * Invariants. (1) v_train never falls, and never passes the largest progress: a push condition that
+ * always says yes ends there. (2) What a round has summed is applied once, by the gate that summed
+ * it. (3) A gate that has no slices has no pulls waiting and no sum.
+ *
+ * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
+
+#include <math.h>
+#include <stdio.h>
+
+static int gate_live(const mlfab__server_peer *peer) {
+  return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
+}
+
+static int gate_significant(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_significant(&server->gates[g].sync)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_start(mlfab__server *server, const mlfab_sync *sync) {
+  mlfab__gate *gate = &server->gates[0];
+  mlfab__gate_free(server);
+  gate->used = gate->due = 1;
+  gate->sync = *sync;
+  mlfab__sync_complete(&gate->sync);
+  gate->tuner.threshold = (uint64_t)gate->sync.staleness;
+  server->ngates = 1;
+  server->significant = gate_significant(server);
+}
+
+MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server) {
+  for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__lazy_free(server->env, &server->gates[g].lazy);
+  memset(server->gates, 0, sizeof server->gates);
+  server->ngates = server->nchanges = 0;
+  server->norm_commits = 0;
+}
+
+MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice) {
+  return &server->gates[server->store.slices[slice].gate];
+}
+
+static uint32_t gate_all(const mlfab__server *server) {
+  uint32_t mask = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->gates[g].used << g;
+  return mask;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
+                                          const mlfab__segment *segments, uint32_t n) {
+  if (server->ngates == 1 || n == 0) return gate_all(server);
+  const mlfab__store *store = &server->store;
+  uint32_t mask = 0;
+  for (uint32_t k = 0; k < n; k++) {
+    uint64_t last = segments[k].offset + segments[k].bytes - 1;
+    uint32_t i = store->local[mlfab__layout_slice_at(&server->layout, segments[k].offset)];
+    uint32_t end = store->local[mlfab__layout_slice_at(&server->layout, last)];
+    for (; i <= end; i++) mask |= 1u << store->slices[i].gate;
+  }
+  return mask;
+}
+
+MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_rounds(server->gates[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_counts(server->gates[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate *gate,
+                                       uint32_t worker, uint64_t progress,
+                                       mlfab_sync_state *state) {
+  memset(state, 0, sizeof *state);
+  state->server = server->number;
+  state->worker = worker;
+  state->progress = progress;
+  state->v_train = gate->v_train;
+  state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
+  uint64_t slowest = UINT64_MAX;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!gate_live(peer)) continue;
+    state->members++;
+    state->arrived += peer->pushed > gate->v_train;
+    state->fastest = mlfab__max(state->fastest, peer->pushed);
+    slowest = mlfab__min(slowest, peer->pushed);
+  }
+  state->slowest = state->members > 0 ? slowest : 0;
+}
+
+/* --- updates --- */
+
+MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
+                                         uint32_t mask) {
+  uint64_t pushed = server->peers[worker].pushed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if (!(mask >> g & 1) || !mlfab__sync_rounds(gate->sync.kind)) continue;
+    if (!mlfab__sync_may_push(&gate->sync, pushed, gate->v_train)) return 0;
+    if (!server->options.deterministic) continue;
+    for (uint32_t w = 0; w < worker; w++) {
+      const mlfab__server_peer *peer = &server->peers[w];
+      if (peer->pushed <= gate->v_train && gate_live(peer)) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worker, uint32_t mask) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if ((mask >> g & 1) &&
+        mlfab__sync_late(&gate->sync, server->peers[worker].pushed, gate->v_train))
+      return 1;
+  }
+  return 0;
+}
+
+/* |w| of the shard, as of its last commit. */
+static double gate_norm(mlfab__server *server) {
+  const mlfab__store *store = &server->store;
+  if (server->norm_commits == server->stats->commits + 1) return server->norm_w;
+  double sum = 0.0;
+  for (uint32_t i = 0; i < store->nslices && !store->ghost; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    mlfab__piece piece;
+    for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
+      mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
+      const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
+      sum += mlfab__reduce_norm2(piece.dtype, w, piece.count);
+    }
+  }
+  server->norm_w = sqrt(sum);
+  server->norm_commits = server->stats->commits + 1;
+  return server->norm_w;
+}
+
+/* |g| / |w|, where g is what the update adds. */
+static void gate_significance(mlfab__server *server, const mlfab__incoming *update) {
+  server->peers[update->worker].significance = -1.0;
+  if (!server->significant) return;
+  double g = sqrt(update->norm2) * fabs(update->push.scale), w = gate_norm(server);
+  server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
+                                         int code) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  uint64_t before = peer->pushed;
+  int whole = !(update->push.flags & MLFAB__PUSH_MORE);
+  if (code == 0) gate_significance(server, update);
+  if (whole) peer->pushed++;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    /* Also with nothing for this server: a mean must not depend on who holds what. */
+    if (code == 0 && mlfab__sync_rounds(gate->sync.kind) &&
+        !(gate->sync.kind == MLFAB_SYNC_DROP && before < gate->v_train)) {
+      gate->contributors += !(peer->contributed >> g & 1);
+      peer->contributed |= 1u << g;
+      gate->round_members += update->push.members;
+    }
+    /* One that came too late goes on with the open round. */
+    if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
+      peer->pushed = mlfab__max(peer->pushed, gate->v_train);
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
+    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
+  }
+}
+
+MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {
+  uint64_t join = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    int applying =
+        server->applying == MLFAB__APPLY_ROUND && server->apply_gate == g && !gate->flush;
+    int closed = mlfab__sync_rounds(gate->sync.kind) &&
+                 (server->peers[worker].pushed > gate->v_train || applying);
+    join = mlfab__max(join, gate->v_train + (closed ? 1 : 0));
+  }
+  return join;
+}
+
+/* --- rounds and iterations --- */
+
+MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) server->gates[g].due = server->gates[g].used;
+}
+
+/* Without members left, an iteration in which anything arrived is closed as it stands, and be it
+ * empty: pulls wait for it. */
+static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
+  mlfab_sync_state state;
+  uint64_t most = 0;
+  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
+  mlfab__gate_state(server, gate, MLFAB__NO_NODE, most, &state);
+  if (state.members == 0) return gate->contributors > 0 || most > gate->v_train;
+  if (most <= gate->v_train) return 0;
+  if (gate->sync.kind == MLFAB_SYNC_USER)
+    return server->config->push_condition(server->config->user, &state) != 0;
+  return mlfab__sync_complete_round(&gate->sync, &state);
+}
+
+MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) {
+  mlfab_sync_state state;
+  gate->v_train++;
+  if (gate == &server->gates[0]) server->stats->rounds++;
+  if (gate->sync.kind == MLFAB_SYNC_DSPS) {
+    mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+    mlfab__sync_tune(&gate->sync, &gate->tuner, gate->delayed, state.fastest - state.slowest);
+  }
+  gate->delayed = 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
+  int moved = 0;
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    while (gate->due && gate->used) {
+      gate->due = gate_complete(server, gate);
+      if (!gate->due) break;
+      if (mlfab__sync_rounds(gate->sync.kind)) {
+        mlfab__round_begin(server, g);
+        return 1;
+      }
+      mlfab__gate_step(server, gate);
+      moved = 1;
+    }
+    moved |= gate->sync.kind == MLFAB_SYNC_USER;
+  }
+  if (moved) mlfab__answer_check(server);
+  return 0;
+}
+
+/* --- changes --- */
+
+static void gate_answer(mlfab__server *server, uint32_t worker, uint64_t ask, int code,
+                        const char *text) {
+  mlfab__sync_ack ack;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&ack, 0, sizeof ack);
+  ack.ask = ask;
+  ack.code = code;
+  ack.counts = (uint32_t)mlfab__gate_counts(server);
+  snprintf(ack.text, sizeof ack.text, "%s", text);
+  server->port.post(server->port.self, worker, MLFAB__SYNC_ACK, meta,
+                    mlfab__encode_sync_ack(meta, &ack));
+}
+
+MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker) {
+  gate_answer(server, worker, 0, 0, "");
+}
+
+/* Does the slice have bytes of what is to change? */
+static int gate_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  if (tensor == MLFAB_ALL) return 1;
+  const mlfab__tensor *t = mlfab__layout_find(&server->layout, tensor);
+  return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
+}
+
+/* Slices that a gate has, and of those the ones that are to change. */
+static uint32_t gate_slices(const mlfab__server *server, uint32_t gate, uint32_t tensor,
+                            uint32_t *touched_p) {
+  uint32_t n = 0;
+  *touched_p = 0;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (server->store.slices[i].gate != gate) continue;
+    n++;
+    *touched_p += (uint32_t)gate_touches(server, i, tensor);
+  }
+  return n;
+}
+
+/* Why it cannot be, or 0. */
+static int gate_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
+                       mlfab_error *error) {
+  const mlfab_sync *sync = &change->consistency;
+  int rounds = mlfab__sync_rounds(sync->kind);
+  const char *text = NULL;
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code) return code;
+  if (server->phase != MLFAB__MODEL_STANDS)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "before the model exists");
+  if (change->tensor != MLFAB_ALL && !mlfab__layout_find(&server->layout, change->tensor))
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0, "there is no tensor %u",
+                        change->tensor);
+  if (sync->kind == MLFAB_SYNC_USER &&
+      (!server->config->pull_condition || !server->config->push_condition))
+    text = "conditions of the user's own, which this server does not have";
+  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
+  if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
+  if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
+    text = "another model than BSP with deterministic";
+  if (!text) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0, "not supported: %s", text);
+}
+
+MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
+                                     const mlfab__frame_in *frame) {
+  mlfab__sync_ask change;
+  mlfab_error error;
+  error.text[0] = 0;
+  if (mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SYNC that does not parse");
+    return;
+  }
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t i = 0; i < server->nchanges; i++) {
+    if (server->changes[i].worker == worker) return; /* asked again on a new link */
+  }
+  if (change.ask <= peer->changed) {
+    gate_answer(server, worker, change.ask, 0, "");
+    return;
+  }
+  mlfab__sync_complete(&change.consistency);
+  int code = gate_refuse(server, &change, &error);
+  if (!code && server->nchanges == MLFAB__SERVER_CHANGES)
+    code = mlfab__error(&error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "%d other changes are waiting", MLFAB__SERVER_CHANGES);
+  if (code) {
+    gate_answer(server, worker, change.ask, code, error.text);
+    return;
+  }
+  server->changes[server->nchanges].worker = worker;
+  server->changes[server->nchanges++].change = change;
+  mlfab__intake_advance(server);
+}
+
+/* A gate for a model that only some slices of others get: a free one, or MLFAB__GATES. */
+static uint32_t gate_new(mlfab__server *server, uint64_t v_train) {
+  uint32_t g = 0;
+  while (g < MLFAB__GATES && server->gates[g].used) g++;
+  if (g == MLFAB__GATES) return g;
+  mlfab__gate *gate = &server->gates[g];
+  mlfab__lazy kept = gate->lazy;
+  memset(gate, 0, sizeof *gate);
+  gate->lazy = kept;
+  gate->used = 1;
+  gate->v_train = v_train;
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << g);
+  if (g >= server->ngates) server->ngates = g + 1;
+  return g;
+}
+
+/* The gate that changes: one whose slices all do, or one that has the same model already, or a new
+ * one. */
+static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint64_t v_train = UINT64_MAX;
+  uint32_t touched;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t n = gate_slices(server, g, change->tensor, &touched);
+    if (server->gates[g].used && touched == n && (n > 0 || server->ngates == 1)) return g;
+    if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_equal(&server->gates[g].sync, &change->consistency))
+      return g;
+  }
+  return gate_new(server, v_train);
+}
+
+/* Gates of one model that have come to the same point are one; those without slices go. */
+static void gate_tidy(mlfab__server *server) {
+  for (uint32_t g = 1; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    for (uint32_t h = 0; gate->used && h < g; h++) {
+      const mlfab__gate *other = &server->gates[h];
+      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync) ||
+          gate->v_train != other->v_train || gate->contributors + other->contributors > 0)
+        continue;
+      for (uint32_t i = 0; i < server->store.nslices; i++) {
+        if (server->store.slices[i].gate == g) server->store.slices[i].gate = (uint8_t)h;
+      }
+    }
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t touched;
+    if (gate_slices(server, g, MLFAB_ALL, &touched) > 0 || server->store.nslices == 0) continue;
+    server->gates[g].used = 0;
+  }
+  while (server->ngates > 1 && !server->gates[server->ngates - 1].used) server->ngates--;
+}
+
+/* An open round that slices leave has to be applied before. */
+static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab__sync_ask *change) {
+  const mlfab__gate *gate = &server->gates[g];
+  uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
+  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->contributors == 0) return 0;
+  return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
+}
+
+static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint32_t target = gate_target(server, change);
+  if (target == MLFAB__GATES) return MLFAB_ERR_LIMIT;
+  mlfab__gate *gate = &server->gates[target];
+  gate->sync = change->consistency;
+  gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
+  }
+  gate_tidy(server);
+  server->significant = gate_significant(server);
+  mlfab__gate_members(server);
+  for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server) {
+  while (server->nchanges > 0) {
+    const mlfab__sync_ask change = server->changes[0].change;
+    uint32_t worker = server->changes[0].worker;
+    for (uint32_t g = 0; g < server->ngates; g++) {
+      if (!gate_must_flush(server, g, &change)) continue;
+      server->gates[g].flush = 1;
+      mlfab__round_begin(server, g);
+      return 1;
+    }
+    int counted = mlfab__gate_counts(server);
+    int code = gate_install(server, &change);
+    memmove(&server->changes[0], &server->changes[1],
+            (server->nchanges - 1) * sizeof server->changes[0]);
+    server->nchanges--;
+    if (!code) server->peers[worker].changed = change.ask;
+    gate_answer(server, worker, change.ask, code,
+                code ? "a server has at most 8 consistency models at a time" : "");
+    for (uint32_t w = 0; counted != mlfab__gate_counts(server) && w < server->workers; w++)
+      mlfab__gate_tell(server, w);
+    mlfab__server_retold(server);
+  }
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/round.c
+ * ============================================================================================== */
+/* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See gate.c. */
+
+static int round_of(const mlfab__server *server, uint32_t slice) {
+  return server->store.slices[slice].gate == server->apply_gate;
+}
+
+static void round_info(const mlfab__server *server, const mlfab__gate *gate,
+                       mlfab_update_info *info) {
+  memset(info, 0, sizeof *info);
+  info->worker = MLFAB__NO_NODE;
+  info->members = gate->contributors;
+  info->server = server->number;
+  info->progress = gate->v_train;
+  info->scale = mlfab__rule_linear(server->rule.kind) ? 1.0 : gate->round_scale;
+}
+
+/* What a mean divides by. What was late and is kept counts as if all were in the round, as FluentPS
+ * prints. */
+static double round_share(mlfab__server *server, const mlfab__gate *gate) {
+  uint32_t n = gate->contributors;
+  if (!server->options.mean) return 1.0;
+  if (gate->sync.kind == MLFAB_SYNC_DROP && gate->sync.keep_late) {
+    mlfab_sync_state state;
+    mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+    if (state.members > n) n = state.members;
+  }
+  return 1.0 / (n > 0 ? n : 1);
+}
+
+/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
+ * result depends on the size of blocks. */
+static int round_summed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
+  }
+  return 0;
+}
+
+/* One block of the round's sum, which may be zeros. */
+static int round_block(mlfab__server *server, mlfab_update_info *info, double share, uint32_t slice,
+                       uint32_t p) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  info->version = s->version;
+  info->commit = s->commit;
+  int code = mlfab__intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
+    code = mlfab__intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
+  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
+  uint64_t left = mlfab__store_block_bytes(store, slice, p);
+  /* Where the rule cannot take the division into its scale, the sum itself is divided. */
+  int divide =
+      server->options.mean && (server->config->on_update || !mlfab__rule_linear(server->rule.kind));
+  while (left > 0 && !code && !store->ghost) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, left, &piece);
+    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
+    if (divide) mlfab__reduce_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    code = mlfab__intake_apply_piece(server, info, &piece, sum);
+    at += piece.bytes;
+    left -= piece.bytes;
+  }
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate) {
+  server->applying = MLFAB__APPLY_ROUND;
+  server->apply_code = 0;
+  server->apply_gate = gate;
+  server->apply_slice = 0;
+  server->apply_position = 0;
+}
+
+/* The blocks of the round's slices: into the model, or discarded. */
+static void round_swap(mlfab__server *server, uint32_t slice) {
+  mlfab__store *store = &server->store;
+  mlfab__shard_slice *s = &store->slices[slice];
+  int summed = round_summed(server, slice);
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->apply_code) {
+      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
+    } else if (store->next[p] != MLFAB__NO_BLOCK) {
+      mlfab__store_put(store, &store->w[p], store->next[p]);
+      store->next[p] = MLFAB__NO_BLOCK;
+    }
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+  }
+  if (server->apply_code || !summed) return;
+  s->version += server->gates[server->apply_gate].round_members;
+  s->commit++;
+}
+
+/* The round is over: swap, count, open the next. */
+static void round_close(mlfab__server *server) {
+  mlfab__gate *gate = &server->gates[server->apply_gate];
+  if (server->apply_code) gate->refused_round = gate->v_train + 1;
+  if (!server->apply_code && gate->contributors > 0) server->stats->commits++;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (round_of(server, i)) round_swap(server, i);
+  }
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed &= ~(1u << server->apply_gate);
+  server->applying = MLFAB__APPLY_NONE;
+  gate->contributors = gate->round_members = 0;
+  if (!gate->flush) mlfab__gate_step(server, gate);
+  gate->flush = 0;
+  server->place_due = 1;
+  mlfab__answer_check(server);
+}
+
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
+  mlfab__store *store = &server->store;
+  const mlfab__gate *gate = &server->gates[server->apply_gate];
+  mlfab_update_info info;
+  round_info(server, gate, &info);
+  double share = round_share(server, gate);
+  if (mlfab__rule_linear(server->rule.kind) && !server->config->on_update) info.scale *= share;
+  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
+  for (; server->apply_slice < store->nslices && !server->apply_code; server->apply_slice++) {
+    const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
+    if (!round_of(server, server->apply_slice)) continue;
+    if (server->apply_position < slice->first) server->apply_position = slice->first;
+    while (server->apply_position < slice->first + slice->count && !server->apply_code) {
+      if (budget == 0) return 0;
+      uint32_t p = server->apply_position++;
+      /* The plain rule makes nothing of zeros. */
+      if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !round_summed(server, server->apply_slice)))
+        continue;
+      server->apply_code = round_block(server, &info, share, server->apply_slice, p);
+      budget -= mlfab__min(budget, store->block_bytes);
+    }
+  }
+  round_close(server);
+  return 1;
+}
+
+/* ==============================================================================================
  * core/intake.c
  * ============================================================================================== */
 /* intake.c - the server role: updates on their way into the model. See server.h.
@@ -9977,15 +12889,19 @@ enum {
   INTAKE_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
 };
 
-static int intake_rounds(const mlfab__server *server) {
-  return mlfab__sync_rounds(server->options.sync);
-}
-
-static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update) {
+/* By the gate of a slice: an update may touch several. */
+static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update,
+                                    uint32_t slice) {
   if (update->push.flags & MLFAB__PUSH_INIT) return INTAKE_INIT;
-  if (intake_rounds(server)) return INTAKE_SUM;
+  const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
+  if (mlfab__sync_rounds(gate->sync.kind)) return INTAKE_SUM;
   if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN) return INTAKE_STAGE;
   return INTAKE_DIRECT;
+}
+
+/* Does the slice's version move with the update, or with its round? */
+static int intake_at_once(const mlfab__server *server, uint32_t slice) {
+  return !mlfab__sync_rounds(server->gates[server->store.slices[slice].gate].sync.kind);
 }
 
 /* The scale of what comes in: the aggregator of a group may have multiplied each member with its
@@ -9997,12 +12913,13 @@ static double intake_scale(const mlfab__server *server, const mlfab__incoming *u
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
 static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
-                            enum intake_mode mode) {
+                            enum intake_mode mode, uint32_t slice) {
   if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
   if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
     return intake_scale(server, update);
-  if (server->contributors == 0) return 1.0;
-  return server->round_scale != 0.0 ? update->push.scale / server->round_scale : 0.0;
+  const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
+  if (gate->contributors == 0) return 1.0;
+  return gate->round_scale != 0.0 ? update->push.scale / gate->round_scale : 0.0;
 }
 
 /* --- the queue --- */
@@ -10143,9 +13060,8 @@ static int intake_covers(const mlfab__server *server, const mlfab__incoming *upd
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* A new block for place[position], holding what `from` holds unless it will be overwritten
- * whole. */
-static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, int fill) {
+MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill) {
   mlfab__store *store = &server->store;
   uint32_t block = mlfab__server_spare(server);
   if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
@@ -10162,18 +13078,18 @@ static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, i
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
-  enum intake_mode mode = intake_mode(server, update);
-  double weight = intake_weight(server, update, mode);
-  int stream = store->end - store->begin >= INTAKE_STREAM_BYTES;
+  int stream = store->bytes >= INTAKE_STREAM_BYTES;
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {
-      int code =
-          intake_fresh(server, &store->next[p], base, !intake_covers(server, update, &piece));
+      int code = mlfab__intake_fresh(server, &store->next[p], base,
+                                     !intake_covers(server, update, &piece));
       if (code) return code;
     }
     if (data) {
@@ -10182,6 +13098,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
+      if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
       data += piece.bytes;
     }
     bytes -= piece.bytes;
@@ -10195,30 +13112,36 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
   mlfab__store *store = &server->store;
-  enum intake_mode mode = intake_mode(server, update);
-  double weight = intake_weight(server, update, mode);
-  /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
-  if (mode == INTAKE_INIT || server->config->on_update || !(weight >= -1.0 && weight <= 1.0))
-    return 0;
   mlfab__piece piece;
   uint64_t delay = 0;
-  if (mode == INTAKE_STAGE) intake_versions(server, update, 0, &delay, NULL);
+  if ((update->push.flags & MLFAB__PUSH_INIT) || server->config->on_update) return 0;
+  intake_versions(server, update, 0, &delay, NULL);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
+    /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
+    if (!(weight >= -1.0 && weight <= 1.0)) {
+      intake_rewind(update);
+      return 0;
+    }
     if (!mlfab__reduce_finite(piece.dtype, data + at, piece.count) && !MLFAB__PLANTED(3)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
+    if (server->significant)
+      update->norm2 += mlfab__reduce_norm2(piece.dtype, data + at, piece.count);
     intake_moved(update, piece.bytes);
   }
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    uint32_t *place = mode == INTAKE_SUM ? &store->sum[piece.position] : &store->w[piece.position];
+    int sum = intake_mode(server, update, piece.slice) == INTAKE_SUM;
+    uint32_t *place = sum ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
       /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
        * the next. */
-      *code_p = intake_fresh(server, place, *place, 1);
+      *code_p = mlfab__intake_fresh(server, place, *place, 1);
       if (*code_p) return 1;
     }
     intake_moved(update, piece.bytes);
@@ -10226,6 +13149,8 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
     uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
     uint8_t *w = store->blocks[block].data + piece.at;
     if (mode == INTAKE_STAGE) {
@@ -10248,13 +13173,14 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
                                                const mlfab__incoming *update, uint32_t segment,
                                                uint32_t *last_p) {
   const mlfab__segment *s = &update->segments[segment];
-  *last_p =
-      mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1) - server->store.first_slice;
-  return mlfab__layout_slice_at(&server->layout, s->offset) - server->store.first_slice;
+  const uint32_t *local = server->store.local;
+  *last_p = local[mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1)];
+  return local[mlfab__layout_slice_at(&server->layout, s->offset)];
 }
 
 /* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * 1 moves versions and commits on, with 2 versions only (a further member of a group). A pull tells
+ * 1 moves versions and commits on, with 2 versions only (a further member of a group); those of
+ * slices in rounds move with the round. A pull tells
  * the largest version of its slices; for those that are behind it, it means their present one.
  * Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
@@ -10268,9 +13194,9 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
       uint32_t at = update->push.versions == 1 ? 0 : seen;
       if (at >= update->push.versions) return MLFAB_ERR_ARGUMENT;
       uint64_t base = mlfab__min(update->versions[at], slice->version);
-      delay = mlfab__max(delay, slice->version - base);
-      if (commit) {
-        slice->version += update->push.members;
+      if (intake_at_once(server, i)) {
+        delay = mlfab__max(delay, slice->version - base);
+        if (commit) slice->version += update->push.members;
         if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
@@ -10284,23 +13210,13 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
 
 static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
                        int code, uint64_t version, uint64_t delay) {
-  mlfab__push_ack ack = {seq,   members,        server->peers[worker].generation, code, version,
-                         delay, server->v_train};
+  uint64_t v_train =
+      code == MLFAB_ERR_DROPPED ? server->peers[worker].pushed : server->gates[0].v_train;
+  mlfab__push_ack ack = {seq,   members, server->peers[worker].generation, code, version,
+                         delay, v_train};
   uint8_t meta[128];
   server->port.post(server->port.self, worker, MLFAB__PUSH_ACK, meta,
                     mlfab__encode_push_ack(meta, &ack));
-}
-
-/* The worker's part in the open round is complete, whatever came of it. */
-static void intake_arrived(mlfab__server *server, const mlfab__incoming *update, int applied) {
-  mlfab__server_peer *peer = &server->peers[update->worker];
-  if (applied) {
-    /* Also with nothing for this server: a mean must not depend on who holds what. */
-    if (!peer->contributed) server->contributors++;
-    peer->contributed = 1;
-    if (update->push.bytes > 0) server->round_members += update->push.members;
-  }
-  if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
 
 /* Decides an update: answers, counts, and takes it out of the queue. */
@@ -10310,7 +13226,7 @@ MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
   mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code == 0);
-  if (intake_rounds(server) && !init) intake_arrived(server, update, code == 0);
+  if (!init) mlfab__gate_decided(server, update, code);
   if (code == 0 && !init) {
     server->stats->updates_applied += push->members;
     server->stats->delay_sum += delay * push->members;
@@ -10326,72 +13242,84 @@ MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming
   intake_remove(server, update);
 }
 
-static void intake_swap(mlfab__server *server, uint32_t *place) {
+/* What was written of the head becomes the model, or the sum of its round. */
+static void intake_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
-  for (uint32_t p = 0; p < store->positions; p++) {
-    if (store->next[p] == MLFAB__NO_BLOCK) continue;
-    mlfab__store_put(store, &place[p], store->next[p]);
-    store->next[p] = MLFAB__NO_BLOCK;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    uint32_t *place = init || intake_at_once(server, i) ? store->w : store->sum;
+    for (uint32_t p = s->first; p < s->first + s->count; p++) {
+      if (store->next[p] == MLFAB__NO_BLOCK) continue;
+      mlfab__store_put(store, &place[p], store->next[p]);
+      store->next[p] = MLFAB__NO_BLOCK;
+    }
   }
 }
 
-/* An update, or all members of a group, are applied: moves the versions on unless they are a
- * round's. One commit. */
-static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
+/* Gates of the update that apply at once, and those that sum, as bits. */
+static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
+                             uint32_t *sums_p) {
+  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+  *sums_p = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
+  }
+  return mask & ~*sums_p;
+}
+
+/* The first in a round: its scale is the sum's. */
+static void intake_open_rounds(mlfab__server *server, const mlfab__incoming *update,
+                               uint32_t sums) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if ((sums >> g & 1) && gate->contributors == 0) gate->round_scale = update->push.scale;
+  }
+}
+
+/* An update, or all members of a group, are applied or in their rounds' sums: versions move on where
+ * they were applied. One commit. */
+static void intake_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
   int commit = 1;
+  if (at_once) server->stats->commits++;
+  intake_open_rounds(server, update, sums);
   if (group) mlfab__place_applied(server, update);
   for (mlfab__incoming *next; update; update = next) {
-    uint64_t delay = 0, version = server->v_train;
+    uint64_t delay = 0, version = 0;
     next = group && update->next && update->next->group == group ? update->next : NULL;
-    if (versions) intake_versions(server, update, commit, &delay, &version);
-    mlfab__intake_decide(server, update, 0, version, delay);
+    intake_versions(server, update, commit, &delay, &version);
+    mlfab__intake_decide(server, update, 0, at_once ? version : server->gates[0].v_train, delay);
     commit = MLFAB__PLANTED(16) ? 1 : 2;
   }
 }
 
+/* Is anything of it to be stepped by rule or callback? */
+static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
+  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
+  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+}
+
 /* All bytes of the head are in `next`. */
 static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
-  enum intake_mode mode = intake_mode(server, update);
-  uint64_t delay = 0, version = 0;
-  if (mode == INTAKE_STAGE) {
+  if (intake_steps(server, update)) {
     server->applying = MLFAB__APPLY_UPDATE;
     server->apply_code = 0;
     server->apply_segment = 0;
     intake_rewind(update);
     return;
   }
-  if (mode == INTAKE_SUM) {
-    if (server->contributors == 0) server->round_scale = update->push.scale;
-    intake_swap(server, server->store.sum);
-    version = server->v_train;
-  } else {
-    intake_swap(server, server->store.w);
-    if (mode == INTAKE_DIRECT) server->stats->commits++;
+  int init = (update->push.flags & MLFAB__PUSH_INIT) != 0;
+  intake_swap(server, init);
+  if (!init) {
+    intake_commit(server, update);
+    return;
   }
-  if (mode == INTAKE_DIRECT || update->group) {
-    intake_commit(server, update, mode == INTAKE_DIRECT);
-  } else {
-    mlfab__intake_decide(server, update, 0, version, delay);
-  }
-  if (mode == INTAKE_INIT) {
-    server->phase = MLFAB__MODEL_STANDS;
-    server->first_weights_incarnation = server->peers[0].incarnation;
-    mlfab__server_stands(server);
-  }
-  mlfab__answer_check(server);
-}
-
-/* The same for an update that was added in place. */
-static void intake_complete_whole(mlfab__server *server, mlfab__incoming *update) {
-  uint64_t delay = 0, version = server->v_train;
-  if (intake_rounds(server)) {
-    if (server->contributors == 0) server->round_scale = update->push.scale;
-  } else {
-    intake_versions(server, update, 1, &delay, &version);
-    server->stats->commits++;
-  }
-  mlfab__intake_decide(server, update, 0, version, delay);
+  mlfab__intake_decide(server, update, 0, 0, 0);
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = server->peers[0].incarnation;
+  mlfab__server_stands(server);
 }
 
 /* --- applying, block by block --- */
@@ -10408,9 +13336,8 @@ static int intake_callback(mlfab__server *server, const mlfab_update_info *info,
                                    piece->first, piece->count, dst, sum);
 }
 
-/* One piece: `next` becomes what callback or rule make of w and the sum. */
-static int intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
-                              const mlfab__piece *piece, const uint8_t *sum) {
+MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                                              const mlfab__piece *piece, const uint8_t *sum) {
   mlfab__store *store = &server->store;
   uint32_t p = piece->position;
   uint8_t *dst = store->blocks[store->next[p]].data + piece->at;
@@ -10460,9 +13387,9 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
     intake_piece(server, update, update->push.bytes, &piece);
-    if (!server->store.ghost) {
+    if (!server->store.ghost && intake_at_once(server, piece.slice)) {
       const uint8_t *u = server->store.blocks[server->store.next[piece.position]].data + piece.at;
-      server->apply_code = intake_apply_piece(server, &info, &piece, u);
+      server->apply_code = mlfab__intake_apply_piece(server, &info, &piece, u);
     }
     intake_moved(update, piece.bytes);
     budget -= mlfab__min(budget, piece.bytes);
@@ -10472,134 +13399,10 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   if (server->apply_code) {
     mlfab__place_refuse(server, update, server->apply_code);
   } else {
-    intake_swap(server, server->store.w);
-    server->stats->commits++;
-    intake_commit(server, update, 1);
+    intake_swap(server, 0);
+    intake_commit(server, update);
   }
-  mlfab__answer_check(server);
   return 1;
-}
-
-static void intake_round_info(const mlfab__server *server, mlfab_update_info *info) {
-  memset(info, 0, sizeof *info);
-  info->worker = MLFAB__NO_NODE;
-  info->members = server->contributors;
-  info->server = server->number;
-  info->progress = server->v_train;
-  info->scale = mlfab__rule_linear(server->rule.kind) ? 1.0 : server->round_scale;
-  if (server->options.mean && mlfab__rule_linear(server->rule.kind) && !server->config->on_update) {
-    info->scale /= server->contributors;
-  }
-}
-
-/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
- * result depends on the size of blocks. */
-static int intake_summed(const mlfab__server *server, uint32_t slice) {
-  const mlfab__shard_slice *s = &server->store.slices[slice];
-  for (uint32_t p = s->first; p < s->first + s->count; p++) {
-    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
-  }
-  return 0;
-}
-
-/* One block of the round's sum, which may be zeros. */
-static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, uint32_t slice,
-                              uint32_t p) {
-  mlfab__store *store = &server->store;
-  const mlfab__shard_slice *s = &store->slices[slice];
-  info->version = s->version;
-  info->commit = s->commit;
-  int code = intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
-  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
-    code = intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
-  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
-  uint64_t left = mlfab__store_block_bytes(store, slice, p);
-  /* Where the rule cannot take the division into its scale, the sum itself is divided. */
-  int divide =
-      server->options.mean && (server->config->on_update || !mlfab__rule_linear(server->rule.kind));
-  while (left > 0 && !code && !store->ghost) {
-    mlfab__piece piece;
-    mlfab__store_piece(store, at, left, &piece);
-    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide)
-      mlfab__reduce_add(piece.dtype, sum, NULL, sum, 1.0 / server->contributors, piece.count, 0);
-    code = intake_apply_piece(server, info, &piece, sum);
-    at += piece.bytes;
-    left -= piece.bytes;
-  }
-  return code;
-}
-
-/* The round is over: swap, count, open the next. */
-static void intake_close_round(mlfab__server *server) {
-  mlfab__store *store = &server->store;
-  if (server->apply_code) {
-    for (uint32_t p = 0; p < store->positions; p++)
-      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
-    server->refused_round = server->v_train + 1;
-  } else if (server->contributors > 0) {
-    for (uint32_t i = 0; i < store->nslices; i++) {
-      if (!intake_summed(server, i)) continue;
-      store->slices[i].version += server->round_members;
-      store->slices[i].commit++;
-    }
-    intake_swap(server, store->w);
-    server->stats->commits++;
-  }
-  for (uint32_t p = 0; p < store->positions; p++)
-    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
-  for (uint32_t i = 0; i < server->workers; i++) {
-    server->peers[i].arrived = server->peers[i].contributed = 0;
-  }
-  server->applying = MLFAB__APPLY_NONE;
-  server->contributors = server->round_members = 0;
-  server->v_train++;
-  server->place_due = 1;
-  mlfab__answer_check(server);
-}
-
-/* Goes on applying the round. 1 when it is finished. */
-static int intake_apply_round(mlfab__server *server, uint64_t budget) {
-  mlfab__store *store = &server->store;
-  mlfab_update_info info;
-  intake_round_info(server, &info);
-  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
-  while (server->apply_slice < store->nslices && !server->apply_code) {
-    const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
-    while (server->apply_position < slice->first + slice->count && !server->apply_code) {
-      if (budget == 0) return 0;
-      uint32_t p = server->apply_position++;
-      /* The plain rule makes nothing of zeros. */
-      if (store->sum[p] == MLFAB__NO_BLOCK &&
-          (plain || !intake_summed(server, server->apply_slice)))
-        continue;
-      server->apply_code = intake_apply_block(server, &info, server->apply_slice, p);
-      budget -= mlfab__min(budget, store->block_bytes);
-    }
-    server->apply_slice++;
-  }
-  intake_close_round(server);
-  return 1;
-}
-
-/* Is the open round complete? Then begins to apply it. A round without members left is closed as it
- * stands if anything arrived in it, and be it empty: pulls wait for it. */
-static void intake_round(mlfab__server *server) {
-  mlfab__sync_state state = {server->v_train, 0, 0, 0};
-  uint32_t arrived = server->contributors;
-  for (uint32_t i = 0; i < server->workers; i++) {
-    const mlfab__server_peer *peer = &server->peers[i];
-    arrived += peer->arrived;
-    if ((peer->dead && !MLFAB__PLANTED(6)) || peer->left || peer->done) continue;
-    state.members++;
-    state.arrived += peer->arrived;
-  }
-  if (!mlfab__sync_round_complete(server->options.sync, &state)) return;
-  if (state.members == 0 && arrived == 0) return;
-  server->applying = MLFAB__APPLY_ROUND;
-  server->apply_code = 0;
-  server->apply_slice = 0;
-  server->apply_position = 0;
 }
 
 /* --- heads --- */
@@ -10609,16 +13412,8 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  if (!intake_rounds(server)) return 1;
-  mlfab__sync_state state = {server->v_train, update->push.progress, 0, 0};
-  if (!mlfab__sync_may_push(server->options.sync, &state)) return 0;
-  if (server->peers[update->worker].arrived) return 0;
-  if (!server->options.deterministic) return 1;
-  for (uint32_t i = 0; i < update->worker; i++) {
-    const mlfab__server_peer *peer = &server->peers[i];
-    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) return 0;
-  }
-  return 1;
+  return mlfab__gate_may_push(server, update->worker,
+                              mlfab__gate_mask(server, update->segments, update->push.segments));
 }
 
 static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab__incoming *update) {
@@ -10724,9 +13519,11 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
     if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
-    if (!code && server->phase == MLFAB__MODEL_STANDS)
-      code = intake_versions(server, update, 0, &delay, NULL);
+    int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
+    if (!code && stands) code = intake_versions(server, update, 0, &delay, NULL);
     if (!code) code = mlfab__place_late(server, update, delay + ahead);
+    uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+    if (!code && stands && mlfab__gate_late(server, update->worker, mask)) code = MLFAB_ERR_DROPPED;
     if (code) return code;
     ahead += update->push.members;
     if (!group) return 0;
@@ -10767,7 +13564,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     if (code) {
       mlfab__place_refuse(server, update, code);
     } else {
-      intake_complete_whole(server, update);
+      intake_commit(server, update);
     }
     return;
   }
@@ -10793,12 +13590,9 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
-    if (server->applying == MLFAB__APPLY_ROUND && !intake_apply_round(server, budget)) return;
+    if (server->applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
     if (server->head) break;
-    if (server->phase == MLFAB__MODEL_STANDS && intake_rounds(server)) {
-      intake_round(server);
-      if (server->applying != MLFAB__APPLY_NONE) continue;
-    }
+    if (mlfab__gate_change(server) || mlfab__gate_advance(server)) continue;
     mlfab__incoming *update = intake_eligible_from(server, server->first);
     if (!update) return;
     intake_begin(server, update, NULL);
@@ -10835,8 +13629,10 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";
   if (intake_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
-  if (peer->queued > 0 && push->progress < peer->last_progress && intake_rounds(server))
-    return "a round that went back";
+  if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__gate_counts(server))
+    return "a progress that went back";
+  if (push->progress > peer->pushed + MLFAB__SERVER_QUEUED && mlfab__gate_counts(server))
+    return "a progress that jumps";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";
@@ -11098,7 +13894,7 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
 enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
 
 static int place_rounds(const mlfab__server *server) {
-  return mlfab__sync_rounds(server->options.sync);
+  return mlfab__gate_rounds(server);
 }
 
 static uint64_t place_bound(const mlfab__server *server) {
@@ -11595,6 +14391,8 @@ MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__i
  *
  * Source: FluentPS Alg. 1, lines of the pull request; MLfabric §10.3. Departs: cuts through. */
 
+#include <stdio.h>
+
 enum {
   ANSWER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
   ANSWER_MOVING = 2,
@@ -11642,9 +14440,15 @@ MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server) {
   }
 }
 
-static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+/* Out of the buffer of the gate that it waits for. */
+static void answer_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
+}
+
+static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) mlfab__lazy_remove(&server->gates[pull->gate].lazy, pull->tag);
+  answer_unwait(server, pull);
   answer_unpin(server, pull);
   pull->request = pull->place = pull->spread = 0;
   pull->held = ANSWER_GOES;
@@ -11676,16 +14480,27 @@ static void answer_fail(mlfab__server *server, uint32_t worker, uint64_t request
 
 /* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
 static void answer_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  const mlfab__gate *gate = &server->gates[pull->gate];
+  mlfab_sync_state state;
   mlfab__pull_fail wait;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   memset(&wait, 0, sizeof wait);
   wait.request = pull->request;
   wait.code = MLFAB_ERR_AGAIN;
   wait.rank = MLFAB_NO_RANK;
+  mlfab__gate_state(server, gate, worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
-    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) wait.rank = (int32_t)w;
+    if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
+      wait.rank = (int32_t)w;
   }
+  snprintf(
+      wait.text, sizeof wait.text,
+      "%s: this worker has pushed %llu updates, the fastest %llu, the slowest (worker %d) %llu; "
+      "V_train is %llu, %u of %u have pushed the next",
+      mlfab__sync_name(gate->sync.kind), (unsigned long long)pull->progress,
+      (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
+      (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
   server->port.post(server->port.self, worker, MLFAB__PULL_FAIL, meta,
                     mlfab__encode_pull_fail(meta, &wait));
@@ -11844,9 +14659,44 @@ static void answer_handed_over(mlfab__server *server, const mlfab__server_pull *
 
 /* --- the pull condition --- */
 
-static int answer_may(const mlfab__server *server, const mlfab__server_pull *pull) {
-  mlfab__sync_state state = {server->v_train, pull->progress, 0, 0};
-  return mlfab__sync_may_pull(server->options.sync, &state);
+/* Does this gate let the pull pass? `again`: it was buffered. */
+static int answer_may(mlfab__server *server, uint32_t worker, const mlfab__server_pull *pull,
+                      uint32_t g, int again) {
+  const mlfab__gate *gate = &server->gates[g];
+  mlfab_sync_state state;
+  if (gate->sync.kind == MLFAB_SYNC_ASYNC) return 1;
+  mlfab__gate_state(server, gate, worker, pull->progress, &state);
+  if (gate->sync.kind == MLFAB_SYNC_USER)
+    return server->config->pull_condition(server->config->user, &state) != 0;
+  uint64_t threshold = gate->tuner.threshold;
+  if (again) return mlfab__sync_may_pull_again(&gate->sync, threshold, &state);
+  return mlfab__sync_may_pull(&gate->sync, threshold, &state, pull->draw);
+}
+
+/* Asks the gates that it has not passed yet, and buffers it at the first that says no. 1 when all
+ * have let it pass, 0 when it waits or has failed. */
+static int answer_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
+                       int again) {
+  uint32_t mask = mlfab__gate_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!(mask >> g & 1)) continue;
+    if (answer_may(server, worker, pull, g, again)) {
+      pull->passed |= 1u << g;
+      continue;
+    }
+    uint64_t at = mlfab__lazy_at((int)gate->sync.soft, pull->progress, gate->v_train);
+    if (mlfab__lazy_add(server->env, &gate->lazy, at, pull->tag)) {
+      answer_fail(server, worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+      answer_end(server, pull);
+      return 0;
+    }
+    server->waiting += !pull->waiting;
+    pull->waiting = 1;
+    pull->gate = g;
+    return 0;
+  }
+  return 1;
 }
 
 static void answer_announce(mlfab__server *server, uint32_t worker,
@@ -11864,11 +14714,12 @@ static void answer_announce(mlfab__server *server, uint32_t worker,
 
 /* The pull condition holds: begins to answer, or waits for a plan. */
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
-  if (pull->waiting) server->waiting--;
-  pull->waiting = 0;
+  answer_unwait(server, pull);
   /* Said once: the next pull gets the model as it stands. */
-  uint64_t refused = server->refused_round;
-  if (refused != 0 && pull->progress == refused && server->peers[worker].refused_told != refused) {
+  uint64_t refused = 0, told = server->peers[worker].refused_told;
+  for (uint32_t g = 0; g < server->ngates; g++)
+    refused = mlfab__max(refused, server->gates[g].refused_round);
+  if (refused != 0 && pull->progress == refused && told != refused) {
     server->peers[worker].refused_told = refused;
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
                 "the server's update callback refused the round");
@@ -11883,14 +14734,29 @@ static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_p
   }
 }
 
-MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
-  for (uint32_t w = 0; server->waiting > 0 && w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->waiting && answer_may(server, pull))
-        answer_start(server, w, pull);
-    }
+/* Pulls of a gate that are due: those that may be answered are. `passes`: what comes out of the
+ * buffer has passed this gate; `changed`: it has passed none. */
+static void answer_due(mlfab__server *server, uint32_t g, int passes, int changed) {
+  uint64_t tag;
+  while (mlfab__lazy_pop(&server->gates[g].lazy, server->gates[g].v_train, &tag)) {
+    uint32_t worker = (uint32_t)(tag / ANSWER_SLOTS);
+    mlfab__server_pull *pull = &server->peers[worker].pulls[tag % ANSWER_SLOTS];
+    pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
+    if (answer_pass(server, worker, pull, 1)) answer_start(server, worker, pull);
   }
+}
+
+MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
+  for (uint32_t g = 0; server->waiting > 0 && g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (gate->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&gate->lazy);
+    answer_due(server, g, !mlfab__sync_rechecks(&gate->sync), 0);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate) {
+  mlfab__lazy_wake_all(&server->gates[gate].lazy);
+  answer_due(server, gate, 0, 1);
 }
 
 /* A free slot with room for so many segments; `own`: for a spread. */
@@ -11931,13 +14797,15 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
   pull->waiting = 0;
+  pull->passed = 0;
   pull->held = ANSWER_GOES;
 }
 
 MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__pull in;
-  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch) ||
+  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch,
+                         server->versions_scratch) ||
       in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
       answer_find(server, worker, in.request)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
@@ -11972,12 +14840,13 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
   }
   answer_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
   pull->progress = in.progress;
-  pull->waiting = 1;
-  server->waiting++;
-  if (answer_may(server, pull)) {
+  pull->tag = (uint64_t)worker * ANSWER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
+  pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
+  if (answer_pass(server, worker, pull, 0)) {
     answer_start(server, worker, pull);
-  } else {
+  } else if (pull->waiting) {
     server->stats->pulls_delayed++;
+    server->gates[pull->gate].delayed++;
     answer_wait(server, worker, pull);
   }
 }
@@ -12004,7 +14873,7 @@ static uint32_t answer_cut(const mlfab__server *server, const mlfab__segment *se
                            uint64_t in_segment, uint32_t *slice_p) {
   const mlfab__store *store = &server->store;
   uint64_t offset = segment->offset + in_segment;
-  *slice_p = mlfab__layout_slice_at(&server->layout, offset) - store->first_slice;
+  *slice_p = store->local[mlfab__layout_slice_at(&server->layout, offset)];
   const mlfab__shard_slice *s = &store->slices[*slice_p];
   uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
   uint64_t bytes = mlfab__min(segment->bytes - in_segment,
@@ -12187,7 +15056,10 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   if (!pull) return 0;
   frame->slot = (uint32_t)(pull - peer->pulls);
   mlfab__store *store = &server->store;
-  mlfab__model model = {pull->request, 0, 0, 0, 0, MLFAB__MODEL_LAST};
+  mlfab__model model;
+  memset(&model, 0, sizeof model);
+  model.request = pull->request;
+  model.flags = MLFAB__MODEL_LAST;
   frame->type = MLFAB__MODEL;
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
@@ -12205,9 +15077,9 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
     model.version = pull->version;
     model.commit = pull->commit;
-    model.slice = slice + store->first_slice;
+    model.slice = s->number;
     frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
-    frame->bulk_bytes = bytes;
+    model.bytes = frame->bulk_bytes = bytes;
     frame->token = (uint64_t)block + 1;
   }
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
@@ -14983,13 +17855,13 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
-  uint64_t begin, end, at = 0;
+  uint64_t at = 0;
   group->nruns = 0;
   group->wide = 0;
-  mlfab__layout_shard(layout, group->server, &begin, &end);
   for (uint32_t i = 0; i < n; i++) {
-    uint64_t offset = segments[i].offset, left = segments[i].bytes;
-    if (offset < begin || offset >= end || left > end - offset) return MLFAB_ERR_ARGUMENT;
+    uint64_t begin, end, offset = segments[i].offset, left = segments[i].bytes;
+    mlfab__layout_run(layout, group->server, offset, &begin, &end);
+    if (offset != begin || begin == end || left > end - begin) return MLFAB_ERR_ARGUMENT;
     while (left > 0) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
       uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
@@ -15160,9 +18032,8 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   uint64_t slice = 0;
   aggregator->shard_bytes = 0;
   for (uint32_t s = 0; s < aggregator->servers; s++) {
-    uint64_t begin, end;
-    mlfab__layout_shard(layout, s, &begin, &end);
-    aggregator->shard_bytes = mlfab__max(aggregator->shard_bytes, end - begin);
+    aggregator->shard_bytes =
+        mlfab__max(aggregator->shard_bytes, mlfab__layout_shard_bytes(layout, s));
   }
   for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
   aggregator->layout = layout;
@@ -15241,7 +18112,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
       best = group;
   }
   if (!best) return 0;
-  mlfab__forward forward = {best->number, best->sent};
+  mlfab__forward forward = {best->number, best->sent, best->bytes};
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
@@ -15307,7 +18178,7 @@ static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||
       aggregator->now_ns - group->told_ns < beat)
     return;
-  mlfab__forward forward = {group->number, group->sent};
+  mlfab__forward forward = {group->number, group->sent, group->bytes};
   uint8_t meta[32];
   group->told_ns = aggregator->now_ns;
   aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,
@@ -15672,9 +18543,10 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   }
   if (!best) return 0;
   const mlfab__record *record = &best->records[recipient->record];
-  mlfab__hop_model model = {recipient->request, record->offset,    record->version,
-                            record->commit,     record->slice,     record->flags,
-                            best->server,       recipient->attempt};
+  mlfab__hop_model model = {recipient->request, record->offset, record->bytes,
+                            record->version,    record->commit, record->slice,
+                            record->flags,      0,              best->server,
+                            recipient->attempt};
   frame->type = MLFAB__HOP_MODEL;
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
   frame->bulk_bytes = record->bytes;
@@ -19838,7 +22710,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
     code =
         mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
   if (!code && schedule.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.sync))
+      mlfab__sync_rounds(node->worker.define.consistency.kind))
     code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
                         "not supported: a delay bound with rounds, which drop nothing");
   if (!code && node->routes[0].dead)

@@ -94,7 +94,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab talk exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 2
+#define MLFAB_PROTOCOL 3
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -303,6 +303,21 @@ typedef int (*mlfab_update_fn)(void *user, const struct mlfab_update_info *info,
  * refuses it (the worker gets MLFAB_ERR_CALLBACK). */
 typedef int (*mlfab_pull_fn)(void *user, const struct mlfab_pull_info *info);
 
+/* Server side, FluentPS's conditions in the user's own words: non-zero says yes. Called for every pull
+ * when it arrives and whenever progress or members change while it is buffered, and for every round:
+ * again until it says no, so that one push may complete several. Must not call back into the
+ * context. */
+struct mlfab_sync_state;
+typedef int (*mlfab_condition_fn)(void *user, const struct mlfab_sync_state *state);
+
+/* A filter in the user's own words: clears the bits of elements that shall not travel (gradient side:
+ * they stay in the residual), or not change (parameter side: `before` is what they were, and stay).
+ * `values` and `before` are `count` elements, at most 65536; bit i of keep[i / 64] is set on entry for
+ * all of them that matter. Must not call back into the context. */
+struct mlfab_filter_info;
+typedef void (*mlfab_filter_fn)(void *user, const struct mlfab_filter_info *info,
+                                const void *values, const void *before, uint64_t *keep);
+
 /* Any role: ranks that come, go and die. For display; must not call back into the context. */
 typedef void (*mlfab_event_fn)(void *user, const struct mlfab_event_info *info);
 
@@ -340,7 +355,7 @@ typedef struct mlfab_config {
   mlfab_update_fn on_update; /* set: replaces the model's update rule at this server */
   mlfab_pull_fn on_pull;
   mlfab_event_fn on_event;
-  void *user; /* passed to the three */
+  void *user; /* passed to all of them */
   /* The caller's own transport instead of the built-in ones; borrowed until close. */
   const struct mlfab_transport *transport;
   void *transport_user; /* passed to its open */
@@ -351,6 +366,9 @@ typedef struct mlfab_config {
   uint32_t accumulators;
   uint64_t host;           /* nodes with one number share network links; 0: told by the address */
   mlfab_schedule schedule; /* server 0's counts; size 0: defaults */
+  /* Servers: MLFAB_SYNC_USER needs both; a parameter filter of the user's own, or NULL. */
+  mlfab_condition_fn pull_condition, push_condition;
+  mlfab_filter_fn change_filter;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -420,26 +438,90 @@ enum mlfab_rule_kind {
   MLFAB_RULE_ADAMW = 4 /* the same, and w <- w + scale * weight_decay * w before it */
 };
 
+/* Consistency: when a pull may be answered and when a round is complete (FluentPS Alg. 1, Table III).
+ * Every worker has a progress, the number of whole updates that it has pushed; a server counts, and
+ * V_train is the number of iterations that are complete. A pull behind i pushes asks for what
+ * iteration i - 1 made of the model; it is answered at once or buffered. BSP and DROP are rounds: what
+ * is pushed is added up and applied in one commit when the round is complete. In all others an update
+ * is applied when it arrives, and only pulls wait. */
 enum mlfab_sync_kind {
-  MLFAB_SYNC_ASYNC = 0, /* every push is applied when it arrives, every pull answered at once */
-  MLFAB_SYNC_BSP = 1    /* round i is one commit, made when every live worker has pushed its i-th
+  MLFAB_SYNC_ASYNC = 0, /* ASP: every pull is answered at once */
+  MLFAB_SYNC_BSP = 1,   /* round i is one commit, made when every live worker has pushed its i-th
                            update; a pull after i pushes waits for round i to be committed */
+  MLFAB_SYNC_SSP = 2,   /* at most `staleness` of the slowest worker's updates may be missing */
+  MLFAB_SYNC_DSPS =
+      3, /* SSP whose threshold adapts between staleness and staleness_max: up by one when
+                           pulls of a round had to wait, down by one after 8 in which none did */
+  MLFAB_SYNC_DROP = 4, /* drop-stragglers: a round is complete with `need` updates; what comes later
+                           is dropped (MLFAB_ERR_DROPPED), and its worker goes on with the open round */
+  MLFAB_SYNC_PSSP =
+      5, /* as SSP, but a pull past the threshold waits only with probability `chance` */
+  MLFAB_SYNC_PSSP_DYNAMIC =
+      6,              /* with probability alpha / (1 + e^(staleness - k)), k = i - V_train */
+  MLFAB_SYNC_USER = 7 /* config.pull_condition and push_condition of the servers */
+};
+
+typedef struct mlfab_sync {
+  uint32_t size;
+  uint32_t kind;         /* MLFAB_SYNC_* */
+  int64_t staleness;     /* s, at least 0; 0 with SSP: nobody is ahead, as BSP */
+  int64_t staleness_max; /* DSPS; 0: 4 * staleness + 4 */
+  uint32_t need;         /* DROP: N_t, 1 to the workers; of those that live, all at most */
+  uint32_t soft; /* 1: soft barrier: a buffered pull is looked at when V_train moves; 0: lazy
+                              execution: answered when its own iteration is complete, so that it
+                              sees all of it */
+  uint32_t only_fastest; /* PSSP: 1: only a worker that nobody is ahead of may have to wait */
+  uint32_t keep_late; /* DROP: 1: what comes late is added to the open round, as FluentPS prints */
+  double chance;      /* PSSP: c, 0 to 1 */
+  double alpha;       /* PSSP_DYNAMIC: at least 0; 0: the significance |g| / |w| of the worker's
+                              last update, on each server's part of the model */
+} mlfab_sync;
+
+/* What a condition may look at. Progress is told in whole updates: a pull with progress i + 1 asks for
+ * the result of iteration i. */
+typedef struct mlfab_sync_state {
+  uint32_t server;
+  uint32_t worker;           /* that pulls; of a push condition: that pushed last */
+  uint64_t progress;         /* its */
+  uint64_t fastest, slowest; /* largest and smallest progress of live workers */
+  uint64_t v_train;          /* iterations complete */
+  uint32_t arrived;          /* live workers that have pushed iteration v_train */
+  uint32_t members;          /* live workers that still push */
+  double significance;       /* |g| / |w| of the worker's last update; negative: not known */
+} mlfab_sync_state;
+
+/* How values of float tensors travel. They are kept, and added up, in their own type. */
+enum mlfab_half {
+  MLFAB_HALF_NONE = 0, /* as they are */
+  MLFAB_HALF_F16 = 1,  /* IEEE half precision; what is beyond +-65504 is sent as that */
+  MLFAB_HALF_BF16 = 2  /* the upper half of a float32 */
 };
 
 typedef struct mlfab_model_options {
   uint32_t size;
-  uint32_t rule;          /* MLFAB_RULE_* */
-  uint32_t sync;          /* MLFAB_SYNC_* */
-  uint32_t mean;          /* 1: a round's sum is divided by its contributors (BSP; not with I64) */
+  uint32_t rule; /* MLFAB_RULE_* */
+  uint32_t sync; /* MLFAB_SYNC_*, with the defaults of its members; see consistency */
+  uint32_t mean; /* 1: a round's sum is divided by its contributors (rounds; not with I64) */
   uint32_t deterministic; /* 1: a round adds in the order of ranks, not of arrival (BSP) */
   uint32_t slices;        /* 0: 16 times the servers; at most 4096 */
   uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
-  uint32_t reserved;
-  double gamma;        /* momentum; 0: 0.9 */
-  double adadelay_c;   /* 0: 1 */
-  double beta1, beta2; /* 0: 0.9, 0.999 */
-  double epsilon;      /* 0: 1e-8 */
-  double weight_decay; /* ADAMW; 0: 0.01 */
+  uint32_t active;        /* servers that hold slices at first, the first so many; 0: all */
+  double gamma;           /* momentum; 0: 0.9 */
+  double adadelay_c;      /* 0: 1 */
+  double beta1, beta2;    /* 0: 0.9, 0.999 */
+  double epsilon;         /* 0: 1e-8 */
+  double weight_decay;    /* ADAMW; 0: 0.01 */
+  /* The consistency model with its members; size 0: `sync` says it. */
+  mlfab_sync consistency;
+  /* Version tags (TDF 3): so many elements share a tag, the commit that changed them last, and a pull
+   * brings only what changed since the one before, out of the library's cache of the model (as much
+   * memory as the model at every worker). A power of two up to 65536; 1 as in the paper; 256 costs
+   * next to nothing; 0: no tags. */
+  uint32_t tags;
+  uint32_t pull_half; /* MLFAB_HALF_*: how parameters travel in pulls */
+  /* Parameter filter (TDF P-SMP): a change of an element by less than this share of it, divided by
+   * 1 + change_decay * ln(t), t the iteration, is not made: it is discarded. 0: none. */
+  double change_threshold, change_decay;
 } mlfab_model_options;
 
 /* Adds a tensor of `count` elements under `id` (any number but MLFAB_ALL). Local; before
@@ -450,7 +532,7 @@ MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t coun
  * timeout_ns of the config. `bufs` hold the first weights: worker 0's are sent; on every other worker
  * they are overwritten with worker 0's. bufs NULL with n 0: zeros, and nothing is written back.
  * options may be NULL. Costs the model's bytes once per worker on the wire.
- * Errors: MODEL (names the difference), STATE, UNSUPPORTED, LIMIT, TIMEOUT, PEER_DEAD, MEMORY. */
+ * Errors: MODEL (names the difference), ARGUMENT (a member of the options), STATE, UNSUPPORTED, LIMIT, TIMEOUT, PEER_DEAD, MEMORY. */
 MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                 const mlfab_buf *bufs, uint32_t n);
 
@@ -480,11 +562,21 @@ typedef struct mlfab_push_options {
   uint64_t timeout_ns; /* 0: the config's */
   uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
   double norm;        /* u's global norm for whoever is told of the update; 0: not known */
+  /* This worker's iteration plus one, to be checked: another one than the library's count, which is
+   * one a whole push, is ARGUMENT with both numbers. 0: not checked. */
+  uint64_t progress;
 } mlfab_push_options;
+
+enum mlfab_pull_flags {
+  MLFAB_PULL_FULL = 1, /* tags: bring everything, whatever the cache has */
+  MLFAB_PULL_KEPT =
+      2 /* tags: the buffers still hold what the last pull wrote into them, so that only
+                          what changed has to be written */
+};
 
 typedef struct mlfab_pull_options {
   uint32_t size;
-  uint32_t reserved;
+  uint32_t flags; /* MLFAB_PULL_* */
   uint64_t timeout_ns;
 } mlfab_pull_options;
 
@@ -516,8 +608,49 @@ MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p);
 
-/* Pulls whole tensors, one version per slice, into the caller's buffers. BSP: waits for the round of
- * this worker's last push. Errors as mlfab_push; a pull that fails may have written some buffers.
+/* A sparse update: `count` elements of one tensor, at ascending indices. Values are of the tensor's type;
+ * all is copied before it returns. Filters do not touch it. Errors beside mlfab_push's: ARGUMENT with
+ * the first index that is out of range, not ascending or repeated. Cost: the values and 2 bytes an
+ * index, or a bit an element where that is less. */
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p);
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options, mlfab_request *request_p);
+
+typedef struct mlfab_filter_info {
+  uint32_t tensor, dtype;
+  uint64_t first, count; /* elements of the tensor */
+  uint64_t t;            /* the iteration, from 1 */
+} mlfab_filter_info;
+
+/* What of this worker's updates travels (TDF 4.2, 4.3). An element of update plus residual is held back
+ * when it is below threshold / (1 + decay * ln t) and the random policy selects it; what is held back
+ * stays in the residual and is in the next push. Exact zeros never travel. With `half` the rest is
+ * rounded; what is beyond +-65504 is sent as that and counted, and what is left of it, or rounds to
+ * zero, stays in the residual; ordinary rounding is not carried. */
+typedef struct mlfab_filter {
+  uint32_t size;
+  uint32_t half;          /* MLFAB_HALF_* */
+  double threshold;       /* phi; 0: none, or with `drop` everything is below it */
+  double decay;           /* d, at least 0 */
+  double drop;            /* p, 0 to 1: probability to be selected; 0: 1 */
+  double top;             /* 0 to 1: only this share of the elements, the largest; 0: no limit */
+  mlfab_filter_fn select; /* the user's own, after the others; or NULL */
+  void *user;
+} mlfab_filter;
+
+/* Sets the filter of a tensor's updates, or of all (MLFAB_ALL), from this worker's next push on; NULL:
+ * none. Costs once the tensor's bytes for the residual, and the encoded update while it is under way;
+ * the caller's buffers are its own again when mlfab_push_start returns. A filter that is taken away
+ * leaves its residual to the next push. Errors: ARGUMENT, TENSOR, DTYPE (int64), STATE before the
+ * model, MEMORY. */
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter);
+
+/* Pulls whole tensors, one version per slice, into the caller's buffers. The consistency model says
+ * when; BSP: waits for the round of this worker's last push. With tags, `data` of a buffer may be NULL:
+ * then only the cache is brought up to date (mlfab_cached). A TIMEOUT names the slowest worker. Errors as mlfab_push; a pull that fails may have written some buffers.
  * At most 8 pulls may be under way at once: one more gets AGAIN. mlfab_pull_start needs its
  * request_p; its buffers are borrowed until the request has finished.
  * Cost: one small frame up, tensor bytes down, per server. */
@@ -525,6 +658,10 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p);
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p);
+
+/* With tags: a tensor in the library's cache, as the last pull left it. Written by pulls only; valid
+ * until the context is closed. Errors: STATE without tags or before the model, TENSOR. */
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p);
 
 /* For trainers that update weights in place and have no gradient array: mlfab_snapshot keeps a copy
  * of the buffers (memory: once their bytes), mlfab_push_difference pushes buffer minus snapshot (scale as in
@@ -613,6 +750,26 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
+/* Changes the consistency model while the fabric runs, from any worker: of the slices that have bytes of
+ * a tensor, or of all (MLFAB_ALL), at one server or at all (MLFAB_ALL). The last change wins. Pulls that
+ * are buffered are looked at again: those that the new condition satisfies are answered at once, the
+ * others wait by it; leaving rounds commits the open one as it stands. Waits until every server in
+ * question has done it. Slices of a server may have up to 8 different models; a push waits until all
+ * slices that it touches may take it, a pull until all may answer.
+ * Errors: ARGUMENT (what is out of range is named), STATE before the model, LIMIT, UNSUPPORTED (rounds
+ * with a delay bound, or leaving rounds with `mean` or `deterministic`; USER without conditions there),
+ * AGAIN (another change of this worker is under way), TIMEOUT, PEER_DEAD. */
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns);
+
+/* Moves slices so that these servers, and no others, hold the model, balanced by bytes and with the
+ * fewest bytes moved (FluentPS elastic slicing). Pushes and pulls of all workers go on: they wait
+ * meanwhile, nothing is lost and nothing applied twice. Any worker; one at a time.
+ * Errors: ARGUMENT (none, one twice, or one that there is not), STATE before the model, AGAIN, TIMEOUT (it
+ * may still happen), PEER_DEAD naming the server, MEMORY (all is as it was). */
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns);
+
 /* Changes the schedule of the fabric while it runs, from any worker; the last change wins. Returns
  * when it was sent. Errors: ARGUMENT (delay_bound 0: no update has a delay below 0), STATE without a
  * scheduler, UNSUPPORTED (a delay bound with rounds), AGAIN or PEER_DEAD without a link to server 0. */
@@ -656,6 +813,13 @@ typedef struct mlfab_stats {
   uint64_t plans_made, plans_dropped, plans_grouped;
   /* Capacity of this node's host as measured or set, bytes a second; 0: unknown. */
   uint64_t link_in, link_out;
+  /* Filters: elements of updates offered to them and sent; beyond +-65504; bytes that these pushes had,
+   * and what they became (worker). */
+  uint64_t filter_offered, filter_sent, filter_saturated, filter_raw_bytes, filter_bytes;
+  /* Pulls: bytes of the model asked for, and what was sent for them (server). */
+  uint64_t pull_raw_bytes, pull_bytes;
+  uint64_t rounds;                    /* server: iterations completed, of its first slice's model */
+  uint64_t slices_moved, bytes_moved; /* server: that came here from others */
 } mlfab_stats;
 
 /* A consistent copy of the counters. `size` is sizeof *stats_p. */
@@ -803,6 +967,19 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
                               mlfab_request *request_p);
 MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
                                    uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
+MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
+                                     const void *values, uint64_t count,
+                                     const mlfab_push_options *options, uint64_t now_ns,
+                                     mlfab_request *request_p);
+MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter);
+MLFAB_API int mlfab_node_cached(const mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p);
+MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
+                                  uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
+                                  mlfab_request *request_p);
+MLFAB_API int mlfab_node_set_servers(mlfab_node *node, const uint32_t *servers, uint32_t n,
+                                     uint64_t timeout_ns, uint64_t now_ns,
+                                     mlfab_request *request_p);
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *schedule,
                                       uint64_t now_ns);
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,

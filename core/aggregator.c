@@ -739,7 +739,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
       best = group;
   }
   if (!best) return 0;
-  mlfab__forward forward = {best->number, best->sent};
+  mlfab__forward forward = {best->number, best->sent, best->bytes};
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
@@ -805,7 +805,7 @@ static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||
       aggregator->now_ns - group->told_ns < beat)
     return;
-  mlfab__forward forward = {group->number, group->sent};
+  mlfab__forward forward = {group->number, group->sent, group->bytes};
   uint8_t meta[32];
   group->told_ns = aggregator->now_ns;
   aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,

@@ -44,6 +44,8 @@
 
 #include "reduce.h"
 
+#include <stdio.h>
+
 enum {
   ANSWER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
   ANSWER_MOVING = 2,
@@ -91,9 +93,15 @@ MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server) {
   }
 }
 
-static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+/* Out of the buffer of the gate that it waits for. */
+static void answer_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) server->waiting--;
   pull->waiting = 0;
+}
+
+static void answer_end(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) mlfab__lazy_remove(&server->gates[pull->gate].lazy, pull->tag);
+  answer_unwait(server, pull);
   answer_unpin(server, pull);
   pull->request = pull->place = pull->spread = 0;
   pull->held = ANSWER_GOES;
@@ -125,16 +133,27 @@ static void answer_fail(mlfab__server *server, uint32_t worker, uint64_t request
 
 /* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
 static void answer_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  const mlfab__gate *gate = &server->gates[pull->gate];
+  mlfab_sync_state state;
   mlfab__pull_fail wait;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   memset(&wait, 0, sizeof wait);
   wait.request = pull->request;
   wait.code = MLFAB_ERR_AGAIN;
   wait.rank = MLFAB_NO_RANK;
+  mlfab__gate_state(server, gate, worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
-    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) wait.rank = (int32_t)w;
+    if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
+      wait.rank = (int32_t)w;
   }
+  snprintf(
+      wait.text, sizeof wait.text,
+      "%s: this worker has pushed %llu updates, the fastest %llu, the slowest (worker %d) %llu; "
+      "V_train is %llu, %u of %u have pushed the next",
+      mlfab__sync_name(gate->sync.kind), (unsigned long long)pull->progress,
+      (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
+      (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
   server->port.post(server->port.self, worker, MLFAB__PULL_FAIL, meta,
                     mlfab__encode_pull_fail(meta, &wait));
@@ -293,9 +312,44 @@ static void answer_handed_over(mlfab__server *server, const mlfab__server_pull *
 
 /* --- the pull condition --- */
 
-static int answer_may(const mlfab__server *server, const mlfab__server_pull *pull) {
-  mlfab__sync_state state = {server->v_train, pull->progress, 0, 0};
-  return mlfab__sync_may_pull(server->options.sync, &state);
+/* Does this gate let the pull pass? `again`: it was buffered. */
+static int answer_may(mlfab__server *server, uint32_t worker, const mlfab__server_pull *pull,
+                      uint32_t g, int again) {
+  const mlfab__gate *gate = &server->gates[g];
+  mlfab_sync_state state;
+  if (gate->sync.kind == MLFAB_SYNC_ASYNC) return 1;
+  mlfab__gate_state(server, gate, worker, pull->progress, &state);
+  if (gate->sync.kind == MLFAB_SYNC_USER)
+    return server->config->pull_condition(server->config->user, &state) != 0;
+  uint64_t threshold = gate->tuner.threshold;
+  if (again) return mlfab__sync_may_pull_again(&gate->sync, threshold, &state);
+  return mlfab__sync_may_pull(&gate->sync, threshold, &state, pull->draw);
+}
+
+/* Asks the gates that it has not passed yet, and buffers it at the first that says no. 1 when all
+ * have let it pass, 0 when it waits or has failed. */
+static int answer_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
+                       int again) {
+  uint32_t mask = mlfab__gate_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!(mask >> g & 1)) continue;
+    if (answer_may(server, worker, pull, g, again)) {
+      pull->passed |= 1u << g;
+      continue;
+    }
+    uint64_t at = mlfab__lazy_at((int)gate->sync.soft, pull->progress, gate->v_train);
+    if (mlfab__lazy_add(server->env, &gate->lazy, at, pull->tag)) {
+      answer_fail(server, worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+      answer_end(server, pull);
+      return 0;
+    }
+    server->waiting += !pull->waiting;
+    pull->waiting = 1;
+    pull->gate = g;
+    return 0;
+  }
+  return 1;
 }
 
 static void answer_announce(mlfab__server *server, uint32_t worker,
@@ -313,11 +367,12 @@ static void answer_announce(mlfab__server *server, uint32_t worker,
 
 /* The pull condition holds: begins to answer, or waits for a plan. */
 static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
-  if (pull->waiting) server->waiting--;
-  pull->waiting = 0;
+  answer_unwait(server, pull);
   /* Said once: the next pull gets the model as it stands. */
-  uint64_t refused = server->refused_round;
-  if (refused != 0 && pull->progress == refused && server->peers[worker].refused_told != refused) {
+  uint64_t refused = 0, told = server->peers[worker].refused_told;
+  for (uint32_t g = 0; g < server->ngates; g++)
+    refused = mlfab__max(refused, server->gates[g].refused_round);
+  if (refused != 0 && pull->progress == refused && told != refused) {
     server->peers[worker].refused_told = refused;
     answer_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
                 "the server's update callback refused the round");
@@ -332,14 +387,29 @@ static void answer_start(mlfab__server *server, uint32_t worker, mlfab__server_p
   }
 }
 
-MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
-  for (uint32_t w = 0; server->waiting > 0 && w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->waiting && answer_may(server, pull))
-        answer_start(server, w, pull);
-    }
+/* Pulls of a gate that are due: those that may be answered are. `passes`: what comes out of the
+ * buffer has passed this gate; `changed`: it has passed none. */
+static void answer_due(mlfab__server *server, uint32_t g, int passes, int changed) {
+  uint64_t tag;
+  while (mlfab__lazy_pop(&server->gates[g].lazy, server->gates[g].v_train, &tag)) {
+    uint32_t worker = (uint32_t)(tag / ANSWER_SLOTS);
+    mlfab__server_pull *pull = &server->peers[worker].pulls[tag % ANSWER_SLOTS];
+    pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
+    if (answer_pass(server, worker, pull, 1)) answer_start(server, worker, pull);
   }
+}
+
+MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
+  for (uint32_t g = 0; server->waiting > 0 && g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (gate->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&gate->lazy);
+    answer_due(server, g, !mlfab__sync_rechecks(&gate->sync), 0);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate) {
+  mlfab__lazy_wake_all(&server->gates[gate].lazy);
+  answer_due(server, gate, 0, 1);
 }
 
 /* A free slot with room for so many segments; `own`: for a spread. */
@@ -380,13 +450,15 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
   pull->waiting = 0;
+  pull->passed = 0;
   pull->held = ANSWER_GOES;
 }
 
 MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__pull in;
-  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch) ||
+  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch,
+                         server->versions_scratch) ||
       in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
       answer_find(server, worker, in.request)) {
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
@@ -421,12 +493,13 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
   }
   answer_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
   pull->progress = in.progress;
-  pull->waiting = 1;
-  server->waiting++;
-  if (answer_may(server, pull)) {
+  pull->tag = (uint64_t)worker * ANSWER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
+  pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
+  if (answer_pass(server, worker, pull, 0)) {
     answer_start(server, worker, pull);
-  } else {
+  } else if (pull->waiting) {
     server->stats->pulls_delayed++;
+    server->gates[pull->gate].delayed++;
     answer_wait(server, worker, pull);
   }
 }
@@ -636,7 +709,10 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   if (!pull) return 0;
   frame->slot = (uint32_t)(pull - peer->pulls);
   mlfab__store *store = &server->store;
-  mlfab__model model = {pull->request, 0, 0, 0, 0, MLFAB__MODEL_LAST};
+  mlfab__model model;
+  memset(&model, 0, sizeof model);
+  model.request = pull->request;
+  model.flags = MLFAB__MODEL_LAST;
   frame->type = MLFAB__MODEL;
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
@@ -656,7 +732,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     model.commit = pull->commit;
     model.slice = s->number;
     frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
-    frame->bulk_bytes = bytes;
+    model.bytes = frame->bulk_bytes = bytes;
     frame->token = (uint64_t)block + 1;
   }
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);

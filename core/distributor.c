@@ -321,9 +321,10 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   }
   if (!best) return 0;
   const mlfab__record *record = &best->records[recipient->record];
-  mlfab__hop_model model = {recipient->request, record->offset,    record->version,
-                            record->commit,     record->slice,     record->flags,
-                            best->server,       recipient->attempt};
+  mlfab__hop_model model = {recipient->request, record->offset, record->bytes,
+                            record->version,    record->commit, record->slice,
+                            record->flags,      0,              best->server,
+                            recipient->attempt};
   frame->type = MLFAB__HOP_MODEL;
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
   frame->bulk_bytes = record->bytes;

@@ -19,15 +19,19 @@ enum {
   INTAKE_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
 };
 
-static int intake_rounds(const mlfab__server *server) {
-  return mlfab__sync_rounds(server->options.sync);
-}
-
-static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update) {
+/* By the gate of a slice: an update may touch several. */
+static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update,
+                                    uint32_t slice) {
   if (update->push.flags & MLFAB__PUSH_INIT) return INTAKE_INIT;
-  if (intake_rounds(server)) return INTAKE_SUM;
+  const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
+  if (mlfab__sync_rounds(gate->sync.kind)) return INTAKE_SUM;
   if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN) return INTAKE_STAGE;
   return INTAKE_DIRECT;
+}
+
+/* Does the slice's version move with the update, or with its round? */
+static int intake_at_once(const mlfab__server *server, uint32_t slice) {
+  return !mlfab__sync_rounds(server->gates[server->store.slices[slice].gate].sync.kind);
 }
 
 /* The scale of what comes in: the aggregator of a group may have multiplied each member with its
@@ -39,12 +43,13 @@ static double intake_scale(const mlfab__server *server, const mlfab__incoming *u
 /* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
 static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
-                            enum intake_mode mode) {
+                            enum intake_mode mode, uint32_t slice) {
   if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
   if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
     return intake_scale(server, update);
-  if (server->contributors == 0) return 1.0;
-  return server->round_scale != 0.0 ? update->push.scale / server->round_scale : 0.0;
+  const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
+  if (gate->contributors == 0) return 1.0;
+  return gate->round_scale != 0.0 ? update->push.scale / gate->round_scale : 0.0;
 }
 
 /* --- the queue --- */
@@ -185,9 +190,8 @@ static int intake_covers(const mlfab__server *server, const mlfab__incoming *upd
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* A new block for place[position], holding what `from` holds unless it will be overwritten
- * whole. */
-static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, int fill) {
+MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill) {
   mlfab__store *store = &server->store;
   uint32_t block = mlfab__server_spare(server);
   if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
@@ -204,18 +208,18 @@ static int intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from, i
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
-  enum intake_mode mode = intake_mode(server, update);
-  double weight = intake_weight(server, update, mode);
   int stream = store->bytes >= INTAKE_STREAM_BYTES;
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
     uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {
-      int code =
-          intake_fresh(server, &store->next[p], base, !intake_covers(server, update, &piece));
+      int code = mlfab__intake_fresh(server, &store->next[p], base,
+                                     !intake_covers(server, update, &piece));
       if (code) return code;
     }
     if (data) {
@@ -224,6 +228,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
+      if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
       data += piece.bytes;
     }
     bytes -= piece.bytes;
@@ -237,30 +242,36 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
   mlfab__store *store = &server->store;
-  enum intake_mode mode = intake_mode(server, update);
-  double weight = intake_weight(server, update, mode);
-  /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
-  if (mode == INTAKE_INIT || server->config->on_update || !(weight >= -1.0 && weight <= 1.0))
-    return 0;
   mlfab__piece piece;
   uint64_t delay = 0;
-  if (mode == INTAKE_STAGE) intake_versions(server, update, 0, &delay, NULL);
+  if ((update->push.flags & MLFAB__PUSH_INIT) || server->config->on_update) return 0;
+  intake_versions(server, update, 0, &delay, NULL);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
+    /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
+    if (!(weight >= -1.0 && weight <= 1.0)) {
+      intake_rewind(update);
+      return 0;
+    }
     if (!mlfab__reduce_finite(piece.dtype, data + at, piece.count) && !MLFAB__PLANTED(3)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
+    if (server->significant)
+      update->norm2 += mlfab__reduce_norm2(piece.dtype, data + at, piece.count);
     intake_moved(update, piece.bytes);
   }
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    uint32_t *place = mode == INTAKE_SUM ? &store->sum[piece.position] : &store->w[piece.position];
+    int sum = intake_mode(server, update, piece.slice) == INTAKE_SUM;
+    uint32_t *place = sum ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
       /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
        * the next. */
-      *code_p = intake_fresh(server, place, *place, 1);
+      *code_p = mlfab__intake_fresh(server, place, *place, 1);
       if (*code_p) return 1;
     }
     intake_moved(update, piece.bytes);
@@ -268,6 +279,8 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
+    enum intake_mode mode = intake_mode(server, update, piece.slice);
+    double weight = intake_weight(server, update, mode, piece.slice);
     uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
     uint8_t *w = store->blocks[block].data + piece.at;
     if (mode == INTAKE_STAGE) {
@@ -296,7 +309,8 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
 }
 
 /* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * 1 moves versions and commits on, with 2 versions only (a further member of a group). A pull tells
+ * 1 moves versions and commits on, with 2 versions only (a further member of a group); those of
+ * slices in rounds move with the round. A pull tells
  * the largest version of its slices; for those that are behind it, it means their present one.
  * Returns 0, or ARGUMENT for too few versions. */
 static int intake_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
@@ -310,9 +324,9 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
       uint32_t at = update->push.versions == 1 ? 0 : seen;
       if (at >= update->push.versions) return MLFAB_ERR_ARGUMENT;
       uint64_t base = mlfab__min(update->versions[at], slice->version);
-      delay = mlfab__max(delay, slice->version - base);
-      if (commit) {
-        slice->version += update->push.members;
+      if (intake_at_once(server, i)) {
+        delay = mlfab__max(delay, slice->version - base);
+        if (commit) slice->version += update->push.members;
         if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
@@ -326,23 +340,13 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
 
 static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
                        int code, uint64_t version, uint64_t delay) {
-  mlfab__push_ack ack = {seq,   members,        server->peers[worker].generation, code, version,
-                         delay, server->v_train};
+  uint64_t v_train =
+      code == MLFAB_ERR_DROPPED ? server->peers[worker].pushed : server->gates[0].v_train;
+  mlfab__push_ack ack = {seq,   members, server->peers[worker].generation, code, version,
+                         delay, v_train};
   uint8_t meta[128];
   server->port.post(server->port.self, worker, MLFAB__PUSH_ACK, meta,
                     mlfab__encode_push_ack(meta, &ack));
-}
-
-/* The worker's part in the open round is complete, whatever came of it. */
-static void intake_arrived(mlfab__server *server, const mlfab__incoming *update, int applied) {
-  mlfab__server_peer *peer = &server->peers[update->worker];
-  if (applied) {
-    /* Also with nothing for this server: a mean must not depend on who holds what. */
-    if (!peer->contributed) server->contributors++;
-    peer->contributed = 1;
-    if (update->push.bytes > 0) server->round_members += update->push.members;
-  }
-  if (!(update->push.flags & MLFAB__PUSH_MORE)) peer->arrived = 1;
 }
 
 /* Decides an update: answers, counts, and takes it out of the queue. */
@@ -352,7 +356,7 @@ MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
   mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code == 0);
-  if (intake_rounds(server) && !init) intake_arrived(server, update, code == 0);
+  if (!init) mlfab__gate_decided(server, update, code);
   if (code == 0 && !init) {
     server->stats->updates_applied += push->members;
     server->stats->delay_sum += delay * push->members;
@@ -368,72 +372,84 @@ MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming
   intake_remove(server, update);
 }
 
-static void intake_swap(mlfab__server *server, uint32_t *place) {
+/* What was written of the head becomes the model, or the sum of its round. */
+static void intake_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
-  for (uint32_t p = 0; p < store->positions; p++) {
-    if (store->next[p] == MLFAB__NO_BLOCK) continue;
-    mlfab__store_put(store, &place[p], store->next[p]);
-    store->next[p] = MLFAB__NO_BLOCK;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    uint32_t *place = init || intake_at_once(server, i) ? store->w : store->sum;
+    for (uint32_t p = s->first; p < s->first + s->count; p++) {
+      if (store->next[p] == MLFAB__NO_BLOCK) continue;
+      mlfab__store_put(store, &place[p], store->next[p]);
+      store->next[p] = MLFAB__NO_BLOCK;
+    }
   }
 }
 
-/* An update, or all members of a group, are applied: moves the versions on unless they are a
- * round's. One commit. */
-static void intake_commit(mlfab__server *server, mlfab__incoming *update, int versions) {
+/* Gates of the update that apply at once, and those that sum, as bits. */
+static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
+                             uint32_t *sums_p) {
+  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+  *sums_p = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
+  }
+  return mask & ~*sums_p;
+}
+
+/* The first in a round: its scale is the sum's. */
+static void intake_open_rounds(mlfab__server *server, const mlfab__incoming *update,
+                               uint32_t sums) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if ((sums >> g & 1) && gate->contributors == 0) gate->round_scale = update->push.scale;
+  }
+}
+
+/* An update, or all members of a group, are applied or in their rounds' sums: versions move on where
+ * they were applied. One commit. */
+static void intake_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
   int commit = 1;
+  if (at_once) server->stats->commits++;
+  intake_open_rounds(server, update, sums);
   if (group) mlfab__place_applied(server, update);
   for (mlfab__incoming *next; update; update = next) {
-    uint64_t delay = 0, version = server->v_train;
+    uint64_t delay = 0, version = 0;
     next = group && update->next && update->next->group == group ? update->next : NULL;
-    if (versions) intake_versions(server, update, commit, &delay, &version);
-    mlfab__intake_decide(server, update, 0, version, delay);
+    intake_versions(server, update, commit, &delay, &version);
+    mlfab__intake_decide(server, update, 0, at_once ? version : server->gates[0].v_train, delay);
     commit = MLFAB__PLANTED(16) ? 1 : 2;
   }
 }
 
+/* Is anything of it to be stepped by rule or callback? */
+static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
+  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
+  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+}
+
 /* All bytes of the head are in `next`. */
 static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
-  enum intake_mode mode = intake_mode(server, update);
-  uint64_t delay = 0, version = 0;
-  if (mode == INTAKE_STAGE) {
+  if (intake_steps(server, update)) {
     server->applying = MLFAB__APPLY_UPDATE;
     server->apply_code = 0;
     server->apply_segment = 0;
     intake_rewind(update);
     return;
   }
-  if (mode == INTAKE_SUM) {
-    if (server->contributors == 0) server->round_scale = update->push.scale;
-    intake_swap(server, server->store.sum);
-    version = server->v_train;
-  } else {
-    intake_swap(server, server->store.w);
-    if (mode == INTAKE_DIRECT) server->stats->commits++;
+  int init = (update->push.flags & MLFAB__PUSH_INIT) != 0;
+  intake_swap(server, init);
+  if (!init) {
+    intake_commit(server, update);
+    return;
   }
-  if (mode == INTAKE_DIRECT || update->group) {
-    intake_commit(server, update, mode == INTAKE_DIRECT);
-  } else {
-    mlfab__intake_decide(server, update, 0, version, delay);
-  }
-  if (mode == INTAKE_INIT) {
-    server->phase = MLFAB__MODEL_STANDS;
-    server->first_weights_incarnation = server->peers[0].incarnation;
-    mlfab__server_stands(server);
-  }
-  mlfab__answer_check(server);
-}
-
-/* The same for an update that was added in place. */
-static void intake_complete_whole(mlfab__server *server, mlfab__incoming *update) {
-  uint64_t delay = 0, version = server->v_train;
-  if (intake_rounds(server)) {
-    if (server->contributors == 0) server->round_scale = update->push.scale;
-  } else {
-    intake_versions(server, update, 1, &delay, &version);
-    server->stats->commits++;
-  }
-  mlfab__intake_decide(server, update, 0, version, delay);
+  mlfab__intake_decide(server, update, 0, 0, 0);
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = server->peers[0].incarnation;
+  mlfab__server_stands(server);
 }
 
 /* --- applying, block by block --- */
@@ -450,9 +466,8 @@ static int intake_callback(mlfab__server *server, const mlfab_update_info *info,
                                    piece->first, piece->count, dst, sum);
 }
 
-/* One piece: `next` becomes what callback or rule make of w and the sum. */
-static int intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
-                              const mlfab__piece *piece, const uint8_t *sum) {
+MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                                              const mlfab__piece *piece, const uint8_t *sum) {
   mlfab__store *store = &server->store;
   uint32_t p = piece->position;
   uint8_t *dst = store->blocks[store->next[p]].data + piece->at;
@@ -502,9 +517,9 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
     intake_piece(server, update, update->push.bytes, &piece);
-    if (!server->store.ghost) {
+    if (!server->store.ghost && intake_at_once(server, piece.slice)) {
       const uint8_t *u = server->store.blocks[server->store.next[piece.position]].data + piece.at;
-      server->apply_code = intake_apply_piece(server, &info, &piece, u);
+      server->apply_code = mlfab__intake_apply_piece(server, &info, &piece, u);
     }
     intake_moved(update, piece.bytes);
     budget -= mlfab__min(budget, piece.bytes);
@@ -514,134 +529,10 @@ static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   if (server->apply_code) {
     mlfab__place_refuse(server, update, server->apply_code);
   } else {
-    intake_swap(server, server->store.w);
-    server->stats->commits++;
-    intake_commit(server, update, 1);
+    intake_swap(server, 0);
+    intake_commit(server, update);
   }
-  mlfab__answer_check(server);
   return 1;
-}
-
-static void intake_round_info(const mlfab__server *server, mlfab_update_info *info) {
-  memset(info, 0, sizeof *info);
-  info->worker = MLFAB__NO_NODE;
-  info->members = server->contributors;
-  info->server = server->number;
-  info->progress = server->v_train;
-  info->scale = mlfab__rule_linear(server->rule.kind) ? 1.0 : server->round_scale;
-  if (server->options.mean && mlfab__rule_linear(server->rule.kind) && !server->config->on_update) {
-    info->scale /= server->contributors;
-  }
-}
-
-/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
- * result depends on the size of blocks. */
-static int intake_summed(const mlfab__server *server, uint32_t slice) {
-  const mlfab__shard_slice *s = &server->store.slices[slice];
-  for (uint32_t p = s->first; p < s->first + s->count; p++) {
-    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
-  }
-  return 0;
-}
-
-/* One block of the round's sum, which may be zeros. */
-static int intake_apply_block(mlfab__server *server, mlfab_update_info *info, uint32_t slice,
-                              uint32_t p) {
-  mlfab__store *store = &server->store;
-  const mlfab__shard_slice *s = &store->slices[slice];
-  info->version = s->version;
-  info->commit = s->commit;
-  int code = intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
-  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
-    code = intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
-  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
-  uint64_t left = mlfab__store_block_bytes(store, slice, p);
-  /* Where the rule cannot take the division into its scale, the sum itself is divided. */
-  int divide =
-      server->options.mean && (server->config->on_update || !mlfab__rule_linear(server->rule.kind));
-  while (left > 0 && !code && !store->ghost) {
-    mlfab__piece piece;
-    mlfab__store_piece(store, at, left, &piece);
-    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide)
-      mlfab__reduce_add(piece.dtype, sum, NULL, sum, 1.0 / server->contributors, piece.count, 0);
-    code = intake_apply_piece(server, info, &piece, sum);
-    at += piece.bytes;
-    left -= piece.bytes;
-  }
-  return code;
-}
-
-/* The round is over: swap, count, open the next. */
-static void intake_close_round(mlfab__server *server) {
-  mlfab__store *store = &server->store;
-  if (server->apply_code) {
-    for (uint32_t p = 0; p < store->positions; p++)
-      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
-    server->refused_round = server->v_train + 1;
-  } else if (server->contributors > 0) {
-    for (uint32_t i = 0; i < store->nslices; i++) {
-      if (!intake_summed(server, i)) continue;
-      store->slices[i].version += server->round_members;
-      store->slices[i].commit++;
-    }
-    intake_swap(server, store->w);
-    server->stats->commits++;
-  }
-  for (uint32_t p = 0; p < store->positions; p++)
-    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
-  for (uint32_t i = 0; i < server->workers; i++) {
-    server->peers[i].arrived = server->peers[i].contributed = 0;
-  }
-  server->applying = MLFAB__APPLY_NONE;
-  server->contributors = server->round_members = 0;
-  server->v_train++;
-  server->place_due = 1;
-  mlfab__answer_check(server);
-}
-
-/* Goes on applying the round. 1 when it is finished. */
-static int intake_apply_round(mlfab__server *server, uint64_t budget) {
-  mlfab__store *store = &server->store;
-  mlfab_update_info info;
-  intake_round_info(server, &info);
-  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
-  while (server->apply_slice < store->nslices && !server->apply_code) {
-    const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
-    while (server->apply_position < slice->first + slice->count && !server->apply_code) {
-      if (budget == 0) return 0;
-      uint32_t p = server->apply_position++;
-      /* The plain rule makes nothing of zeros. */
-      if (store->sum[p] == MLFAB__NO_BLOCK &&
-          (plain || !intake_summed(server, server->apply_slice)))
-        continue;
-      server->apply_code = intake_apply_block(server, &info, server->apply_slice, p);
-      budget -= mlfab__min(budget, store->block_bytes);
-    }
-    server->apply_slice++;
-  }
-  intake_close_round(server);
-  return 1;
-}
-
-/* Is the open round complete? Then begins to apply it. A round without members left is closed as it
- * stands if anything arrived in it, and be it empty: pulls wait for it. */
-static void intake_round(mlfab__server *server) {
-  mlfab__sync_state state = {server->v_train, 0, 0, 0};
-  uint32_t arrived = server->contributors;
-  for (uint32_t i = 0; i < server->workers; i++) {
-    const mlfab__server_peer *peer = &server->peers[i];
-    arrived += peer->arrived;
-    if ((peer->dead && !MLFAB__PLANTED(6)) || peer->left || peer->done) continue;
-    state.members++;
-    state.arrived += peer->arrived;
-  }
-  if (!mlfab__sync_round_complete(server->options.sync, &state)) return;
-  if (state.members == 0 && arrived == 0) return;
-  server->applying = MLFAB__APPLY_ROUND;
-  server->apply_code = 0;
-  server->apply_slice = 0;
-  server->apply_position = 0;
 }
 
 /* --- heads --- */
@@ -651,16 +542,8 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  if (!intake_rounds(server)) return 1;
-  mlfab__sync_state state = {server->v_train, update->push.progress, 0, 0};
-  if (!mlfab__sync_may_push(server->options.sync, &state)) return 0;
-  if (server->peers[update->worker].arrived) return 0;
-  if (!server->options.deterministic) return 1;
-  for (uint32_t i = 0; i < update->worker; i++) {
-    const mlfab__server_peer *peer = &server->peers[i];
-    if (!peer->arrived && !peer->dead && !peer->left && !peer->done) return 0;
-  }
-  return 1;
+  return mlfab__gate_may_push(server, update->worker,
+                              mlfab__gate_mask(server, update->segments, update->push.segments));
 }
 
 static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab__incoming *update) {
@@ -766,9 +649,11 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
     if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
-    if (!code && server->phase == MLFAB__MODEL_STANDS)
-      code = intake_versions(server, update, 0, &delay, NULL);
+    int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
+    if (!code && stands) code = intake_versions(server, update, 0, &delay, NULL);
     if (!code) code = mlfab__place_late(server, update, delay + ahead);
+    uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+    if (!code && stands && mlfab__gate_late(server, update->worker, mask)) code = MLFAB_ERR_DROPPED;
     if (code) return code;
     ahead += update->push.members;
     if (!group) return 0;
@@ -809,7 +694,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
     if (code) {
       mlfab__place_refuse(server, update, code);
     } else {
-      intake_complete_whole(server, update);
+      intake_commit(server, update);
     }
     return;
   }
@@ -835,12 +720,9 @@ MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
-    if (server->applying == MLFAB__APPLY_ROUND && !intake_apply_round(server, budget)) return;
+    if (server->applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
     if (server->head) break;
-    if (server->phase == MLFAB__MODEL_STANDS && intake_rounds(server)) {
-      intake_round(server);
-      if (server->applying != MLFAB__APPLY_NONE) continue;
-    }
+    if (mlfab__gate_change(server) || mlfab__gate_advance(server)) continue;
     mlfab__incoming *update = intake_eligible_from(server, server->first);
     if (!update) return;
     intake_begin(server, update, NULL);
@@ -877,8 +759,10 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (frame->bulk_bytes > push->eager) return "more bytes than granted";
   if (intake_strange(server, frame)) return "ghosts for a model with bytes, or bytes for ghosts";
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
-  if (peer->queued > 0 && push->progress < peer->last_progress && intake_rounds(server))
-    return "a round that went back";
+  if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__gate_counts(server))
+    return "a progress that went back";
+  if (push->progress > peer->pushed + MLFAB__SERVER_QUEUED && mlfab__gate_counts(server))
+    return "a progress that jumps";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";

@@ -1732,7 +1732,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
     code =
         mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
   if (!code && schedule.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.sync))
+      mlfab__sync_rounds(node->worker.define.consistency.kind))
     code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
                         "not supported: a delay bound with rounds, which drop nothing");
   if (!code && node->routes[0].dead)

@@ -19,7 +19,7 @@
 enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
 
 static int place_rounds(const mlfab__server *server) {
-  return mlfab__sync_rounds(server->options.sync);
+  return mlfab__gate_rounds(server);
 }
 
 static uint64_t place_bound(const mlfab__server *server) {

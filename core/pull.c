@@ -54,7 +54,9 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   /* The number of the last way stays: the server's next ones are larger, and what still comes by
    * the former hop is void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
-  mlfab__pull pull = {fetch->request, 0, 0};
+  mlfab__pull pull;
+  memset(&pull, 0, sizeof pull);
+  pull.request = fetch->request;
   pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   /* The first weights are those of any round: others may be waiting for this worker. */
   if (worker->stands) {
@@ -62,7 +64,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
         worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
   }
   uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch);
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
@@ -235,7 +237,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
-  mlfab__model model = {in.request, in.offset, in.version, in.commit, in.slice, in.flags};
+  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
+                        in.commit,  in.slice,  in.flags, in.epoch};
   part->begun = 1;
   if (pull_take(worker, fetch, in.server, &model, frame)) {
     worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,

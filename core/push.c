@@ -23,7 +23,10 @@ static int push_whole_round(const mlfab__outgoing *update) {
 }
 
 static int push_rounds(const mlfab__worker *worker) {
-  return worker->define.sync == MLFAB_SYNC_BSP;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].counts) return 1;
+  }
+  return 0;
 }
 
 /* A withdrawn update that some server counts as a round's must count at the others too, or their
@@ -681,7 +684,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     if (push_pack(worker, update, n))
       return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                           "out of memory for an update");
-    update->mergeable = worker->define.sync == MLFAB_SYNC_ASYNC &&
+    update->mergeable = !push_rounds(worker) &&
                         worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
                         worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   }

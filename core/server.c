@@ -74,6 +74,7 @@ static void server_free_model(mlfab__server *server) {
   server->stage_bytes = 0;
   mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
   server->ahead = NULL;
+  mlfab__gate_free(server);
   mlfab__store_free(env, &server->store);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
@@ -147,10 +148,12 @@ MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announ
 static void server_tell_schedule(mlfab__server *server) {
   uint8_t meta[128];
   mlfab__schedule schedule = server->schedule;
-  schedule.rounds = (uint32_t)mlfab__sync_rounds(server->options.sync);
+  schedule.rounds = (uint32_t)mlfab__gate_rounds(server);
   schedule.host = server->own.host;
   server_tell_scheduler(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
 }
+
+MLFAB__INTERNAL void mlfab__server_retold(mlfab__server *server) { server_tell_schedule(server); }
 
 static void server_tell_station(mlfab__server *server, uint32_t worker) {
   const mlfab__server_peer *peer = &server->peers[worker];
@@ -283,12 +286,6 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-/* The round that the worker's next update will be of. */
-static uint64_t server_round(const mlfab__server *server, uint32_t worker) {
-  int closed = server->peers[worker].arrived || server->applying == MLFAB__APPLY_ROUND;
-  return server->v_train + (closed ? 1 : 0);
-}
-
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
   const mlfab__window *window = &server->dedup.windows[worker];
@@ -298,7 +295,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server_round(server, worker);
+  ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
 }
@@ -332,12 +329,17 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   }
   peer->connected = 1;
   peer->dead = peer->left = 0;
+  uint64_t join = mlfab__gate_join(server, worker);
+  peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
+  if (fresh) peer->changed = 0;
+  mlfab__gate_members(server);
   peer->hand = hello->hand != 0;
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   server_tell_station(server, worker);
   server_hello_ack(server, worker, was_dead, ack);
+  if (server->phase == MLFAB__MODEL_STANDS) mlfab__gate_tell(server, worker);
   mlfab__intake_advance(server);
   return 0;
 }
@@ -356,8 +358,8 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
                                         uint64_t now_ns) {
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  mlfab__gate_members(server);
   mlfab__intake_advance(server);
-  mlfab__answer_check(server);
 }
 
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
@@ -374,7 +376,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   memset(&ack, 0, sizeof ack);
   ack.code = code;
   ack.server = server->number;
-  ack.v_train = server_round(server, worker);
+  ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
@@ -386,6 +388,18 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
                     mlfab__encode_define_ack(meta, &ack));
 }
 
+/* A consistency model that this server cannot keep. */
+static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code || sync->kind != MLFAB_SYNC_USER ||
+      (server->config->pull_condition && server->config->push_condition))
+    return code;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
+                      "no push_condition",
+                      server->number);
+}
+
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
@@ -393,7 +407,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.rule = define->rule;
-  options.sync = define->sync;
+  options.consistency = define->consistency;
+  options.sync = define->consistency.kind;
   options.mean = define->mean;
   options.deterministic = define->deterministic;
   options.slices = define->slices;
@@ -405,7 +420,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.epsilon = define->epsilon;
   options.weight_decay = define->weight_decay;
   mlfab__env *env = server->env;
-  if (mlfab__sync_rounds(define->sync) && server->schedule.delay_bound != MLFAB_UNBOUNDED)
+  int rounds = mlfab__sync_rounds(define->consistency.kind);
+  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
                         "which drop nothing");
@@ -421,11 +437,11 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
                                  server->servers, 0, server->config->model_max_bytes,
                                  &server->layout, error);
   if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
+  if (!code) code = server_check(server, &define->consistency, error);
   if (code) return code;
   uint32_t states = server->config->on_update ? 0 : mlfab__rule_states(define->rule);
   code = mlfab__store_init(env, &server->store, &server->layout, server->number,
-                           server->config->block_bytes, mlfab__sync_rounds(define->sync), states,
-                           define->ghost != 0);
+                           server->config->block_bytes, rounds, states, define->ghost != 0);
   if (!code) {
     server->ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->ahead);
     if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
@@ -451,6 +467,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
   server->options = *define;
+  mlfab__gate_start(server, &define->consistency);
   server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
@@ -552,10 +569,10 @@ static void server_done(mlfab__server *server, uint32_t worker, const mlfab__fra
     return;
   }
   server->peers[worker].done = 1;
+  mlfab__gate_members(server);
   server->port.post(server->port.self, worker, MLFAB__DONE_ACK, meta,
                     mlfab__encode_done(meta, &done));
   mlfab__intake_advance(server);
-  mlfab__answer_check(server);
 }
 
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
@@ -564,6 +581,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   switch (frame->type) {
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
+      break;
+    case MLFAB__SYNC:
+      mlfab__gate_ask(server, worker, frame);
       break;
     case MLFAB__PUSH:
       mlfab__intake_push(server, worker, frame);

@@ -35,6 +35,7 @@
 #define MLFAB__SERVER_H
 
 #include "dedup.h"
+#include "lazy.h"
 #include "meter.h"
 #include "port.h"
 #include "store.h"
@@ -45,7 +46,9 @@ enum {
   MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16 /* updates that may come before their turn */
+  MLFAB__SERVER_STAGES = 16, /* updates that may come before their turn */
+  MLFAB__GATES = 8,          /* consistency models at a time */
+  MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
 };
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
@@ -73,6 +76,7 @@ typedef struct mlfab__incoming {
   uint64_t shape;         /* hash of its segments */
   int withdrawn;          /* to be decided as not applied at its turn */
   int refused;            /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;           /* of what was taken in, where a model looks at it */
 } mlfab__incoming;
 
 typedef struct mlfab__server_pull {
@@ -88,7 +92,11 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;        /* for the pull condition */
+  int waiting;        /* for the pull condition of a gate ... */
+  uint32_t gate;      /* ... this one */
+  uint32_t passed;    /* gates whose condition held, as bits */
+  double draw;        /* of the models that have chance in them */
+  uint64_t tag;       /* in the gates' buffers */
   int held;           /* for a plan */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
@@ -100,7 +108,11 @@ typedef struct mlfab__server_pull {
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
-  uint8_t connected, dead, left, done, arrived, contributed, hand;
+  uint8_t connected, dead, left, done, hand;
+  uint32_t contributed; /* gates whose open round has something of it, as bits */
+  uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
+  uint64_t changed;     /* the last change of a consistency model that it was answered */
+  double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;
   uint32_t unplaced;      /* of those: wait for a plan */
@@ -121,6 +133,22 @@ typedef struct mlfab__server_peer {
   uint32_t definition_bytes;
   mlfab__define definition_options;
 } mlfab__server_peer;
+
+/* A consistency model of some of the slices, and how far they are. See gate.c. */
+typedef struct mlfab__gate {
+  mlfab_sync sync;
+  int used;
+  int due; /* the push condition is to be asked again */
+  uint64_t v_train;
+  mlfab__sync_tuner tuner;
+  uint64_t delayed; /* pulls that had to wait since v_train moved */
+  mlfab__lazy lazy; /* they, by their place in all pulls */
+  /* Rounds. */
+  uint32_t contributors, round_members; /* workers in the sum; updates in it */
+  double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  int flush; /* the open round is applied as it stands, and v_train stays */
+} mlfab__gate;
 
 enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
 
@@ -165,15 +193,21 @@ typedef struct mlfab__server {
   mlfab__plan_entry *plan_scratch;
   mlfab__group_member *group_scratch;
   uint8_t *meta_scratch; /* MLFAB_META_MAX */
-  /* Rounds. */
-  uint64_t v_train;
-  uint32_t contributors, round_members; /* workers in the sum; updates in it */
-  double round_scale;                   /* weight of the sum: of its first member, or 1 */
-  uint32_t waiting;                     /* pulls that wait for the pull condition */
-  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  /* Consistency. */
+  mlfab__gate gates[MLFAB__GATES];
+  uint32_t ngates;  /* none behind them is used */
+  int significant;  /* a model looks at |g| / |w| */
+  uint32_t waiting; /* pulls that wait for a pull condition */
+  struct mlfab__change_wait {
+    uint32_t worker;
+    mlfab__sync_ask change;
+  } changes[MLFAB__SERVER_CHANGES];
+  uint32_t nchanges;
+  double norm_w;         /* |w| of the shard ... */
+  uint64_t norm_commits; /* ... after so many commits, plus one; 0: never */
   /* A commit that takes several ticks. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
-  uint32_t apply_slice, apply_position;
+  uint32_t apply_gate, apply_slice, apply_position;
   uint32_t apply_segment;
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
@@ -238,6 +272,45 @@ MLFAB__INTERNAL void mlfab__server_announce(mlfab__server *server, mlfab__announ
 /* A hash of segments: transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__server_shape(const mlfab__segment *segments, uint32_t n);
 
+/* gate.c - the gates of a model that is made anew; gives back what they hold. */
+MLFAB__INTERNAL void mlfab__gate_start(mlfab__server *server, const mlfab_sync *sync);
+MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server);
+/* The gates of these segments' slices, as bits; of no segments, all. */
+MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
+                                          const mlfab__segment *segments, uint32_t n);
+MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice);
+/* 1 when any gate has rounds; counts iterations. */
+MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server);
+MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server);
+/* What the conditions of a gate may look at, for this worker with this progress. */
+MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate *gate,
+                                       uint32_t worker, uint64_t progress, mlfab_sync_state *state);
+/* May this worker's next update on these gates be taken in now? Would it be too late? */
+MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
+                                         uint32_t mask);
+MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
+/* An update of this worker was decided: its progress, and the rounds that it is part of. */
+MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
+                                         int code);
+/* The progress that a worker which joins begins with. */
+MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker);
+/* Members came or went: every push condition is to be asked again. */
+MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server);
+/* Asks push conditions until all say no, or until a round begins to be applied (1). */
+MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server);
+/* v_train of a gate moves on. */
+MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate);
+/* SYNC of a worker. Carries changes out, when there is no head; 1: a round has to be applied first. */
+MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
+                                     const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server);
+/* Tells a worker whether iterations count here. */
+MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker);
+/* round.c - begins to apply the open round of a gate; goes on, at most `budget` bytes: 1 when it is
+ * finished. */
+MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate);
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
+
 /* Which list an update stands in; intake.c keeps both. */
 MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
                                           int unplaced);
@@ -251,6 +324,13 @@ MLFAB__INTERNAL uint32_t mlfab__intake_touched(const mlfab__server *server,
                                                uint32_t *last_p);
 MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update);
+/* A new block for place[position], holding what `from` holds unless it will be overwritten whole.
+ * Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill);
+/* One piece: `next` becomes what callback or rule make of w and the sum. Errors: CALLBACK. */
+MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                                              const mlfab__piece *piece, const uint8_t *sum);
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay);
 
@@ -315,6 +395,8 @@ MLFAB__INTERNAL void mlfab__answer_done(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__answer_spread_fail(mlfab__server *server, uint32_t aggregator,
                                                const mlfab__frame_in *frame);
 
+/* What the scheduler knows of this server has changed. */
+MLFAB__INTERNAL void mlfab__server_retold(mlfab__server *server);
 /* The first weights are in: tells everybody who waits with a definition. */
 MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server);
 /* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
@@ -342,8 +424,9 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__answer_cancel(mlfab__server *server, uint32_t worker,
                                           const mlfab__frame_in *frame);
-/* Looks again at the pulls that wait for the pull condition. */
+/* Looks again at the pulls that wait for the pull condition; after a change, at all of a gate's. */
 MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate);
 /* Drops the pulls of a worker and takes back what was lent to its link. */
 MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker);
 /* Unpins all slices; their pulls begin them again. */

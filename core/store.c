@@ -198,13 +198,12 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        mlfab_error *error) {
   int code = mlfab__rule_init(rule, options, error);
   if (code) return code;
-  int rounds = mlfab__sync_rounds(options->sync);
+  int rounds = mlfab__sync_rounds(options->consistency.kind);
   const char *text = NULL;
-  if (!mlfab__sync_known(options->sync)) text = "an unknown consistency model (sync)";
   if (options->mean && !rounds)
     text = "mean with an asynchronous model: there is no round to divide by";
-  if (options->deterministic && !rounds)
-    text = "deterministic with an asynchronous model: there is no round to order";
+  if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
+    text = "deterministic with another model than BSP: there is no round of all to order";
   for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
     if (layout->tensors[i].dtype != MLFAB_I64) continue;
     if (options->mean) text = "mean with int64 tensors: the division is not exact";

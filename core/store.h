@@ -30,6 +30,7 @@ typedef struct mlfab__shard_slice {
   uint64_t commit;        /* applications */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
+  uint8_t gate;           /* of its consistency model: the server's business */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {

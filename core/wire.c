@@ -113,10 +113,14 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HEARTBEAT(N, T) N(sent_ns)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
+#define WIRE_SYNC_IN(N, in)                                                                      \
+  N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
+  N(in keep_late) N(in chance) N(in alpha)
 #define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in tensors) N(in rule) N(in sync) N(in mean) N(in deterministic) N(in slices) N(in ghost)    \
-  N(in first_weights) N(in gamma) N(in adadelay_c) N(in beta1) N(in beta2) N(in epsilon)         \
-  N(in weight_decay)
+  N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
+  N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
+  N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
+  N(in change_decay) WIRE_SYNC_IN(N, in consistency.)
 #define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
 #define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
 #define WIRE_PUSH(N, T) \
@@ -126,12 +130,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_PUSH_ACK(N, T) N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train)
 #define WIRE_RESEND(N, T) N(generation) WIRE_WINDOW(N)
 #define WIRE_WITHDRAW(N, T) N(seq) N(members) N(generation)
-#define WIRE_PULL(N, T) N(request) N(progress)
-#define WIRE_MODEL(N, T) N(request) N(offset) N(version) N(commit) N(slice) N(flags)
+#define WIRE_PULL(N, T) N(request) N(progress) N(epoch)
+#define WIRE_MODEL(N, T) \
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch)
 #define WIRE_PULL_FAIL(N, T) N(request) N(code) N(rank) T(text)
 #define WIRE_PULL_CANCEL(N, T) N(request)
 #define WIRE_BARRIER(N, T) N(number)
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
+#define WIRE_SYNC_ASK(N, T) N(ask) N(tensor) WIRE_SYNC_IN(N, consistency.)
+#define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
 #define WIRE_DONE(N, T) N(last_seq)
 #define WIRE_MEET(N, T) N(node) N(incarnation)
 #define WIRE_WHERE(N, T) N(node)
@@ -147,12 +154,12 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_REPORT(N, T) \
   N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
 #define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
-#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole)
+#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole) N(packed)
 #define WIRE_GROUP_MEMBER(N, T) N(seq) N(weight) N(worker) N(incarnation)
 #define WIRE_GROUP_END(N, T) N(group)
 #define WIRE_RELEASE(N, T) N(group) N(upto)
 #define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
-#define WIRE_FORWARD(N, T) N(group) N(offset)
+#define WIRE_FORWARD(N, T) N(group) N(offset) N(total)
 #define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
 #define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
 #define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
@@ -160,7 +167,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
 #define WIRE_PULL_VIA(N, T) N(request) N(attempt) N(aggregator)
 #define WIRE_HOP_MODEL(N, T) \
-  N(request) N(offset) N(version) N(commit) N(slice) N(flags) N(server) N(attempt)
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
 #define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
 #define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
@@ -224,6 +231,8 @@ WIRE_META(pull_fail, WIRE_PULL_FAIL)
 WIRE_META(pull_cancel, WIRE_PULL_CANCEL)
 WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
+WIRE_META(sync_ask, WIRE_SYNC_ASK)
+WIRE_META(sync_ack, WIRE_SYNC_ACK)
 WIRE_META(done, WIRE_DONE)
 WIRE_META(meet, WIRE_MEET)
 WIRE_META(where, WIRE_WHERE)
@@ -324,6 +333,11 @@ static int wire_finite(double x) {
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
+/* Packets of one element each are eight times what they hold. */
+static uint64_t wire_packed_most(uint64_t sum) {
+  return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
+}
+
 /* An update of no segments is an empty push; any other touches a slice and so has a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
@@ -337,21 +351,33 @@ MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfa
   if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members) {
     return MLFAB_ERR_FRAME;
   }
-  if (m->bytes != sum || m->eager > m->bytes || !wire_finite(m->scale)) return MLFAB_ERR_FRAME;
+  int packed = (m->flags & MLFAB__PUSH_PACKED) != 0;
+  if ((!packed && m->bytes != sum) || (packed && m->bytes > wire_packed_most(sum)))
+    return MLFAB_ERR_FRAME;
+  if (m->eager > m->bytes || !wire_finite(m->scale)) return MLFAB_ERR_FRAME;
   return m->segments > 0 && m->versions == 0 ? MLFAB_ERR_FRAME : 0;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
-                                            const mlfab__segment *segments) {
-  if (m->segments > MLFAB__SEGMENTS_MAX) return 0;
-  return (uint32_t)(wire_write_segments(wire_write_pull(meta, m), m->segments, segments) - meta);
+                                            const mlfab__segment *segments,
+                                            const uint64_t *sinces) {
+  if (m->segments > MLFAB__SEGMENTS_MAX || m->sinces > MLFAB__SLICES_MAX) return 0;
+  uint8_t *at = wire_write_pull(meta, m);
+  if ((uint32_t)(at - meta) + 4 + 16 * m->segments + 4 + 8 * m->sinces > MLFAB_META_MAX) return 0;
+  at = wire_write_segments(at, m->segments, segments);
+  wire_put32(at, m->sinces);
+  at += 4;
+  for (uint32_t i = 0; i < m->sinces; i++, at += 8) wire_put64(at, sinces[i]);
+  return (uint32_t)(at - meta);
 }
 
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
-                                       mlfab__segment *segments) {
+                                       mlfab__segment *segments, uint64_t *sinces) {
   wire_reader r = {meta, meta + bytes, 0};
   wire_read_pull(&r, m);
   wire_read_segments(&r, &m->segments, segments);
+  m->sinces = wire_read_count(&r, MLFAB__SLICES_MAX, 8);
+  for (uint32_t i = 0; i < m->sinces; i++) wire_read_number(&r, &sinces[i], 8);
   return wire_read_end(&r);
 }
 

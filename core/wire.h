@@ -95,13 +95,15 @@ typedef struct mlfab__header {
   X(TREE_UP, 54)         \
   X(TREE_DOWN, 55)       \
   X(TREE_ASK, 56)        \
-  X(TREE_PLAN, 57)
+  X(TREE_PLAN, 57)       \
+  X(SYNC, 58)            \
+  X(SYNC_ACK, 59)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 58
+      MLFAB__FRAME_TYPES = 60
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -175,9 +177,12 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
-  uint32_t tensors, rule, sync, mean, deterministic, slices, ghost;
+  uint32_t tensors, rule, mean, deterministic, slices, ghost;
   uint32_t first_weights; /* 1: first weights follow as update 0 */
+  uint32_t active, tags, pull_half;
   double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
+  double change_threshold, change_decay;
+  mlfab_sync consistency; /* `size` does not travel */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -195,7 +200,13 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
 } mlfab__define_ack;
 
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
-enum { MLFAB__PUSH_MORE = 1, MLFAB__PUSH_INIT = 2, MLFAB__PUSH_PLANNED = 4 };
+/* PACKED: its bytes are packets (pack.h); every bulk holds whole ones. */
+enum {
+  MLFAB__PUSH_MORE = 1,
+  MLFAB__PUSH_INIT = 2,
+  MLFAB__PUSH_PLANNED = 4,
+  MLFAB__PUSH_PACKED = 8
+};
 
 /* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
  * then segments; u32 version count (1: the same for all slices touched; else one for each in
@@ -207,7 +218,7 @@ typedef struct mlfab__push {
   uint32_t flags;
   uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
   uint64_t progress; /* the worker's iteration, from 0 */
-  uint64_t bytes;    /* all of it at this server = sum of its segments */
+  uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
@@ -244,18 +255,25 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
   uint32_t members, generation;
 } mlfab__withdraw;
 
-typedef struct mlfab__pull { /* u32 segment count and segments follow */
+/* u32 segment count and segments follow; then u32 count and the commits that the worker's cache has of
+ * the slices touched (as versions in a push; 0: nothing of it), when the model has tags. */
+typedef struct mlfab__pull {
   uint64_t request;
   uint64_t progress; /* how many rounds this worker has pushed */
+  uint32_t epoch;    /* of the cache */
   uint32_t segments;
+  uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
 
-enum { MLFAB__MODEL_LAST = 1 }; /* flags: the pull is answered with this */
-typedef struct mlfab__model {   /* server -> worker: bytes of one slice at one version */
+/* flags. LAST: the pull is answered with this. PACKED: the bulk is packets of this stretch, and what
+ * none of them names has not changed since the commit of the cache. */
+enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
+typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
   uint64_t request;
-  uint64_t offset;          /* in the flat model */
+  uint64_t offset, bytes;   /* the stretch of the flat model that it answers for */
   uint64_t version, commit; /* of the slice */
   uint32_t slice, flags;
+  uint32_t epoch; /* that commits are counted in */
 } mlfab__model;
 
 typedef struct mlfab__pull_fail {
@@ -280,6 +298,19 @@ typedef struct
   int32_t code; /* down: SHAPE, PEER_DEAD ... */
   int32_t rank; /* to blame */
 } mlfab__bcast;
+
+typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
+  uint64_t ask;                /* the worker's count of changes, from 1 */
+  uint32_t tensor;             /* the slices that have bytes of it, or MLFAB_ALL */
+  mlfab_sync consistency;      /* `size` does not travel */
+} mlfab__sync_ask;
+
+typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
+  uint64_t ask;                  /* 0: only news */
+  int32_t code;
+  uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
+  char text[MLFAB__TEXT_MAX];
+} mlfab__sync_ack;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
@@ -376,6 +407,8 @@ typedef struct mlfab__group { /* server -> aggregator: u32 count, members in ord
   uint64_t group, bytes;
   double rate_in; /* of the aggregator's host; 0 or less: not known */
   uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t
+      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
   uint32_t members, segments;
 } mlfab__group;
 #define MLFAB__GROUP_MEMBERS_MAX 512u
@@ -396,6 +429,7 @@ typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils i
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
+  uint64_t total; /* of the sum's bytes; of packets it is known once the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
@@ -439,8 +473,8 @@ typedef struct
 } mlfab__pull_via;
 
 typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
-  uint64_t request, offset, version, commit;
-  uint32_t slice, flags; /* as in mlfab__model */
+  uint64_t request, offset, bytes, version, commit;
+  uint32_t slice, flags, epoch; /* as in mlfab__model */
   uint32_t server, attempt;
 } mlfab__hop_model;
 
@@ -520,7 +554,7 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(done) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
@@ -532,9 +566,9 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 #undef MLFAB__WIRE_DECLARE
 
-/* versions has room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding. A push
- * that does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
- * not empty, no overflow, their sum = bytes; members 1..4096, seq + members not wrapping; eager <=
+/* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
+ * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
+ * not empty, no overflow, their sum = bytes (of packets: no more than 8 times the sum); members 1..4096, seq + members not wrapping; eager <=
  * bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
@@ -542,9 +576,9 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions);
 MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
-                                            const mlfab__segment *segments);
+                                            const mlfab__segment *segments, const uint64_t *sinces);
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
-                                       mlfab__segment *segments);
+                                       mlfab__segment *segments, uint64_t *sinces);
 
 /* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
  * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose

@@ -196,7 +196,17 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
 
 static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
   define->rule = o->rule;
-  define->sync = o->sync;
+  if (o->consistency.size > 0)
+    memcpy(&define->consistency, &o->consistency,
+           mlfab__min(o->consistency.size, sizeof define->consistency));
+  else
+    define->consistency.kind = o->sync;
+  mlfab__sync_complete(&define->consistency);
+  define->active = o->active;
+  define->tags = o->tags;
+  define->pull_half = o->pull_half;
+  define->change_threshold = o->change_threshold;
+  define->change_decay = o->change_decay;
   define->mean = o->mean;
   define->deterministic = o->deterministic;
   define->slices = o->slices;
@@ -348,6 +358,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   stream->defined = 1;
   stream->define = 0;
   stream->round = ack.v_train;
+  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.consistency.kind);
   mlfab__worker_progress(worker, now_ns);
 }
 

@@ -30,6 +30,7 @@
 #include "port.h"
 #include "request.h"
 #include "slice.h"
+#include "sync.h"
 
 enum {
   MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
@@ -107,6 +108,7 @@ typedef struct mlfab__fetch { /* a pull */
 typedef struct mlfab__stream { /* to a server */
   uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
+  uint8_t counts; /* it counts iterations: also of updates that have no bytes for it */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small; /* mergeable updates announced and not decided */

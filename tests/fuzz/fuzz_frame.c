@@ -75,6 +75,8 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(BARRIER_DONE, barrier)
     TRY(BCAST, bcast)
     TRY(BCAST_DATA, bcast)
+    TRY(SYNC, sync_ask)
+    TRY(SYNC_ACK, sync_ack)
     TRY(DONE, done)
     TRY(DONE_ACK, done)
     TRY(MEET, meet)
@@ -107,17 +109,20 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
       uint64_t sum = 0;
       if (mlfab__decode_push(meta, bytes, &m, segments, versions)) return 0;
       for (uint32_t i = 0; i < m.segments; i++) sum += segments[i].bytes;
-      require(sum == m.bytes && m.eager <= sum, "the sum of a push");
+      int packed = (m.flags & MLFAB__PUSH_PACKED) != 0;
+      require(packed ? m.bytes <= 8 * sum || sum > UINT64_MAX / 8 : sum == m.bytes,
+              "the sum of a push");
+      require(m.eager <= m.bytes, "the eager bytes of a push");
       taken = mlfab__encode_push(again, &m, segments, versions);
       break;
     }
     case MLFAB__PULL: {
       mlfab__pull m;
-      if (mlfab__decode_pull(meta, bytes, &m, segments)) return 0;
+      if (mlfab__decode_pull(meta, bytes, &m, segments, versions)) return 0;
       for (uint32_t i = 1; i < m.segments; i++) {
         require(segments[i].offset > segments[i - 1].offset + segments[i - 1].bytes, "order");
       }
-      taken = mlfab__encode_pull(again, &m, segments);
+      taken = mlfab__encode_pull(again, &m, segments, versions);
       break;
     }
     case MLFAB__PLAN: {
@@ -277,18 +282,18 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8,  8,  28, 68, 8,  4,  12, 80, 16, 0,  20, 20, 44, 44, 16, 0, 40, 16,
-    8,  8,  8,  36, 36, 8,  8,  8,  4,  12, 24, 24, 52, 68, 0,  52, 24, 0, 8,  16,
-    24, 16, 28, 28, 0,  24, 16, 48, 8,  32, 16, 0,  16, 24, 16, 16, 0,  0};
+    0,  40, 8,  8,  28, 68, 8,  4,  12, 156, 16, 0,  20, 20, 44, 44, 16, 0, 52, 16,
+    8,  8,  8,  36, 36, 8,  8,  8,  4,  12,  24, 24, 52, 68, 0,  52, 24, 0, 8,  16,
+    24, 24, 28, 28, 0,  24, 16, 60, 8,  32,  16, 0,  16, 24, 16, 16, 0,  0, 64, 16};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,       [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,  [MLFAB__MEMBER] = 1,
-    [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1};
+    [MLFAB__JOIN] = 1,       [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,   [MLFAB__MEMBER] = 1,
+    [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1, [MLFAB__SYNC_ACK] = 1};
 
 /* Random bytes with what must fit together made so. */
 static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   uint32_t n = 1 + (uint32_t)mlfab__prng_below(prng, 6);
   mlfab__push list = {0};
-  mlfab__group group = {mlfab__prng_next(prng), 0, -1.0, 1, n, 0};
+  mlfab__group group = {mlfab__prng_next(prng), 0, -1.0, 1, 0, n, 0};
   mlfab__plan plan = {mlfab__prng_next(prng), 1.0, 2.0, n - 1};
   mlfab__spread spread = {mlfab__prng_next(prng), 1000, 5, 0, n};
   for (uint32_t i = 0; i < n; i++) {
@@ -326,13 +331,13 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   }
   if (type == MLFAB__PULL) {
     mlfab__push list = {0};
-    mlfab__pull m = {1, 2, random_list(prng, &list)};
-    return mlfab__encode_pull(meta, &m, segments);
+    mlfab__pull m = {1, 2, 3, random_list(prng, &list), (uint32_t)mlfab__prng_below(prng, 4)};
+    return mlfab__encode_pull(meta, &m, segments, versions);
   }
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 80; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+    for (int i = 0; i < 156; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
   }
   return bytes;
 }

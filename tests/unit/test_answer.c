@@ -176,7 +176,7 @@ static void open_model(fixture *f, uint32_t sync) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.sync = sync;
+  d.consistency.kind = sync;
   d.slices = SLICES;
   for (uint32_t w = 0; w < W; w++) hello(f, w, 1);
   mlfab__encode_tensor_info(table, &info);
@@ -225,8 +225,8 @@ static int close_server(void **state) {
 static void ask(fixture *f, uint32_t worker, uint64_t request, uint64_t offset, uint64_t bytes,
                 uint64_t progress) {
   mlfab__segment segment = {offset, bytes};
-  mlfab__pull pull = {request, progress, 1};
-  frame(f, worker, MLFAB__PULL, mlfab__encode_pull(f->meta, &pull, &segment));
+  mlfab__pull pull = {request, progress, 0, 1, 0};
+  frame(f, worker, MLFAB__PULL, mlfab__encode_pull(f->meta, &pull, &segment, NULL));
 }
 static void ask_all(fixture *f, uint32_t worker, uint64_t request) {
   ask(f, worker, request, 0, BYTES, 0);
@@ -523,15 +523,15 @@ static void test_rounds(void **state) {
   assert_int_equal(last(f, MLFAB__PULL_FAIL, 2)->fail.code, MLFAB_ERR_AGAIN);
   plan_one(f, 2, 9); /* not asked for */
   assert_int_equal(step(f, 2, 1), 0);
-  f->server.v_train = 1;
+  f->server.gates[0].v_train = 1;
   mlfab__answer_check(&f->server);
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 1);
   assert_int_equal(step(f, 2, 1), 0);
   plan_one(f, 2, 9);
   assert_int_equal(drain(f, 2, 9, 100), FRAMES);
   /* A round that a callback refused fails its pull once, unannounced. */
-  f->server.v_train = 2;
-  f->server.refused_round = 2;
+  f->server.gates[0].v_train = 2;
+  f->server.gates[0].refused_round = 2;
   ask(f, 2, 10, 0, BYTES, 2);
   assert_int_equal(last(f, MLFAB__PULL_FAIL, 2)->fail.code, MLFAB_ERR_CALLBACK);
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 1);
@@ -597,7 +597,7 @@ static void test_frames(void **state) {
   open_model(f, MLFAB_SYNC_ASYNC);
   for (uint64_t id = 1; id <= 200; id++) {
     mlfab__segment segments[8];
-    mlfab__pull pull = {id, 0, 0};
+    mlfab__pull pull = {id, 0, 0, 0, 0};
     uint64_t bytes = 0, at = 0;
     for (; pull.segments < 8; pull.segments++) {
       at += 4 + 4 * mlfab__prng_below(&prng, 4000);
@@ -608,7 +608,7 @@ static void test_frames(void **state) {
       bytes += n;
     }
     for (uint32_t w = 1; w <= 2; w++)
-      frame(f, w, MLFAB__PULL, mlfab__encode_pull(f->meta, &pull, segments));
+      frame(f, w, MLFAB__PULL, mlfab__encode_pull(f->meta, &pull, segments, NULL));
     f->nlog = 0;
     plan_spread(f, 1, 2, id, 0);
     if (bytes <= EAGER) {

@@ -462,7 +462,7 @@ static void test_definition(void **state) {
   o = rules(9, MLFAB_SYNC_ASYNC);
   TRY(&o, MLFAB_ERR_UNSUPPORTED, "rule");
   o = rules(MLFAB_RULE_PLAIN, 9);
-  TRY(&o, MLFAB_ERR_UNSUPPORTED, "sync");
+  TRY(&o, MLFAB_ERR_ARGUMENT, "kind of consistency");
   o = rules(MLFAB_RULE_MOMENTUM, MLFAB_SYNC_ASYNC), o.gamma = 1.0;
   TRY(&o, MLFAB_ERR_CONFIG, "gamma");
   o.gamma = -0.5;

@@ -381,18 +381,6 @@ typedef struct part {
   mlfab_request request[2];
 } part;
 
-/* Does the update hold anything of this server's slices? */
-static int update_reaches(const scene *s, const update *u, uint32_t server) {
-  for (uint32_t k = 0; k < u->n; k++) {
-    const tensor *t = &s->t[u->which[k]];
-    uint32_t last = slice_of(s, t, t->count - 1);
-    for (uint32_t i = slice_of(s, t, 0); i <= last; i++) {
-      if (server_of(s, i) == server) return 1;
-    }
-  }
-  return 0;
-}
-
 /* sum += weight * u, in the tensor's own type. */
 static void literal_sum(const tensor *t, const uint8_t *u, double weight) {
   for (uint64_t i = 0; i < t->count; i++) {
@@ -410,7 +398,7 @@ static void literal_sum(const tensor *t, const uint8_t *u, double weight) {
 /* Bulk-synchronous: all parts of a round, in the order of ranks, are one commit. A slice that
  * anybody touched steps as a whole. `linear`: scales are folded into the sum; else all are alike. */
 static void literal_round(scene *s, const part *parts, int linear) {
-  uint64_t members[WORKERS] = {0};
+  uint64_t members = 0;
   double contributors = s->w.workers, scale = linear ? 1.0 : parts[0].u[0].scale;
   memset(s->touched, 0, s->layout.nslices * sizeof *s->touched);
   for (uint32_t i = 0; i < s->ntensors; i++) memset(s->t[i].sum, 0, s->t[i].bytes);
@@ -418,7 +406,7 @@ static void literal_round(scene *s, const part *parts, int linear) {
     for (uint32_t j = 0; j < parts[k].n; j++) {
       const update *u = &parts[k].u[j];
       touch(s, u);
-      for (uint32_t i = 0; i < s->w.servers; i++) members[i] += (uint64_t)update_reaches(s, u, i);
+      members++;
       for (uint32_t i = 0; i < u->n; i++)
         literal_sum(&s->t[u->which[i]], u->data[i], linear ? u->scale : 1.0);
     }
@@ -440,7 +428,7 @@ static void literal_round(scene *s, const part *parts, int linear) {
   }
   for (uint32_t i = 0; i < s->layout.nslices; i++) {
     if (!s->touched[i]) continue;
-    s->version[i] += members[server_of(s, i)];
+    s->version[i] += members;
     s->commit[i]++;
   }
 }

@@ -592,10 +592,11 @@ static void test_wrong_pulls(void **state) {
   pull(1, before);
   uint32_t link = impersonate();
   for (size_t i = 0; i < 5; i++) {
-    mlfab__pull p = {i == 4 ? 0 : 7, 0, 1};
+    mlfab__pull p = {i == 4 ? 0 : 7, 0, 0, 1, 0};
     mlfab__segment s = {0, 8};
     again(&link);
-    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, i < 4 ? &bad[i] : &s);
+    uint32_t bytes =
+        mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, i < 4 ? &bad[i] : &s, NULL);
     made_begin(&m, MLFAB__PULL, bytes, 0);
     send(link, &m);
     given_up(link, "a wrong pull");
@@ -603,9 +604,9 @@ static void test_wrong_pulls(void **state) {
   /* More pulls at once than there is room for: the last is told so. */
   again(&link);
   for (uint64_t i = 1; i <= 12; i++) {
-    mlfab__pull p = {i, 1000, 1}; /* of a round that never comes, were there rounds */
+    mlfab__pull p = {i, 1000, 0, 1, 0}; /* of a round that never comes, were there rounds */
     mlfab__segment s = {0, 8};
-    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s);
+    uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s, NULL);
     made_begin(&m, MLFAB__PULL, bytes, 0);
     send(link, &m);
   }

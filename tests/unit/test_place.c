@@ -507,7 +507,7 @@ static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, u
   memset(&define, 0, sizeof define);
   define.tensors = 1;
   define.rule = rule;
-  define.sync = sync;
+  define.consistency.kind = sync;
   define.gamma = 1e-300; /* 0 would mean 0.9 */
   mlfab__encode_tensor_info(table, &info);
   send_frame(f, 0, MLFAB__DEFINE, meta, mlfab__encode_define(meta, &define), table, sizeof table);

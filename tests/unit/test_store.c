@@ -243,7 +243,7 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
   mlfab__rule made;
   o.size = sizeof o;
   o.rule = rule;
-  o.sync = sync;
+  o.consistency.kind = sync;
   o.mean = mean;
   o.deterministic = deterministic;
   assert_int_equal(mlfab__layout_build(&env, info, 2, 0, 1, 0, 1u << 30, &layout, NULL), 0);
@@ -256,37 +256,21 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
 static void test_options(void **state) {
   mlfab_error error;
   (void)state;
-  for (uint32_t i = 0; i < 6 * 3 * 2 * 2 * 3; i++) {
-    uint32_t rule = i % 6, sync = i / 6 % 3, mean = i / 18 % 2, det = i / 36 % 2,
-             dtype = 1 + i / 72;
-    int bad = rule > MLFAB_RULE_ADAMW || sync > MLFAB_SYNC_BSP ||
-              ((mean || det) && sync != MLFAB_SYNC_BSP) ||
+  for (uint32_t i = 0; i < 6 * 8 * 2 * 2 * 3; i++) {
+    uint32_t rule = i % 6, sync = i / 6 % 8, mean = i / 48 % 2, det = i / 96 % 2,
+             dtype = 1 + i / 192;
+    int bad = rule > MLFAB_RULE_ADAMW || (det && sync != MLFAB_SYNC_BSP) ||
+              (mean && sync != MLFAB_SYNC_BSP && sync != MLFAB_SYNC_DROP) ||
               (dtype == MLFAB_I64 && (mean || rule != MLFAB_RULE_PLAIN));
     assert_int_equal(check(rule, sync, mean, det, dtype, &error), bad ? MLFAB_ERR_UNSUPPORTED : 0);
     if (bad) assert_true(strlen(error.text) > 10);
   }
 }
 
-/* The predicates of both consistency models, over all small states. */
-static void test_sync(void **state) {
-  (void)state;
-  for (uint32_t i = 0; i < 625; i++) {
-    mlfab__sync_state s = {i % 5, i / 5 % 5, i / 25 % 5, i / 125};
-    assert_true(mlfab__sync_may_pull(MLFAB_SYNC_ASYNC, &s));
-    assert_true(mlfab__sync_may_push(MLFAB_SYNC_ASYNC, &s));
-    assert_false(mlfab__sync_round_complete(MLFAB_SYNC_ASYNC, &s));
-    assert_int_equal(mlfab__sync_may_pull(MLFAB_SYNC_BSP, &s), s.progress <= s.v_train);
-    assert_int_equal(mlfab__sync_may_push(MLFAB_SYNC_BSP, &s), s.progress <= s.v_train);
-    assert_int_equal(mlfab__sync_round_complete(MLFAB_SYNC_BSP, &s), s.arrived >= s.members);
-  }
-  assert_false(mlfab__sync_known(2));
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_pieces), cmocka_unit_test(test_references),
       cmocka_unit_test(test_memory), cmocka_unit_test(test_options),
-      cmocka_unit_test(test_sync),
   };
   mlfab__env_init(&env, NULL);
   return cmocka_run_group_tests(tests, NULL, NULL);

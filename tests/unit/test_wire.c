@@ -48,18 +48,20 @@ static const codec codecs[] = {
     CODEC(heartbeat, 8),
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
-    CODEC(define, 8 * 4 + 6 * 8),
-    CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 80),
+    CODEC(define, 10 * 4 + 8 * 8 + 52),
+    CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 156),
     CODEC(chunk, 20),
     CODEC(grant, 20),
     CODEC(push_ack, 8 + 3 * 4 + 3 * 8),
     CODEC(resend, 4 + 5 * 8),
     CODEC(withdraw, 16),
-    CODEC(model, 4 * 8 + 2 * 4),
+    CODEC(model, 5 * 8 + 3 * 4),
     CODEC_TEXT(pull_fail, text, 8 + 2 * 4 + 2),
     CODEC(pull_cancel, 8),
     CODEC(barrier, 8),
     CODEC(bcast, 3 * 8 + 3 * 4),
+    CODEC(sync_ask, 8 + 4 + 52),
+    CODEC_TEXT(sync_ack, text, 8 + 2 * 4 + 2),
     CODEC(done, 8),
     CODEC(meet, 8),
     CODEC(where, 4),
@@ -72,12 +74,12 @@ static const codec codecs[] = {
     CODEC(group_end, 8),
     CODEC(release, 2 * 8),
     CODEC(group_fail, 2 * 8 + 2 * 4),
-    CODEC(forward, 2 * 8),
+    CODEC(forward, 3 * 8),
     CODEC(hop_grant, 3 * 8 + 4),
     CODEC(hop_chunk, 3 * 8 + 4),
     CODEC(spread_fail, 2 * 8 + 2 * 4),
     CODEC(pull_via, 8 + 2 * 4),
-    CODEC(hop_model, 4 * 8 + 4 * 4),
+    CODEC(hop_model, 5 * 8 + 5 * 4),
     CODEC(pull_done, 8),
     CODEC(reduce, 2 * 8 + 4 * 4),
     CODEC(reduce_done, 8 + 2 * 4),
@@ -388,7 +390,7 @@ static void test_counts_that_lie(void **state) {
                                     0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
   mlfab__prng prng;
   mlfab__push push, back;
-  mlfab__pull pull = {1, 2, 4}, pull_back;
+  mlfab__pull pull = {1, 2, 3, 4, 2}, pull_back;
   uint32_t bytes;
   (void)state;
   mlfab__prng_seed(&prng, 6);
@@ -401,22 +403,27 @@ static void test_counts_that_lie(void **state) {
       }
       assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
     }
-    bytes = mlfab__encode_pull(meta_a, &pull, segments);
-    for (int b = 0; b < 4; b++) meta_a[16 + b] = (uint8_t)(counts[i] >> (8 * b));
-    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments), MLFAB_ERR_FRAME);
+    for (int place = 0; place < 2; place++) {
+      bytes = mlfab__encode_pull(meta_a, &pull, segments, versions);
+      for (int b = 0; b < 4; b++)
+        meta_a[(place == 0 ? 20 : 24 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
+      assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments, got_versions),
+                       MLFAB_ERR_FRAME);
+    }
   }
   /* All entries present, but more than there may be. */
   memset(meta_a, 0, sizeof meta_a);
   for (uint32_t i = 0; i < MLFAB__SEGMENTS_MAX + 1; i++) {
-    meta_a[20 + 16 * i] = (uint8_t)(2 * i);
-    meta_a[21 + 16 * i] = (uint8_t)(2 * i >> 8);
-    meta_a[28 + 16 * i] = 1;
+    meta_a[24 + 16 * i] = (uint8_t)(2 * i);
+    meta_a[25 + 16 * i] = (uint8_t)(2 * i >> 8);
+    meta_a[32 + 16 * i] = 1;
   }
-  meta_a[17] = MLFAB__SEGMENTS_MAX >> 8;
-  bytes = 20 + 16 * MLFAB__SEGMENTS_MAX;
-  assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments), 0);
-  meta_a[16] = 1;
-  assert_int_equal(mlfab__decode_pull(meta_a, bytes + 16, &pull_back, got_segments),
+  meta_a[21] = MLFAB__SEGMENTS_MAX >> 8;
+  bytes = 28 + 16 * MLFAB__SEGMENTS_MAX;
+  memset(meta_a + bytes - 4, 0, 4);
+  assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments, got_versions), 0);
+  meta_a[20] = 1;
+  assert_int_equal(mlfab__decode_pull(meta_a, bytes + 16, &pull_back, got_segments, got_versions),
                    MLFAB_ERR_FRAME);
 }
 
@@ -426,27 +433,36 @@ static void test_pull(void **state) {
   mlfab__prng_seed(&prng, 7);
   for (int round = 0; round < 200; round++) {
     mlfab__pull m = {mlfab__prng_next(&prng), mlfab__prng_next(&prng),
-                     (uint32_t)mlfab__prng_below(&prng, round % 10 ? 20 : 2049)};
-    mlfab__pull back = {0, 0, 0};
+                     (uint32_t)mlfab__prng_next(&prng),
+                     (uint32_t)mlfab__prng_below(&prng, round % 10 ? 20 : 2049),
+                     (uint32_t)mlfab__prng_below(&prng, round % 10 ? 9 : 4000)};
+    mlfab__pull back = {0, 0, 0, 0, 0};
     uint32_t bytes;
     random_segments(&prng, m.segments);
-    bytes = mlfab__encode_pull(meta_a, &m, segments);
-    assert_int_equal(bytes, 20 + 16 * m.segments);
-    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
-    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments), 0);
-    assert_true(m.request == back.request && m.progress == back.progress);
-    assert_int_equal(m.segments, back.segments);
+    for (uint32_t i = 0; i < m.sinces; i++) versions[i] = mlfab__prng_next(&prng);
+    bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
+    assert_int_equal(bytes, 28 + 16 * m.segments + 8 * m.sinces);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
+    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions), 0);
+    assert_memory_equal(&m, &back, sizeof m);
     assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
+    assert_memory_equal(versions, got_versions, m.sinces * sizeof versions[0]);
     for (uint32_t cut = 0; cut < bytes && bytes < 400; cut++) {
-      assert_int_equal(mlfab__decode_pull(meta_a, cut, &back, got_segments), MLFAB_ERR_FRAME);
+      assert_int_equal(mlfab__decode_pull(meta_a, cut, &back, got_segments, got_versions),
+                       MLFAB_ERR_FRAME);
     }
     if (m.segments < 2) continue;
     segments[1].offset = segments[0].offset;
-    bytes = mlfab__encode_pull(meta_a, &m, segments);
-    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments), MLFAB_ERR_FRAME);
+    bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
+    assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions),
+                     MLFAB_ERR_FRAME);
   }
-  mlfab__pull m = {1, 2, MLFAB__SEGMENTS_MAX + 1};
-  assert_int_equal(mlfab__encode_pull(meta_a, &m, segments), 0);
+  /* More than there may be, and more than a meta holds. */
+  mlfab__pull m = {1, 2, 3, MLFAB__SEGMENTS_MAX + 1, 0};
+  assert_int_equal(mlfab__encode_pull(meta_a, &m, segments, versions), 0);
+  m.segments = MLFAB__SEGMENTS_MAX;
+  m.sinces = MLFAB__SLICES_MAX;
+  assert_int_equal(mlfab__encode_pull(meta_a, &m, segments, versions), 0);
 }
 
 /* --- plans, groups and spreads --- */

@@ -1,0 +1,462 @@
+/* gate.c - the server role: consistency models of the slices. See server.h.
+ *
+ * A gate is one model with its V_train; every slice has one. Workers have one progress at a server,
+ * the number of their whole updates that it has decided, whatever slices those touched. An update
+ * may be taken in when all gates that it touches allow it, a pull is answered when all have let it
+ * pass, one after another (answer.c).
+ *
+ *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
+ *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
+ *                                --(its model is left)--> APPLYING, flush --> V_train stays
+ *
+ * A change of models waits until no update is under way into the blocks, since the bytes of one go
+ * to other blocks in a round. Then, in one step: open rounds that are left are applied, slices get
+ * their gates, push conditions are asked, and every pull that is buffered is looked at again.
+ *
+ * Invariants. (1) v_train never falls, and never passes the largest progress: a push condition that
+ * always says yes ends there. (2) What a round has summed is applied once, by the gate that summed
+ * it. (3) A gate that has no slices has no pulls waiting and no sum.
+ *
+ * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
+#include "server.h"
+
+#include "reduce.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static int gate_live(const mlfab__server_peer *peer) {
+  return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
+}
+
+static int gate_significant(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_significant(&server->gates[g].sync)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_start(mlfab__server *server, const mlfab_sync *sync) {
+  mlfab__gate *gate = &server->gates[0];
+  mlfab__gate_free(server);
+  gate->used = gate->due = 1;
+  gate->sync = *sync;
+  mlfab__sync_complete(&gate->sync);
+  gate->tuner.threshold = (uint64_t)gate->sync.staleness;
+  server->ngates = 1;
+  server->significant = gate_significant(server);
+}
+
+MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server) {
+  for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__lazy_free(server->env, &server->gates[g].lazy);
+  memset(server->gates, 0, sizeof server->gates);
+  server->ngates = server->nchanges = 0;
+  server->norm_commits = 0;
+}
+
+MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice) {
+  return &server->gates[server->store.slices[slice].gate];
+}
+
+static uint32_t gate_all(const mlfab__server *server) {
+  uint32_t mask = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->gates[g].used << g;
+  return mask;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
+                                          const mlfab__segment *segments, uint32_t n) {
+  if (server->ngates == 1 || n == 0) return gate_all(server);
+  const mlfab__store *store = &server->store;
+  uint32_t mask = 0;
+  for (uint32_t k = 0; k < n; k++) {
+    uint64_t last = segments[k].offset + segments[k].bytes - 1;
+    uint32_t i = store->local[mlfab__layout_slice_at(&server->layout, segments[k].offset)];
+    uint32_t end = store->local[mlfab__layout_slice_at(&server->layout, last)];
+    for (; i <= end; i++) mask |= 1u << store->slices[i].gate;
+  }
+  return mask;
+}
+
+MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_rounds(server->gates[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_counts(server->gates[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate *gate,
+                                       uint32_t worker, uint64_t progress,
+                                       mlfab_sync_state *state) {
+  memset(state, 0, sizeof *state);
+  state->server = server->number;
+  state->worker = worker;
+  state->progress = progress;
+  state->v_train = gate->v_train;
+  state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
+  uint64_t slowest = UINT64_MAX;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!gate_live(peer)) continue;
+    state->members++;
+    state->arrived += peer->pushed > gate->v_train;
+    state->fastest = mlfab__max(state->fastest, peer->pushed);
+    slowest = mlfab__min(slowest, peer->pushed);
+  }
+  state->slowest = state->members > 0 ? slowest : 0;
+}
+
+/* --- updates --- */
+
+MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
+                                         uint32_t mask) {
+  uint64_t pushed = server->peers[worker].pushed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if (!(mask >> g & 1) || !mlfab__sync_rounds(gate->sync.kind)) continue;
+    if (!mlfab__sync_may_push(&gate->sync, pushed, gate->v_train)) return 0;
+    if (!server->options.deterministic) continue;
+    for (uint32_t w = 0; w < worker; w++) {
+      const mlfab__server_peer *peer = &server->peers[w];
+      if (peer->pushed <= gate->v_train && gate_live(peer)) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worker, uint32_t mask) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if ((mask >> g & 1) &&
+        mlfab__sync_late(&gate->sync, server->peers[worker].pushed, gate->v_train))
+      return 1;
+  }
+  return 0;
+}
+
+/* |w| of the shard, as of its last commit. */
+static double gate_norm(mlfab__server *server) {
+  const mlfab__store *store = &server->store;
+  if (server->norm_commits == server->stats->commits + 1) return server->norm_w;
+  double sum = 0.0;
+  for (uint32_t i = 0; i < store->nslices && !store->ghost; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    mlfab__piece piece;
+    for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
+      mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
+      const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
+      sum += mlfab__reduce_norm2(piece.dtype, w, piece.count);
+    }
+  }
+  server->norm_w = sqrt(sum);
+  server->norm_commits = server->stats->commits + 1;
+  return server->norm_w;
+}
+
+/* |g| / |w|, where g is what the update adds. */
+static void gate_significance(mlfab__server *server, const mlfab__incoming *update) {
+  server->peers[update->worker].significance = -1.0;
+  if (!server->significant) return;
+  double g = sqrt(update->norm2) * fabs(update->push.scale), w = gate_norm(server);
+  server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
+}
+
+MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
+                                         int code) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  uint64_t before = peer->pushed;
+  int whole = !(update->push.flags & MLFAB__PUSH_MORE);
+  if (code == 0) gate_significance(server, update);
+  if (whole) peer->pushed++;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    /* Also with nothing for this server: a mean must not depend on who holds what. */
+    if (code == 0 && mlfab__sync_rounds(gate->sync.kind) &&
+        !(gate->sync.kind == MLFAB_SYNC_DROP && before < gate->v_train)) {
+      gate->contributors += !(peer->contributed >> g & 1);
+      peer->contributed |= 1u << g;
+      gate->round_members += update->push.members;
+    }
+    /* One that came too late goes on with the open round. */
+    if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
+      peer->pushed = mlfab__max(peer->pushed, gate->v_train);
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
+    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
+  }
+}
+
+MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {
+  uint64_t join = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    int applying =
+        server->applying == MLFAB__APPLY_ROUND && server->apply_gate == g && !gate->flush;
+    int closed = mlfab__sync_rounds(gate->sync.kind) &&
+                 (server->peers[worker].pushed > gate->v_train || applying);
+    join = mlfab__max(join, gate->v_train + (closed ? 1 : 0));
+  }
+  return join;
+}
+
+/* --- rounds and iterations --- */
+
+MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) server->gates[g].due = server->gates[g].used;
+}
+
+/* Without members left, an iteration in which anything arrived is closed as it stands, and be it
+ * empty: pulls wait for it. */
+static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
+  mlfab_sync_state state;
+  uint64_t most = 0;
+  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
+  mlfab__gate_state(server, gate, MLFAB__NO_NODE, most, &state);
+  if (state.members == 0) return gate->contributors > 0 || most > gate->v_train;
+  if (most <= gate->v_train) return 0;
+  if (gate->sync.kind == MLFAB_SYNC_USER)
+    return server->config->push_condition(server->config->user, &state) != 0;
+  return mlfab__sync_complete_round(&gate->sync, &state);
+}
+
+MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) {
+  mlfab_sync_state state;
+  gate->v_train++;
+  if (gate == &server->gates[0]) server->stats->rounds++;
+  if (gate->sync.kind == MLFAB_SYNC_DSPS) {
+    mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+    mlfab__sync_tune(&gate->sync, &gate->tuner, gate->delayed, state.fastest - state.slowest);
+  }
+  gate->delayed = 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
+  int moved = 0;
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    while (gate->due && gate->used) {
+      gate->due = gate_complete(server, gate);
+      if (!gate->due) break;
+      if (mlfab__sync_rounds(gate->sync.kind)) {
+        mlfab__round_begin(server, g);
+        return 1;
+      }
+      mlfab__gate_step(server, gate);
+      moved = 1;
+    }
+    moved |= gate->sync.kind == MLFAB_SYNC_USER;
+  }
+  if (moved) mlfab__answer_check(server);
+  return 0;
+}
+
+/* --- changes --- */
+
+static void gate_answer(mlfab__server *server, uint32_t worker, uint64_t ask, int code,
+                        const char *text) {
+  mlfab__sync_ack ack;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&ack, 0, sizeof ack);
+  ack.ask = ask;
+  ack.code = code;
+  ack.counts = (uint32_t)mlfab__gate_counts(server);
+  snprintf(ack.text, sizeof ack.text, "%s", text);
+  server->port.post(server->port.self, worker, MLFAB__SYNC_ACK, meta,
+                    mlfab__encode_sync_ack(meta, &ack));
+}
+
+MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker) {
+  gate_answer(server, worker, 0, 0, "");
+}
+
+/* Does the slice have bytes of what is to change? */
+static int gate_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  if (tensor == MLFAB_ALL) return 1;
+  const mlfab__tensor *t = mlfab__layout_find(&server->layout, tensor);
+  return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
+}
+
+/* Slices that a gate has, and of those the ones that are to change. */
+static uint32_t gate_slices(const mlfab__server *server, uint32_t gate, uint32_t tensor,
+                            uint32_t *touched_p) {
+  uint32_t n = 0;
+  *touched_p = 0;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (server->store.slices[i].gate != gate) continue;
+    n++;
+    *touched_p += (uint32_t)gate_touches(server, i, tensor);
+  }
+  return n;
+}
+
+/* Why it cannot be, or 0. */
+static int gate_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
+                       mlfab_error *error) {
+  const mlfab_sync *sync = &change->consistency;
+  int rounds = mlfab__sync_rounds(sync->kind);
+  const char *text = NULL;
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code) return code;
+  if (server->phase != MLFAB__MODEL_STANDS)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "before the model exists");
+  if (change->tensor != MLFAB_ALL && !mlfab__layout_find(&server->layout, change->tensor))
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0, "there is no tensor %u",
+                        change->tensor);
+  if (sync->kind == MLFAB_SYNC_USER &&
+      (!server->config->pull_condition || !server->config->push_condition))
+    text = "conditions of the user's own, which this server does not have";
+  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
+  if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
+  if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
+    text = "another model than BSP with deterministic";
+  if (!text) return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0, "not supported: %s", text);
+}
+
+MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
+                                     const mlfab__frame_in *frame) {
+  mlfab__sync_ask change;
+  mlfab_error error;
+  error.text[0] = 0;
+  if (mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SYNC that does not parse");
+    return;
+  }
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t i = 0; i < server->nchanges; i++) {
+    if (server->changes[i].worker == worker) return; /* asked again on a new link */
+  }
+  if (change.ask <= peer->changed) {
+    gate_answer(server, worker, change.ask, 0, "");
+    return;
+  }
+  mlfab__sync_complete(&change.consistency);
+  int code = gate_refuse(server, &change, &error);
+  if (!code && server->nchanges == MLFAB__SERVER_CHANGES)
+    code = mlfab__error(&error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "%d other changes are waiting", MLFAB__SERVER_CHANGES);
+  if (code) {
+    gate_answer(server, worker, change.ask, code, error.text);
+    return;
+  }
+  server->changes[server->nchanges].worker = worker;
+  server->changes[server->nchanges++].change = change;
+  mlfab__intake_advance(server);
+}
+
+/* A gate for a model that only some slices of others get: a free one, or MLFAB__GATES. */
+static uint32_t gate_new(mlfab__server *server, uint64_t v_train) {
+  uint32_t g = 0;
+  while (g < MLFAB__GATES && server->gates[g].used) g++;
+  if (g == MLFAB__GATES) return g;
+  mlfab__gate *gate = &server->gates[g];
+  mlfab__lazy kept = gate->lazy;
+  memset(gate, 0, sizeof *gate);
+  gate->lazy = kept;
+  gate->used = 1;
+  gate->v_train = v_train;
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << g);
+  if (g >= server->ngates) server->ngates = g + 1;
+  return g;
+}
+
+/* The gate that changes: one whose slices all do, or one that has the same model already, or a new
+ * one. */
+static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint64_t v_train = UINT64_MAX;
+  uint32_t touched;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t n = gate_slices(server, g, change->tensor, &touched);
+    if (server->gates[g].used && touched == n && (n > 0 || server->ngates == 1)) return g;
+    if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used && mlfab__sync_equal(&server->gates[g].sync, &change->consistency))
+      return g;
+  }
+  return gate_new(server, v_train);
+}
+
+/* Gates of one model that have come to the same point are one; those without slices go. */
+static void gate_tidy(mlfab__server *server) {
+  for (uint32_t g = 1; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    for (uint32_t h = 0; gate->used && h < g; h++) {
+      const mlfab__gate *other = &server->gates[h];
+      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync) ||
+          gate->v_train != other->v_train || gate->contributors + other->contributors > 0)
+        continue;
+      for (uint32_t i = 0; i < server->store.nslices; i++) {
+        if (server->store.slices[i].gate == g) server->store.slices[i].gate = (uint8_t)h;
+      }
+    }
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t touched;
+    if (gate_slices(server, g, MLFAB_ALL, &touched) > 0 || server->store.nslices == 0) continue;
+    server->gates[g].used = 0;
+  }
+  while (server->ngates > 1 && !server->gates[server->ngates - 1].used) server->ngates--;
+}
+
+/* An open round that slices leave has to be applied before. */
+static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab__sync_ask *change) {
+  const mlfab__gate *gate = &server->gates[g];
+  uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
+  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->contributors == 0) return 0;
+  return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
+}
+
+static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint32_t target = gate_target(server, change);
+  if (target == MLFAB__GATES) return MLFAB_ERR_LIMIT;
+  mlfab__gate *gate = &server->gates[target];
+  gate->sync = change->consistency;
+  gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
+  }
+  gate_tidy(server);
+  server->significant = gate_significant(server);
+  mlfab__gate_members(server);
+  for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server) {
+  while (server->nchanges > 0) {
+    const mlfab__sync_ask change = server->changes[0].change;
+    uint32_t worker = server->changes[0].worker;
+    for (uint32_t g = 0; g < server->ngates; g++) {
+      if (!gate_must_flush(server, g, &change)) continue;
+      server->gates[g].flush = 1;
+      mlfab__round_begin(server, g);
+      return 1;
+    }
+    int counted = mlfab__gate_counts(server);
+    int code = gate_install(server, &change);
+    memmove(&server->changes[0], &server->changes[1],
+            (server->nchanges - 1) * sizeof server->changes[0]);
+    server->nchanges--;
+    if (!code) server->peers[worker].changed = change.ask;
+    gate_answer(server, worker, change.ask, code,
+                code ? "a server has at most 8 consistency models at a time" : "");
+    for (uint32_t w = 0; counted != mlfab__gate_counts(server) && w < server->workers; w++)
+      mlfab__gate_tell(server, w);
+    mlfab__server_retold(server);
+  }
+  return 0;
+}

@@ -1,0 +1,139 @@
+/* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See gate.c. */
+#include "server.h"
+
+#include "reduce.h"
+
+static int round_of(const mlfab__server *server, uint32_t slice) {
+  return server->store.slices[slice].gate == server->apply_gate;
+}
+
+static void round_info(const mlfab__server *server, const mlfab__gate *gate,
+                       mlfab_update_info *info) {
+  memset(info, 0, sizeof *info);
+  info->worker = MLFAB__NO_NODE;
+  info->members = gate->contributors;
+  info->server = server->number;
+  info->progress = gate->v_train;
+  info->scale = mlfab__rule_linear(server->rule.kind) ? 1.0 : gate->round_scale;
+}
+
+/* What a mean divides by. What was late and is kept counts as if all were in the round, as FluentPS
+ * prints. */
+static double round_share(mlfab__server *server, const mlfab__gate *gate) {
+  uint32_t n = gate->contributors;
+  if (!server->options.mean) return 1.0;
+  if (gate->sync.kind == MLFAB_SYNC_DROP && gate->sync.keep_late) {
+    mlfab_sync_state state;
+    mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+    if (state.members > n) n = state.members;
+  }
+  return 1.0 / (n > 0 ? n : 1);
+}
+
+/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
+ * result depends on the size of blocks. */
+static int round_summed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
+  }
+  return 0;
+}
+
+/* One block of the round's sum, which may be zeros. */
+static int round_block(mlfab__server *server, mlfab_update_info *info, double share, uint32_t slice,
+                       uint32_t p) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  info->version = s->version;
+  info->commit = s->commit;
+  int code = mlfab__intake_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
+    code = mlfab__intake_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
+  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
+  uint64_t left = mlfab__store_block_bytes(store, slice, p);
+  /* Where the rule cannot take the division into its scale, the sum itself is divided. */
+  int divide =
+      server->options.mean && (server->config->on_update || !mlfab__rule_linear(server->rule.kind));
+  while (left > 0 && !code && !store->ghost) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, left, &piece);
+    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
+    if (divide) mlfab__reduce_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    code = mlfab__intake_apply_piece(server, info, &piece, sum);
+    at += piece.bytes;
+    left -= piece.bytes;
+  }
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate) {
+  server->applying = MLFAB__APPLY_ROUND;
+  server->apply_code = 0;
+  server->apply_gate = gate;
+  server->apply_slice = 0;
+  server->apply_position = 0;
+}
+
+/* The blocks of the round's slices: into the model, or discarded. */
+static void round_swap(mlfab__server *server, uint32_t slice) {
+  mlfab__store *store = &server->store;
+  mlfab__shard_slice *s = &store->slices[slice];
+  int summed = round_summed(server, slice);
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->apply_code) {
+      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
+    } else if (store->next[p] != MLFAB__NO_BLOCK) {
+      mlfab__store_put(store, &store->w[p], store->next[p]);
+      store->next[p] = MLFAB__NO_BLOCK;
+    }
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+  }
+  if (server->apply_code || !summed) return;
+  s->version += server->gates[server->apply_gate].round_members;
+  s->commit++;
+}
+
+/* The round is over: swap, count, open the next. */
+static void round_close(mlfab__server *server) {
+  mlfab__gate *gate = &server->gates[server->apply_gate];
+  if (server->apply_code) gate->refused_round = gate->v_train + 1;
+  if (!server->apply_code && gate->contributors > 0) server->stats->commits++;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (round_of(server, i)) round_swap(server, i);
+  }
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed &= ~(1u << server->apply_gate);
+  server->applying = MLFAB__APPLY_NONE;
+  gate->contributors = gate->round_members = 0;
+  if (!gate->flush) mlfab__gate_step(server, gate);
+  gate->flush = 0;
+  server->place_due = 1;
+  mlfab__answer_check(server);
+}
+
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
+  mlfab__store *store = &server->store;
+  const mlfab__gate *gate = &server->gates[server->apply_gate];
+  mlfab_update_info info;
+  round_info(server, gate, &info);
+  double share = round_share(server, gate);
+  if (mlfab__rule_linear(server->rule.kind) && !server->config->on_update) info.scale *= share;
+  int plain = !server->config->on_update && mlfab__rule_states(server->rule.kind) == 0;
+  for (; server->apply_slice < store->nslices && !server->apply_code; server->apply_slice++) {
+    const mlfab__shard_slice *slice = &store->slices[server->apply_slice];
+    if (!round_of(server, server->apply_slice)) continue;
+    if (server->apply_position < slice->first) server->apply_position = slice->first;
+    while (server->apply_position < slice->first + slice->count && !server->apply_code) {
+      if (budget == 0) return 0;
+      uint32_t p = server->apply_position++;
+      /* The plain rule makes nothing of zeros. */
+      if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !round_summed(server, server->apply_slice)))
+        continue;
+      server->apply_code = round_block(server, &info, share, server->apply_slice, p);
+      budget -= mlfab__min(budget, store->block_bytes);
+    }
+  }
+  round_close(server);
+  return 1;
+}
