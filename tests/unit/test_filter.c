@@ -1,0 +1,604 @@
+/* test_filter.c - filters against a version that looks at one element after the other in double, at
+ * every level, bit for bit; and TDF's exact cases (tests/vectors/tdf.json).
+ * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
+#include "core/filter.h"
+
+#include "core/half.h"
+#include "core/prng.h"
+#include "core/reduce.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { LENGTH_MAX = 700, WORDS = LENGTH_MAX / 64 + 2 };
+
+static uint64_t cases(uint64_t usual) {
+  const char *scale = getenv("MLFAB_SCALE");
+  return usual * (scale ? strtoull(scale, NULL, 10) : 1);
+}
+
+static uint64_t first_seed(void) {
+  const char *one = getenv("MLFAB_SEED");
+  return one ? strtoull(one, NULL, 10) : 0;
+}
+
+/* ---- an update and its residual, in either type ---- */
+
+typedef struct update {
+  mlfab__filter_rule rule;
+  uint64_t first;
+  uint32_t n;
+  size_t width;                               /* of an element */
+  double g[LENGTH_MAX], residual[LENGTH_MAX]; /* room for either type */
+} update;
+
+/* What a filter makes of it. */
+typedef struct outcome {
+  uint64_t keep[WORDS], saturated;
+  uint32_t count;
+  double residual[LENGTH_MAX], values[LENGTH_MAX + 1];
+} outcome;
+
+static void set(const update *u, void *array, uint32_t i, double x) {
+  if (u->rule.dtype == MLFAB_F32)
+    ((float *)array)[i] = (float)x;
+  else
+    ((double *)array)[i] = x;
+}
+
+static double get(const update *u, const void *array, uint32_t i) {
+  return u->rule.dtype == MLFAB_F32 ? (double)((const float *)array)[i]
+                                    : ((const double *)array)[i];
+}
+
+static double some_number(mlfab__prng *prng) {
+  static const double special[] = {0.0,     -0.0,     0x1p-25,       0x1.8p-25,         65504.0,
+                                   65519.0, -65520.0, 1e9,           3.389e38,          3.395e38,
+                                   -3.4e38, 1e-40,    0x1p-134,      0x1p-133,          0x1p-149,
+                                   0.5,     -0.5,     0x1.000002p-1, 0x1p-25 + 0x1p-60, 65504.5};
+  double x = (mlfab__prng_unit(prng) - 0.5) * 2;
+  switch (mlfab__prng_below(prng, 8)) {
+    case 0:
+      return special[mlfab__prng_below(prng, sizeof special / sizeof *special)];
+    case 1:
+      return x * 1e5;
+    case 2:
+      return x * 1e-7;
+    case 3:
+      return 0.0;
+    default:
+      return x;
+  }
+}
+
+static void make(update *u, uint64_t seed) {
+  static const double taus[] = {0.0, 0.5, 0.1, 1e-3, 1e6, INFINITY, 0x1.000001p-1, 1e300, -1.0};
+  static const double ps[] = {1.0, 1.0, 0.9, 0.5, 1e-12, 0.0, 1.0 - 0x1p-40, 2.0};
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, seed);
+  u->rule = (mlfab__filter_rule){.dtype = mlfab__prng_below(&prng, 3) ? MLFAB_F32 : MLFAB_F64,
+                                 .half = (int)mlfab__prng_below(&prng, 3),
+                                 .tau = taus[mlfab__prng_below(&prng, 9)],
+                                 .p = ps[mlfab__prng_below(&prng, 8)],
+                                 .seed = mlfab__prng_next(&prng),
+                                 .t = 1 + mlfab__prng_below(&prng, 1000)};
+  u->first = mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 10 : UINT64_C(1) << 40);
+  u->n = (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 130 : LENGTH_MAX + 1);
+  u->width = mlfab__dtype_bytes(u->rule.dtype);
+  for (uint32_t i = 0; i < u->n; i++) {
+    double g = some_number(&prng), residual = some_number(&prng);
+    if (fabs(g) > 1e38 || mlfab__prng_below(&prng, 3) == 0) residual = 0;
+    if (fabs(residual) > 1e38) g = 0;
+    set(u, u->g, i, g);
+    set(u, u->residual, i, residual);
+  }
+}
+
+/* ---- the literal version ---- */
+
+static double top_of(int half) {
+  return half == MLFAB_HALF_F16 ? 65504.0 : half == MLFAB_HALF_BF16 ? 0x1.fep127 : (double)INFINITY;
+}
+
+static double travelled(int half, double a) {
+  if (half == MLFAB_HALF_NONE) return a;
+  return (double)mlfab__half_back(half, mlfab__half_one(half, mlfab__half_narrow(a)));
+}
+
+static void literal(const update *u, outcome *o) {
+  memset(o, 0, sizeof *o);
+  for (uint32_t i = 0; i < u->n; i++) {
+    double a = get(u, u->g, i) + get(u, u->residual, i), top = top_of(u->rule.half);
+    if (u->rule.dtype == MLFAB_F32) a = (double)(float)a;
+    double v = travelled(u->rule.half, a);
+    int held = fabs(a) < u->rule.tau &&
+               mlfab__filter_draw(u->rule.seed, u->rule.t, u->first + i) < u->rule.p;
+    if (held || v == 0) {
+      set(u, o->residual, i, a);
+      continue;
+    }
+    o->keep[i / 64] |= (uint64_t)1 << i % 64;
+    if (fabs(a) > top) o->saturated++;
+    set(u, o->residual, i, fabs(a) > top ? a - copysign(top, a) : 0);
+    if (u->rule.half == MLFAB_HALF_NONE)
+      set(u, o->values, o->count++, a);
+    else
+      ((uint16_t *)o->values)[o->count++] = mlfab__half_one(u->rule.half, mlfab__half_narrow(a));
+  }
+}
+
+static size_t value_bytes(const update *u) {
+  return u->rule.half == MLFAB_HALF_NONE ? u->width : 2;
+}
+
+static void expect_same(const update *u, const outcome *is, const outcome *wanted) {
+  assert_int_equal(is->count, wanted->count);
+  assert_memory_equal(is->keep, wanted->keep, (u->n + 63) / 64 * sizeof *is->keep);
+  assert_memory_equal(is->values, wanted->values, wanted->count * value_bytes(u));
+  assert_int_equal(is->saturated, wanted->saturated);
+  assert_memory_equal(is->residual, wanted->residual, u->n * u->width);
+}
+
+static void one_case(uint64_t seed) {
+  static update u;
+  static outcome wanted, is;
+  make(&u, seed);
+  literal(&u, &wanted);
+  for (int level = 0; level <= mlfab__half_level(); level++) {
+    memset(&is, 0x5a, sizeof is);
+    is.saturated = 0;
+    memcpy(is.residual, u.residual, sizeof is.residual);
+    uint32_t marked =
+        mlfab__filter_mark_with(level, &u.rule, u.g, is.residual, u.first, u.n, is.keep);
+    assert_int_equal(marked, wanted.count);
+    assert_memory_equal(is.residual, u.residual, u.n * u.width);
+    is.count = mlfab__filter_emit_with(level, &u.rule, u.g, is.residual, u.n, is.keep, is.values,
+                                       &is.saturated);
+    expect_same(&u, &is, &wanted);
+    const uint8_t *behind = (const uint8_t *)is.values + wanted.count * value_bytes(&u);
+    for (size_t i = 0; i < 8; i++) assert_int_equal(behind[i], 0x5a);
+  }
+  /* The same by way of the sum. */
+  is.saturated = 0;
+  memcpy(is.residual, u.residual, sizeof is.residual);
+  assert_int_equal(mlfab__reduce_add(u.rule.dtype, is.residual, is.residual, u.g, 1, u.n, 0), 1);
+  assert_int_equal(mlfab__filter_gradient(&u.rule, NULL, is.residual, u.first, u.n, is.keep,
+                                          is.values, &is.saturated),
+                   wanted.count);
+  is.count = wanted.count;
+  expect_same(&u, &is, &wanted);
+}
+
+static void equals_the_literal_filter(void **state) {
+  (void)state;
+  if (first_seed()) {
+    one_case(first_seed());
+    return;
+  }
+  for (uint64_t seed = 1; seed <= cases(20000); seed++) {
+    one_case(seed);
+  }
+}
+
+/* Whatever the stretches, the same elements have the same draws. */
+static void stretches_do_not_show(void **state) {
+  (void)state;
+  enum { N = 5000 };
+  static float g[N], residual[N];
+  static uint64_t whole[N / 64 + 1], part[N / 64 + 1];
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, 7);
+  for (int i = 0; i < N; i++) g[i] = (float)mlfab__prng_unit(&prng);
+  for (int round = 0; round < 200; round++) {
+    mlfab__filter_rule rule = {MLFAB_F32, round % 3, 0.7, 0.8, 5, (uint64_t)round};
+    uint64_t first = mlfab__prng_below(&prng, 100);
+    mlfab__filter_mark(&rule, g, residual, first, N, whole);
+    for (uint32_t at = 0, n; at < N; at += n) {
+      n = 1 + (uint32_t)mlfab__prng_below(&prng, 500);
+      if (n > N - at) n = N - at;
+      mlfab__filter_mark(&rule, g + at, residual + at, first + at, n, part);
+      for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(part[i / 64] >> i % 64 & 1, whole[(at + i) / 64] >> (at + i) % 64 & 1);
+    }
+  }
+}
+
+/* As many as the probability says, within 5 standard deviations, for neighbours alike. */
+static void draws_are_uniform(void **state) {
+  (void)state;
+  enum { N = 100000 };
+  for (int k = 1; k < 10; k++) {
+    double p = k / 10.0, sigma = sqrt(N * p * (1 - p));
+    int below = 0, both = 0;
+    for (uint64_t i = 0; i < N; i++) {
+      int is = mlfab__filter_draw(3, (uint64_t)k, i) < p;
+      below += is;
+      both += is && mlfab__filter_draw(3, (uint64_t)k, i + 1) < p;
+    }
+    assert_true(fabs(below - N * p) < 5 * sigma);
+    assert_true(fabs(both - N * p * p) < 10 * sigma);
+  }
+}
+
+/* By bits, because -ffast-math makes them nobody's business. */
+static void refuses_what_is_not_finite(void **state) {
+  (void)state;
+  static const uint32_t bad32[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u};
+  static const uint64_t bad64[] = {0x7ff0000000000000u, 0xfff0000000000000u, 0x7ff8000000000000u,
+                                   0x7ff0000000000001u};
+  enum { N = 150 };
+  double g[N], residual[N], before[N], values[N];
+  uint64_t keep[N / 64 + 1], saturated = 0;
+  for (int dtype = MLFAB_F32; dtype <= MLFAB_F64; dtype++)
+    for (uint32_t at = 0; at < N; at++)
+      for (size_t b = 0; b < 4; b++) {
+        update u = {.rule = {dtype, MLFAB_HALF_F16, 0.5, 1, 0, 1}};
+        for (uint32_t i = 0; i < N; i++) set(&u, g, i, 1.0), set(&u, residual, i, 0.25);
+        memcpy(before, residual, sizeof before);
+        if (dtype == MLFAB_F32)
+          memcpy((float *)g + at, &bad32[b], 4);
+        else
+          memcpy(g + at, &bad64[b], 8);
+        for (int level = 0; level <= mlfab__half_level(); level++) {
+          assert_int_equal(mlfab__filter_mark_with(level, &u.rule, g, residual, 0, N, keep),
+                           MLFAB__FILTER_REFUSED);
+          assert_int_equal(mlfab__filter_mark_with(level, &u.rule, g, residual, 0, at, keep), at);
+        }
+        assert_int_equal(
+            mlfab__filter_gradient(&u.rule, g, residual, 0, N, keep, values, &saturated),
+            MLFAB__FILTER_REFUSED);
+        assert_memory_equal(before, residual, sizeof before);
+      }
+  float most[64], more[64];
+  mlfab__filter_rule rule = {MLFAB_F32, 0, 0, 1, 0, 1};
+  for (int i = 0; i < 64; i++) most[i] = more[i] = 3.4e38f; /* a sum can be infinite, too */
+  assert_int_equal(mlfab__filter_mark(&rule, most, more, 0, 64, keep), MLFAB__FILTER_REFUSED);
+}
+
+/* Nothing is lost: what was sent and what is left is what was put in. */
+static void conserves_the_gradient(void **state) {
+  (void)state;
+  enum { N = 300, ROUNDS = 200 };
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    float g[N], residual[N] = {0}, values[N];
+    double in[N] = {0}, out[N] = {0}, size[N] = {0};
+    uint64_t keep[N / 64 + 1], saturated = 0;
+    mlfab__prng prng;
+    mlfab__prng_seed(&prng, seed);
+    double phi = mlfab__prng_unit(&prng), p = mlfab__prng_unit(&prng);
+    for (uint64_t t = 1; t <= ROUNDS; t++) {
+      mlfab__filter_rule rule = {MLFAB_F32,          0,    mlfab__filter_threshold(phi, 0.1, t),
+                                 seed % 3 ? p : 1.0, seed, t};
+      for (int i = 0; i < N; i++) {
+        g[i] = (float)(mlfab__prng_unit(&prng) - 0.5);
+        in[i] += (double)g[i];
+        size[i] += fabs((double)g[i]);
+      }
+      mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated);
+      for (uint32_t i = 0, k = 0; i < N; i++)
+        if (keep[i / 64] >> i % 64 & 1) out[i] += (double)values[k++];
+    }
+    for (int i = 0; i < N; i++)
+      assert_true(fabs(out[i] + (double)residual[i] - in[i]) <= 1e-5 * size[i]);
+  }
+}
+
+/* What saturation cuts off comes later, to the last bit, and what underflows when there is enough. */
+static void half_carries_what_it_cannot_say(void **state) {
+  (void)state;
+  enum { N = 64 };
+  float g[N], residual[N] = {0};
+  uint16_t values[N];
+  uint64_t keep[1], saturated = 0;
+  double sent[N] = {0};
+  mlfab__filter_rule rule = {MLFAB_F32, MLFAB_HALF_F16, 0, 1, 0, 1};
+  for (int i = 0; i < N; i++) g[i] = i % 2 ? 1e6f : -65536.0f;
+  uint32_t n = N, pushes = 0;
+  for (; n > 0; pushes++) {
+    n = mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated);
+    for (uint32_t i = 0, k = 0; i < N; i++)
+      if (keep[0] >> i & 1) sent[i] += (double)mlfab__half_back(MLFAB_HALF_F16, values[k++]);
+    memset(g, 0, sizeof g);
+  }
+  assert_int_equal(pushes, 17); /* 1e6 takes 16, and one in which nothing is left */
+  assert_int_equal(saturated, N / 2 * 15 + N / 2);
+  for (int i = 0; i < N; i++) assert_true(sent[i] == (i % 2 ? 1e6 : -65536.0));
+  for (int i = 0; i < N; i++) g[i] = 0x1p-26f;
+  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), 0);
+  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), 0);
+  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), N);
+  assert_int_equal(values[N - 1], 1);
+  assert_true(residual[N - 1] == 0);
+}
+
+/* ---- the largest ---- */
+
+typedef struct ranked {
+  double size;
+  uint32_t at;
+} ranked;
+
+static int by_rank(const void *a, const void *b) {
+  const ranked *x = a, *y = b;
+  if (x->size != y->size) return x->size < y->size ? 1 : -1;
+  return x->at < y->at ? -1 : 1;
+}
+
+static void top_case(uint64_t seed) {
+  static update u;
+  static ranked order[LENGTH_MAX];
+  uint64_t keep[WORDS], wanted[WORDS] = {0};
+  mlfab__prng prng;
+  mlfab__filter_cut cut;
+  uint32_t kept = 0;
+  make(&u, seed);
+  mlfab__prng_seed(&prng, mlfab__mix(seed));
+  int coarse = (int)mlfab__prng_below(&prng, 2); /* many ties */
+  for (uint32_t i = 0; i < u.n; i++) {
+    if (coarse) set(&u, u.g, i, (double)mlfab__prng_below(&prng, 7) - 3.0);
+    order[i] = (ranked){fabs(get(&u, u.g, i)), i};
+  }
+  qsort(order, u.n, sizeof *order, by_rank);
+  uint64_t k = mlfab__prng_below(&prng, u.n + 1);
+  for (uint64_t i = 0; i < k; i++) wanted[order[i].at / 64] |= (uint64_t)1 << order[i].at % 64;
+  mlfab__filter_kth(u.rule.dtype, u.g, u.n, k, &cut);
+  for (uint32_t at = 0, n; at < u.n; at += n) { /* in stretches */
+    n = 1 + (uint32_t)mlfab__prng_below(&prng, 300);
+    if (n > u.n - at) n = u.n - at;
+    for (uint32_t i = 0; i < (n + 63) / 64; i++)
+      keep[i] = n - i * 64 >= 64 ? UINT64_MAX : ((uint64_t)1 << (n - i * 64)) - 1;
+    kept += mlfab__filter_top(u.rule.dtype, (char *)u.g + at * u.width, n, &cut, keep);
+    for (uint32_t i = 0; i < n; i++)
+      assert_int_equal(keep[i / 64] >> i % 64 & 1, wanted[(at + i) / 64] >> (at + i) % 64 & 1);
+  }
+  assert_int_equal(kept, k);
+}
+
+static void selects_the_largest(void **state) {
+  (void)state;
+  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= cases(3000); seed++) {
+    top_case(seed);
+    if (first_seed()) return;
+  }
+}
+
+static void the_largest_do_not_bring_marks_back(void **state) {
+  (void)state;
+  float values[5] = {3, -4, 1, 4, 0};
+  uint64_t keep = 0x1c; /* 2, 3, 4 */
+  mlfab__filter_cut cut;
+  mlfab__filter_kth(MLFAB_F32, values, 5, 2, &cut);
+  assert_int_equal(mlfab__filter_top(MLFAB_F32, values, 5, &cut, &keep), 1);
+  assert_int_equal(keep, 0x8);
+}
+
+/* ---- changes ---- */
+
+static void change_case(uint64_t seed) {
+  static update u;
+  static double before[LENGTH_MAX], after[LENGTH_MAX], wanted[LENGTH_MAX];
+  static const double taus[] = {0.0, 1e-4, 0.01, 0.5, 1.0, 1e9};
+  mlfab__prng prng;
+  uint64_t back = 0;
+  make(&u, seed);
+  mlfab__prng_seed(&prng, mlfab__mix(seed));
+  double tau = taus[mlfab__prng_below(&prng, 6)];
+  for (uint32_t i = 0; i < u.n; i++) {
+    double x = some_number(&prng), share = (mlfab__prng_unit(&prng) - 0.5) * 4 * tau;
+    set(&u, before, i, x);
+    set(&u, after, i, fabs(x) > 1e30 ? x : mlfab__prng_below(&prng, 5) ? x * (1 + share) : -x);
+    double old = get(&u, before, i), is = get(&u, after, i);
+    int small = is != old && old != 0 && fabs(is - old) / fabs(old) < tau;
+    back += (uint64_t)small;
+    set(&u, wanted, i, small || is == old ? old : is);
+  }
+  assert_int_equal(mlfab__filter_change(u.rule.dtype, before, after, u.n, tau), back);
+  assert_memory_equal(after, wanted, u.n * u.width);
+}
+
+static void puts_small_changes_back(void **state) {
+  (void)state;
+  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= cases(5000); seed++) {
+    change_case(seed);
+    if (first_seed()) return;
+  }
+  int64_t before[2] = {1, 2}, after[2] = {3, 4};
+  assert_int_equal(mlfab__filter_change(MLFAB_I64, before, after, 2, 100), 0);
+  assert_true(after[0] == 3 && after[1] == 4);
+}
+
+/* A NaN is not a small change: whoever looks for it must find it. */
+static void leaves_nan_alone(void **state) {
+  (void)state;
+  const uint32_t nan = 0x7fc00000u;
+  uint32_t is;
+  float before[1] = {1}, after[1];
+  memcpy(after, &nan, sizeof nan);
+  assert_int_equal(mlfab__filter_change(MLFAB_F32, before, after, 1, 0.5), 0);
+  memcpy(&is, after, sizeof is);
+  assert_int_equal(is, nan);
+}
+
+/* ---- tests/vectors/tdf.json ---- */
+
+static char json[16384];
+
+static void json_read(void) {
+  FILE *file = fopen("tests/vectors/tdf.json", "r");
+  assert_non_null(file);
+  size_t n = fread(json, 1, sizeof json - 1, file);
+  fclose(file);
+  assert_true(n > 0 && n < sizeof json - 1);
+  json[n] = '\0';
+}
+
+/* Behind the next "key": from `at` on. */
+static const char *json_find(const char *at, const char *key) {
+  char quoted[64];
+  snprintf(quoted, sizeof quoted, "\"%s\":", key);
+  at = strstr(at, quoted);
+  if (at == NULL) fail_msg("tdf.json has no %s", quoted);
+  return at + strlen(quoted);
+}
+
+/* The numbers of the array that begins next, arrays in it included; hexadecimal ones are in quotes.
+ * Returns how many; *end_p is behind it. */
+static uint32_t json_numbers(const char *at, double *numbers, uint32_t room, const char **end_p) {
+  uint32_t n = 0, depth = 0;
+  for (at = strchr(at, '['); at != NULL;) {
+    if (*at == '[') depth++;
+    if (*at == ']' && --depth == 0) break;
+    if (strchr("-0123456789", *at)) {
+      char *end;
+      assert_true(n < room);
+      numbers[n++] = strtod(at, &end); /* takes 0x2e66 too */
+      at = end;
+    } else {
+      at++;
+    }
+  }
+  assert_non_null(at);
+  if (end_p) *end_p = at;
+  return n;
+}
+
+static double json_number(const char *at, const char *key) {
+  return strtod(json_find(at, key), NULL);
+}
+
+static void vector_threshold(void **state) {
+  (void)state;
+  double row[64];
+  uint32_t n = json_numbers(json_find(json_find(json, "threshold"), "rows"), row, 64, NULL);
+  assert_int_equal(n, 24);
+  for (uint32_t i = 0; i < n; i += 4) {
+    double tau = mlfab__filter_threshold(row[i], row[i + 1], (uint64_t)row[i + 2]);
+    assert_true(fabs(tau - row[i + 3]) <= 1e-15 * row[i + 3]);
+  }
+  for (uint64_t t = 1; t < 100000; t += 1 + t / 50) { /* beside libm */
+    double wanted = 1 / (1 + 0.3 * log((double)t));
+    assert_true(fabs(mlfab__filter_threshold(1, 0.3, t) - wanted) <= 1e-15 * wanted);
+  }
+  double wanted = 1 / (1 + log(18446744073709551615.0));
+  assert_true(fabs(mlfab__filter_threshold(1, 1, UINT64_MAX) - wanted) <= 1e-15);
+}
+
+static void vector_half(void **state) {
+  (void)state;
+  double row[64];
+  uint32_t n = json_numbers(json_find(json_find(json, "half"), "rows"), row, 64, NULL);
+  assert_int_equal(n, 42);
+  for (uint32_t i = 0; i < n; i += 3) {
+    uint16_t bits = mlfab__half_one(MLFAB_HALF_F16, (float)row[i]);
+    assert_int_equal(bits, (uint16_t)row[i + 2]);
+    assert_true((double)mlfab__half_back(MLFAB_HALF_F16, bits) == row[i + 1]);
+  }
+}
+
+/* A seed whose draws lie on the same sides of p as the vector's. */
+static uint64_t seed_for(const double *draws, uint32_t n, double p, uint64_t t) {
+  for (uint64_t seed = 0;; seed++) {
+    uint32_t i = 0;
+    while (i < n && (mlfab__filter_draw(seed, t, i) < p) == (draws[i] < p)) i++;
+    if (i == n) return seed;
+  }
+}
+
+static void vector_gradient_filter(void **state) {
+  (void)state;
+  const char *at = json_find(json, "gradient_filter");
+  double draws[8], g[8], sent[16], left[8], p = json_number(at, "p");
+  float gradient[8], residual[8] = {0};
+  uint32_t n = json_numbers(json_find(at, "uniform_draws_by_index"), draws, 8, NULL);
+  assert_int_equal(n, 5);
+  mlfab__filter_rule rule = {MLFAB_F32, MLFAB_HALF_F16, 0, p, 0, 0};
+  double phi = json_number(at, "phi"), d = json_number(at, "d");
+  at = json_find(at, "pushes");
+  for (uint64_t t = 1; t <= 3; t++) {
+    uint16_t values[8];
+    uint64_t keep, saturated = 0;
+    assert_int_equal((uint64_t)json_number(at, "t"), t);
+    assert_int_equal(json_numbers(json_find(at, "gradient"), g, 8, &at), n);
+    uint32_t pairs = json_numbers(json_find(at, "sent"), sent, 16, &at) / 2;
+    assert_int_equal(json_numbers(json_find(at, "residual"), left, 8, &at), n);
+    for (uint32_t i = 0; i < n; i++) gradient[i] = (float)g[i];
+    rule.tau = mlfab__filter_threshold(phi, d, t);
+    rule.t = t;
+    rule.seed = seed_for(draws, n, p, t);
+    assert_int_equal(
+        mlfab__filter_gradient(&rule, gradient, residual, 0, n, &keep, values, &saturated), pairs);
+    uint64_t wanted = 0;
+    for (uint32_t i = 0; i < pairs; i++) {
+      wanted |= (uint64_t)1 << (uint32_t)sent[2 * i];
+      assert_true((double)mlfab__half_back(MLFAB_HALF_F16, values[i]) == sent[2 * i + 1]);
+    }
+    assert_int_equal(keep, wanted);
+    for (uint32_t i = 0; i < n; i++) assert_true((double)residual[i] == left[i]);
+  }
+}
+
+/* The vector gives the store behind the update; before it, what stays was the same, and what was
+ * updated differed by more than the threshold. */
+static void vector_parameter_filter(void **state) {
+  (void)state;
+  static const float started[6] = {0.0f, 0.0f, 1.0f, 1.0f, -2.0f, 0.001f};
+  const char *at = json_find(json, "parameter_filter");
+  double theta[6], pushed[6], updated[6];
+  float before[6], after[6];
+  double tau = mlfab__filter_threshold(json_number(at, "phi"), json_number(at, "d"), 1);
+  assert_int_equal(json_numbers(json_find(at, "theta"), theta, 6, NULL), 6);
+  assert_int_equal(json_numbers(json_find(at, "new"), pushed, 6, NULL), 6);
+  assert_int_equal(json_numbers(json_find(at, "updated"), updated, 6, NULL), 4);
+  for (int i = 0; i < 6; i++) {
+    before[i] = started[i];
+    after[i] = (float)pushed[i];
+  }
+  assert_int_equal(mlfab__filter_change(MLFAB_F32, before, after, 6, tau), 1);
+  for (uint32_t i = 0, k = 0; i < 6; i++) {
+    assert_true((double)after[i] == theta[i]);
+    int changes = k < 4 && (uint32_t)updated[k] == i;
+    assert_int_equal(after[i] != before[i], changes);
+    k += (uint32_t)changes;
+  }
+}
+
+/* A step that is below the threshold until it has decayed enough. */
+static void vector_first_pass(void **state) {
+  (void)state;
+  const char *at = json_find(json, "parameter_filter_first_pass");
+  double phi = json_number(at, "phi"), d = json_number(at, "d"), step = json_number(at, "step");
+  uint64_t t = 1;
+  for (;; t++) {
+    double before = 1.0, after = 1.0 + step;
+    if (mlfab__filter_change(MLFAB_F64, &before, &after, 1, mlfab__filter_threshold(phi, d, t)) ==
+        0)
+      break;
+    assert_true(after == before);
+  }
+  assert_int_equal(t, (uint64_t)json_number(at, "first t at which it passes"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equals_the_literal_filter),
+      cmocka_unit_test(stretches_do_not_show),
+      cmocka_unit_test(draws_are_uniform),
+      cmocka_unit_test(refuses_what_is_not_finite),
+      cmocka_unit_test(conserves_the_gradient),
+      cmocka_unit_test(half_carries_what_it_cannot_say),
+      cmocka_unit_test(selects_the_largest),
+      cmocka_unit_test(the_largest_do_not_bring_marks_back),
+      cmocka_unit_test(puts_small_changes_back),
+      cmocka_unit_test(leaves_nan_alone),
+      cmocka_unit_test(vector_threshold),
+      cmocka_unit_test(vector_half),
+      cmocka_unit_test(vector_gradient_filter),
+      cmocka_unit_test(vector_parameter_filter),
+      cmocka_unit_test(vector_first_pass),
+  };
+  json_read();
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
