@@ -1010,7 +1010,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
           part->sent >= part->granted)
         continue;
-      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, s};
+      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
       frame->type = MLFAB__HOP_CHUNK;
       frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
       push_granted_piece(worker, s, update, frame);

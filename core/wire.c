@@ -161,7 +161,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
 #define WIRE_FORWARD(N, T) N(group) N(offset) N(total)
 #define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
-#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
+#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(total) N(server)
 #define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
 #define WIRE_SPREAD_MEMBER(N, T) N(request) N(worker) N(incarnation) N(attempt)
 #define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)

@@ -429,7 +429,7 @@ typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils i
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes; of packets it is known once the sum is complete */
+  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
@@ -439,6 +439,7 @@ typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent he
 
 typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
   uint64_t group, seq, offset;
+  uint64_t total; /* of the update's bytes for that server, or of its packets */
   uint32_t server;
 } mlfab__hop_chunk;
 
