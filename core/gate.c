@@ -178,12 +178,14 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
-    /* Also with nothing for this server: a mean must not depend on who holds what. */
-    if (code == 0 && mlfab__sync_rounds(gate->sync.kind) &&
-        !(gate->sync.kind == MLFAB_SYNC_DROP && before < gate->v_train)) {
-      gate->contributors += !(peer->contributed >> g & 1);
-      peer->contributed |= 1u << g;
+    /* Also with nothing for this server: a mean must not depend on who holds what. What is late
+     * and kept is no contribution. */
+    if (code == 0 && mlfab__sync_rounds(gate->sync.kind)) {
       gate->round_members += update->push.members;
+      if (gate->sync.kind == MLFAB_SYNC_BSP || before >= gate->v_train) {
+        gate->contributors += !(peer->contributed >> g & 1);
+        peer->contributed |= 1u << g;
+      }
     }
     /* One that came too late goes on with the open round. */
     if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
@@ -223,7 +225,7 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   uint64_t most = 0;
   for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
   mlfab__gate_state(server, gate, MLFAB__NO_NODE, most, &state);
-  if (state.members == 0) return gate->contributors > 0 || most > gate->v_train;
+  if (state.members == 0) return gate->round_members > 0 || most > gate->v_train;
   if (most <= gate->v_train) return 0;
   if (gate->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
@@ -397,7 +399,7 @@ static void gate_tidy(mlfab__server *server) {
     for (uint32_t h = 0; gate->used && h < g; h++) {
       const mlfab__gate *other = &server->gates[h];
       if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync) ||
-          gate->v_train != other->v_train || gate->contributors + other->contributors > 0)
+          gate->v_train != other->v_train || gate->round_members + other->round_members > 0)
         continue;
       for (uint32_t i = 0; i < server->store.nslices; i++) {
         if (server->store.slices[i].gate == g) server->store.slices[i].gate = (uint8_t)h;
@@ -416,7 +418,7 @@ static void gate_tidy(mlfab__server *server) {
 static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab__sync_ask *change) {
   const mlfab__gate *gate = &server->gates[g];
   uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
-  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->contributors == 0) return 0;
+  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->round_members == 0) return 0;
   return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
 }
 

@@ -98,7 +98,7 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
 static void round_close(mlfab__server *server) {
   mlfab__gate *gate = &server->gates[server->apply_gate];
   if (server->apply_code) gate->refused_round = gate->v_train + 1;
-  if (!server->apply_code && gate->contributors > 0) server->stats->commits++;
+  if (!server->apply_code && gate->round_members > 0) server->stats->commits++;
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (round_of(server, i)) round_swap(server, i);
   }
