@@ -1,4 +1,4 @@
-/* paper.c - runs MLfabric's evaluation and puts the paper's figures beside ours.
+/* paper.c - runs MLfabric's evaluation, then FluentPS's, and puts the papers' figures beside ours.
  *
  *    build/paper build/paper.tsv docs/paper.md [--quick]
  *
@@ -533,5 +533,6 @@ int main(int argc, char **argv) {
   against_rings();
   against_trees();
   figure_8();
+  failures += paper_consistency(seeds);
   return paper_report_close() || failures;
 }

@@ -3,7 +3,7 @@
  *
  * 30 workers on 15 hosts of 10 Gbps, a server with a host of its own and the scheduler beside it. Everything
  * is drawn from a seed by (host or worker, time), so that every algorithm meets the same stragglers and
- * the same changes of the network. Only mlfab.h is used. */
+ * the same changes of the network. Only mlfab.h is used. FluentPS is in consistency.c alone. */
 #ifndef PAPER_H
 #define PAPER_H
 
@@ -96,6 +96,12 @@ typedef struct paper_tree {
 enum paper_tree_kind { TREE_STORED = 0, TREE_PIPELINED = 1, TREE_BOTH_WAYS = 2 };
 void paper_tree_run(const paper_case *run, int hosts, int kind, uint32_t rounds,
                     paper_tree *tree_p);
+
+/* ---- consistency.c: FluentPS's delayed pulls ---- */
+
+/* Its part of the table. How many runs went wrong: a pull that was never answered, an order of times that
+ * cannot be. */
+int paper_consistency(uint32_t seeds);
 
 /* ---- report.c ---- */
 
