@@ -286,7 +286,10 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
   if (fail.code == MLFAB_ERR_AGAIN) {
+    if (!fetch->parts[server].waiting) return;
     fetch->missing = fail.rank;
+    fetch->missing_at = server;
+    snprintf(fetch->state, sizeof fetch->state, "%.199s", fail.text);
     return;
   }
   char text[MLFAB__TEXT_MAX + 64];
@@ -333,7 +336,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   mlfab__fetch *fetch = pull_find(worker, request->id);
   uint32_t server = 0;
   while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
-  char text[200], waited[24];
+  char text[sizeof fetch->state + 128], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
   if (!fetch) {
@@ -342,11 +345,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                           "pull: %s after %s", what, waited);
     return;
   }
-  if (fetch->missing != MLFAB_NO_RANK) {
-    snprintf(
-        text, sizeof text,
-        "pull: %s after %s awaiting worker %d, whose update of the round is missing at server %u",
-        what, waited, (int)fetch->missing, server);
+  if (fetch->missing != MLFAB_NO_RANK && fetch->parts[fetch->missing_at].waiting) {
+    snprintf(text, sizeof text,
+             "pull: %s after %s awaiting worker %d, the slowest, at server %u%s%s", what, waited,
+             (int)fetch->missing, fetch->missing_at, fetch->state[0] ? ": " : "", fetch->state);
     pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
     return;
   }

@@ -29,6 +29,11 @@ static int push_rounds(const mlfab__worker *worker) {
   return 0;
 }
 
+/* 1 when a scheduler may drop updates. */
+static int push_plans(const mlfab__worker *worker) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
+}
+
 /* A withdrawn update that some server counts as a round's must count at the others too, or their
  * rounds would drift apart: it goes on as an empty one. */
 static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
@@ -229,17 +234,22 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
 
 /* Text of an update that a server dropped, `applied` others not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
-                              uint32_t server, uint64_t delay, uint64_t now_ns) {
-  char others[112] = "";
+                              uint32_t server, const mlfab__part *part, uint64_t now_ns) {
+  char others[112] = "", why[72];
   if (request->result.applied > 0) {
     snprintf(others, sizeof others,
              "; %u of %u servers applied their parts: only what was dropped may be pushed again",
              request->result.applied, request->result.applied + request->result.refused);
   }
+  if (part->late) {
+    snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
+             (unsigned long long)(part->late - 1));
+  } else {
+    snprintf(why, sizeof why, "dropped by the plan at server %u: its delay would be %llu", server,
+             (unsigned long long)part->delay);
+  }
   mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
-                        "update %llu: dropped by the plan at server %u: its delay would be %llu%s",
-                        (unsigned long long)request->result.seq, server, (unsigned long long)delay,
-                        others);
+                        "update %llu: %s%s", (unsigned long long)request->result.seq, why, others);
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -251,7 +261,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   request->result.version = update->version;
   request->result.delay = push_delay(worker, update, code);
   if (code && part->code == MLFAB_ERR_DROPPED) {
-    push_tell_dropped(worker, request, code, server, part->delay, now_ns);
+    push_tell_dropped(worker, request, code, server, part, now_ns);
     return;
   }
   switch (code) {
@@ -328,7 +338,13 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   }
   part->state = MLFAB__PART_DECIDED;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
-  if (push_whole_round(update)) stream->round++;
+  if (push_whole_round(update)) {
+    uint64_t next = stream->round + 1;
+    /* Only a plan drops one that is not late. */
+    int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
+    part->late = late ? next : 0;
+    stream->round = mlfab__max(next, part->reached);
+  }
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
   if (worker->done) mlfab__worker_progress(worker, now_ns);
@@ -348,6 +364,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
     part->delay = ack.delay;
+    part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
     push_decide(worker, update, server, ack.code, now_ns);
     return;
   }
@@ -498,8 +515,8 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker);
   /* A deterministic round adds in the order of ranks: there is nothing to plan. */
-  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-                !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  int planned =
+      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
@@ -555,6 +572,22 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "push: %s", text) : 0;
 }
 
+/* The number of the next update: of the first server that has a part of it. */
+static uint64_t push_progress(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t s = 0;
+  while (s + 1 < worker->servers && update->parts[s].state == MLFAB__PART_NONE) s++;
+  return worker->streams[s].round + mlfab__push_ahead(worker, s, worker->next_seq);
+}
+
+static int push_check_progress(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint64_t wanted, mlfab_error *error) {
+  uint64_t next = push_progress(worker, update) + 1;
+  if (wanted == 0 || wanted == next) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "push: progress is %llu, this worker's next is %llu",
+                      (unsigned long long)wanted, (unsigned long long)next);
+}
+
 /* Global norm of the update, and the scale after clipping by it. */
 static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update, double limit,
                         double *norm_p) {
@@ -592,8 +625,9 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
-      options->version != update->base || options->retry_seq || options->clip_norm > 0.0 ||
-      options->scale < update->scale || options->scale > update->scale) {
+      options->version != update->base || options->retry_seq || options->progress ||
+      options->clip_norm > 0.0 || options->scale < update->scale ||
+      options->scale > update->scale) {
     return NULL;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -684,11 +718,11 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     if (push_pack(worker, update, n))
       return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                           "out of memory for an update");
-    update->mergeable = !push_rounds(worker) &&
-                        worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
+    update->mergeable = !push_rounds(worker) && worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
                         worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   }
-  return push_shards(worker, update, error);
+  code = push_shards(worker, update, error);
+  return code ? code : push_check_progress(worker, update, options->progress, error);
 }
 
 /* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry

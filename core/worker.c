@@ -433,6 +433,115 @@ MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_n
   return 0;
 }
 
+/* --- a change of consistency --- */
+
+static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
+  uint8_t meta[128];
+  worker->port.post(worker->port.self, server, MLFAB__SYNC, meta,
+                    mlfab__encode_sync_ask(meta, &worker->change.ask));
+}
+
+static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
+                               uint32_t tensor, mlfab_error *error) {
+  if (!worker->stands)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: before the model exists");
+  if (server != MLFAB_ALL && server >= worker->servers)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "set_sync: server %u of %u",
+                        server, worker->servers);
+  if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: there is no tensor %u", tensor);
+  if (worker->change.request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: another change of this worker is under way");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "set_sync: server %u is dead", s);
+  }
+  return mlfab__sync_check(sync, worker->config->workers, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
+                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
+                                           uint64_t now_ns, mlfab_request *request_p,
+                                           mlfab_error *error) {
+  mlfab__sync_change *change = &worker->change;
+  mlfab_sync sync;
+  memset(&sync, 0, sizeof sync);
+  if (!given || given->size < offsetof(mlfab_sync, kind) + sizeof given->kind)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        given ? "set_sync: sync.size is not set" : "set_sync: sync is NULL");
+  memcpy(&sync, given, mlfab__min(given->size, sizeof sync));
+  int code = worker_change_check(worker, &sync, server, tensor, error);
+  if (code) return code;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
+                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: too many requests are open");
+  mlfab__sync_complete(&sync);
+  change->request = request->id;
+  change->ask.ask++;
+  change->ask.tensor = tensor;
+  change->ask.consistency = sync;
+  change->nwaiting = 0;
+  change->code = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    stream->changes = server == MLFAB_ALL || server == s;
+    change->nwaiting += stream->changes;
+    if (stream->changes && stream->up) worker_change_ask(worker, s);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+/* Ends the change here: servers that have not answered may make it all the same. */
+static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, uint64_t now_ns,
+                              const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
+  worker->change.request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
+  if (!request || request->done) return;
+  mlfab__request_finish(worker->requests, request, code, code ? (int32_t)server : MLFAB_NO_RANK,
+                        code != 0, now_ns, "set_sync: %s", text);
+}
+
+static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                               uint64_t now_ns) {
+  char text[96], silent[24];
+  if (!worker->streams[server].changes) return;
+  snprintf(text, sizeof text, "server %u is dead (silent for %s)", server,
+           mlfab__duration(silent, silent_ns));
+  worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
+}
+
+/* What became of a change of consistency, or only how it is now. */
+static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                            uint64_t now_ns) {
+  mlfab__sync_ack ack;
+  mlfab__sync_change *change = &worker->change;
+  mlfab__stream *stream = &worker->streams[server];
+  if (mlfab__decode_sync_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
+    return;
+  }
+  stream->counts = ack.counts != 0;
+  if (!stream->changes || ack.ask != change->ask.ask) return;
+  stream->changes = 0;
+  if (ack.code && !change->code) {
+    change->code = ack.code;
+    change->server = server;
+    snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
+  }
+  if (--change->nwaiting == 0)
+    worker_change_end(worker, change->code, change->server, now_ns,
+                      change->code ? change->text : "");
+}
+
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p) {
   if (seq == 0 || seq >= worker->next_seq || worker->next_seq - seq > MLFAB__WINDOW)
     return MLFAB_ERR_REQUEST;
@@ -470,6 +579,12 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
                        !worker->streams[s].undefined, now_ns, text);
       break;
+    case MLFAB__REQUEST_SYNC:
+      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
+      snprintf(text, sizeof text, "%s after %s awaiting server %u; it may still change there", what,
+               waited, s);
+      worker_change_end(worker, code, s, now_ns, text);
+      break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
       mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
@@ -491,6 +606,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     stream->dead = 1;
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
+    worker_change_dead(worker, server, 0, now_ns);
     return;
   }
   stream->up = 1;
@@ -501,6 +617,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
+  if (stream->changes) worker_change_ask(worker, server);
   worker->port.ready(worker->port.self, server);
 }
 
@@ -517,6 +634,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, silent_ns, now_ns);
+  worker_change_dead(worker, server, silent_ns, now_ns);
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
              mlfab__duration(silent, silent_ns));
@@ -552,6 +670,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
       break;
     case MLFAB__RESEND:
       worker_resend(worker, server, frame, now_ns);
+      break;
+    case MLFAB__SYNC_ACK:
+      worker_sync_ack(worker, server, frame, now_ns);
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);

@@ -64,8 +64,10 @@ typedef struct mlfab__part {
   uint32_t way;        /* in their token: what was taken back may still be reported */
   uint64_t group;      /* newest number of a way; 0: none */
   uint64_t bytes, granted, sent;
-  uint64_t delay;  /* once decided: it had, or would have had */
-  uint32_t source; /* cursor */
+  uint64_t delay;   /* once decided: it had, or would have had */
+  uint64_t reached; /* dropped: the iteration that the worker goes on with at this server */
+  uint64_t late;    /* dropped, since this iteration (plus one) was complete; else 0 */
+  uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
 
@@ -101,19 +103,32 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t after_seq;       /* numbers below are of pushes before it */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
-  int32_t missing; /* the worker that a server waits for, as it says */
+  /* What the server that said so last waits for; missing NO_RANK: nothing is known. */
+  int32_t missing;
+  uint32_t missing_at;
+  char state[200];
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
-  uint8_t counts; /* it counts iterations: also of updates that have no bytes for it */
+  uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
+  uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small; /* mergeable updates announced and not decided */
   uint64_t round; /* whole updates decided: rounds this worker is through with here */
 } mlfab__stream;
+
+typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
+  uint64_t request;                 /* 0: none */
+  mlfab__sync_ask ask;
+  uint32_t nwaiting;
+  int32_t code; /* the first server's that refused it, and which */
+  uint32_t server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__sync_change;
 
 typedef struct mlfab__worker {
   mlfab__env *env;
@@ -139,6 +154,7 @@ typedef struct mlfab__worker {
   uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
+  mlfab__sync_change change;
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
@@ -166,6 +182,11 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
                                        mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
+MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
+                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
+                                           uint64_t now_ns, mlfab_request *request_p,
+                                           mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,

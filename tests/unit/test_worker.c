@@ -230,6 +230,13 @@ static void ack(fixture *f, uint32_t server, uint64_t seq, int code, uint64_t ve
   from_server(f, server, MLFAB__PUSH_ACK, meta, mlfab__encode_push_ack(meta, &m), NULL, 0);
 }
 
+/* With the iteration that the server counts on from. */
+static void ack_reached(fixture *f, uint32_t server, uint64_t seq, int code, uint64_t v_train) {
+  mlfab__push_ack m = {seq, 1, f->worker.streams[server].generation, code, 0, 0, v_train};
+  uint8_t meta[128];
+  from_server(f, server, MLFAB__PUSH_ACK, meta, mlfab__encode_push_ack(meta, &m), NULL, 0);
+}
+
 static void pull_via(fixture *f, uint32_t server, uint64_t request, uint32_t attempt,
                      uint32_t aggregator) {
   mlfab__pull_via m = {request, attempt, aggregator};
@@ -242,7 +249,7 @@ static void model(fixture *f, uint32_t server, uint64_t request, uint64_t at, ui
                   uint8_t fill, uint32_t flags) {
   static uint8_t bulk[4096];
   uint8_t meta[128];
-  mlfab__model m = {request, at, fill, fill, (uint32_t)(at / 4096), flags};
+  mlfab__model m = {request, at, bytes, fill, fill, (uint32_t)(at / 4096), flags, 1};
   memset(bulk, fill, bytes);
   from_server(f, server, MLFAB__MODEL, meta, mlfab__encode_model(meta, &m), bulk, bytes);
 }
@@ -251,7 +258,8 @@ static void hop_model(fixture *f, uint32_t aggregator, uint32_t server, uint32_t
                       uint64_t request, uint64_t at, uint32_t bytes, uint8_t fill, uint32_t flags) {
   static uint8_t bulk[4096];
   uint8_t meta[128];
-  mlfab__hop_model m = {request, at, fill, fill, (uint32_t)(at / 4096), flags, server, attempt};
+  mlfab__hop_model m = {request, at, bytes,  fill,   fill, (uint32_t)(at / 4096),
+                        flags,   1,  server, attempt};
   memset(bulk, fill, bytes);
   from_hop(f, aggregator, MLFAB__HOP_MODEL, meta, mlfab__encode_hop_model(meta, &m), bulk, bytes);
 }
@@ -1042,6 +1050,53 @@ static void test_dropped_and_abandoned(void **state) {
   assert_int_equal(f->stats.updates_dropped, 1);
 }
 
+/* Rounds without it went on: this worker's next update is the open one's, and pulls ask for it. */
+static void test_dropped_late(void **state) {
+  (void)state;
+  static fixture f;
+  mlfab_model_options options;
+  memset(&options, 0, sizeof options);
+  options.sync = MLFAB_SYNC_DROP;
+  options.consistency =
+      (mlfab_sync){.size = sizeof(mlfab_sync), .kind = MLFAB_SYNC_DROP, .need = 2};
+  begin(&f, MLFAB_SCHEDULER_NONE);
+  define(&f, &options);
+  mlfab__request *request = push_announced(&f);
+  ack_reached(&f, 0, 1, MLFAB_ERR_DROPPED, 7);
+  ack_reached(&f, 1, 1, MLFAB_ERR_DROPPED, 1); /* which is no further than it is */
+  assert_int_equal(request->result.status, MLFAB_ERR_DROPPED);
+  assert_string_equal(f.requests.last.text,
+                      "update 1: too late at server 0: iteration 0 was complete");
+  assert_int_equal(f.worker.streams[0].round, 7);
+  assert_int_equal(f.worker.streams[1].round, 1);
+  push_one(&f, MLFAB_ALL);
+  assert_int_equal(announced(&f, 0).progress, 7);
+  assert_int_equal(announced(&f, 1).progress, 1);
+  ack_reached(&f, 0, 2, 0, 9); /* of an applied one it is only news */
+  assert_int_equal(f.worker.streams[0].round, 8);
+  mlfab__worker_free(&f.worker);
+}
+
+/* The caller's count is compared with the library's before anything is sent. */
+static void test_progress_is_checked(void **state) {
+  fixture *f = *state;
+  mlfab_push_options options = {.size = sizeof options, .progress = 2};
+  mlfab_buf buf = buffer(MLFAB_ALL, weights);
+  mlfab_error error;
+  assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
+                   MLFAB_ERR_ARGUMENT);
+  assert_string_equal(error.text, "push: progress is 2, this worker's next is 1");
+  assert_int_equal(f->worker.norder, 0);
+  for (options.progress = 1; options.progress < 4; options.progress++)
+    assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error), 0);
+  announced(f, 0);
+  ack(f, 0, 1, 0, 1, 0);
+  assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error), 0);
+  assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
+                   MLFAB_ERR_ARGUMENT);
+  assert_string_equal(error.text, "push: progress is 4, this worker's next is 5");
+}
+
 /* Dropped while some of it was at a hop: the buffer waits for that. */
 static void test_dropped_at_a_hop(void **state) {
   fixture *f = *state;
@@ -1284,7 +1339,7 @@ static void test_frames_that_do_not_parse(void **state) {
   mlfab__hop_grant g = {7, 1, SHARD, 0};
   cut(f, 1, MLFAB__HOP_GRANT, meta, mlfab__encode_hop_grant(meta, &g),
       "a HOP_GRANT that does not parse, or names no server");
-  mlfab__hop_model m = {1, 0, 1, 1, 0, 0, 0, 4};
+  mlfab__hop_model m = {.request = 1, .version = 1, .commit = 1, .server = 4};
   cut(f, 1, MLFAB__HOP_MODEL, meta, mlfab__encode_hop_model(meta, &m),
       "a HOP_MODEL that does not parse, or names no server");
   for (uint32_t type = 0; type < 256; type++) {
@@ -1338,7 +1393,9 @@ static void test_model_that_does_not_fit(void **state) {
   hop_model(f, 3, 0, 1, handle, 4000, 100, 1, 0); /* over the end of its slice */
   assert_dropped(f, 1, 3, text);
   uint8_t meta[128], bulk[64] = {1};
-  mlfab__hop_model m = {handle, 0, 1, 1, 1, 0, 0, 1}; /* of another slice */
+  mlfab__hop_model m = {
+      .request = handle, .bytes = 64, .version = 1, .commit = 1, .slice = 1, .attempt = 1};
+  /* of another slice */
   uint32_t n = mlfab__encode_hop_model(meta, &m);
   from_hop(f, 3, MLFAB__HOP_MODEL, meta, n, bulk, sizeof bulk);
   assert_dropped(f, 1, 3, text);
@@ -1350,13 +1407,180 @@ static void test_model_that_does_not_fit(void **state) {
   n = mlfab__encode_hop_model(meta, &m);
   from_hop(f, 3, MLFAB__HOP_MODEL, meta, n, NULL, 64); /* a ghost */
   assert_dropped(f, 1, 3, text);
-  mlfab__model direct = {handle, 0, 1, 1, 0, MLFAB__MODEL_LAST};
+  mlfab__model direct = {
+      .request = handle, .bytes = 64, .version = 1, .commit = 1, .flags = MLFAB__MODEL_LAST};
   pull_via(f, 0, handle, 2, MLFAB__NO_NODE);
   n = mlfab__encode_model(meta, &direct);
   from_server(f, 0, MLFAB__MODEL, meta, n, NULL, 64);
   assert_dropped(f, 0, 0, "a MODEL frame that was not asked for");
   for (uint32_t i = 0; i < BYTES; i++) assert_int_equal(pulled[i], 0);
   assert_int_equal(mlfab__request_find(&f->requests, handle)->done, 0);
+}
+
+/* --- what a pull waits for --- */
+
+static void test_pull_tells_the_state(void **state) {
+  fixture *f = *state;
+  static uint8_t into[BYTES];
+  mlfab__request *request = pull_all(f, into);
+  mlfab_request id = request->id;
+  mlfab__pull_fail m = {.request = id, .code = MLFAB_ERR_AGAIN, .rank = 2};
+  uint8_t meta[512];
+  snprintf(m.text, sizeof m.text, "SSP: V_train is 3");
+  from_server(f, 1, MLFAB__PULL_FAIL, meta, mlfab__encode_pull_fail(meta, &m), NULL, 0);
+  f->now += 2000000000;
+  mlfab__worker_withdraw(&f->worker, request, MLFAB_ERR_TIMEOUT, f->now);
+  assert_int_equal(request->result.rank, 2);
+  assert_string_equal(f->requests.last.text,
+                      "pull: the deadline passed after 2 s awaiting worker 2, the slowest, at "
+                      "server 1: SSP: V_train is 3");
+  /* A server that has answered since is not who is waited for. */
+  mlfab__request_end(&f->requests, request);
+  request = pull_all(f, into);
+  m.request = request->id;
+  memset(m.text, 'x', sizeof m.text - 1);
+  from_server(f, 0, MLFAB__PULL_FAIL, meta, mlfab__encode_pull_fail(meta, &m), NULL, 0);
+  model(f, 0, m.request, 0, 4096, 1, MLFAB__MODEL_LAST);
+  mlfab__worker_withdraw(&f->worker, request, MLFAB_ERR_TIMEOUT, f->now);
+  assert_string_equal(f->requests.last.text,
+                      "pull: the deadline passed after 0 ns awaiting server 1");
+}
+
+/* --- a change of consistency --- */
+
+static mlfab_request change(fixture *f, uint32_t server, uint32_t tensor) {
+  mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 3};
+  mlfab_request request = 0;
+  mlfab_error error;
+  assert_int_equal(
+      mlfab__worker_set_sync(&f->worker, &sync, server, tensor, 0, f->now, &request, &error), 0);
+  return request;
+}
+
+static void changed(fixture *f, uint32_t server, uint64_t ask, int code, uint32_t counts) {
+  mlfab__sync_ack m = {.ask = ask, .code = code, .counts = counts};
+  uint8_t meta[512];
+  snprintf(m.text, sizeof m.text, "%s", code ? "it does not like it" : "");
+  from_server(f, server, MLFAB__SYNC_ACK, meta, mlfab__encode_sync_ack(meta, &m), NULL, 0);
+}
+
+static mlfab__sync_ask asked(const fixture *f) {
+  mlfab__sync_ask m;
+  assert_int_equal(f->server.post_type, MLFAB__SYNC);
+  assert_int_equal(mlfab__decode_sync_ask(f->server.post_meta, f->server.post_bytes, &m), 0);
+  return m;
+}
+
+static void end_change(fixture *f, mlfab_request request, int code, int32_t rank,
+                       const char *text) {
+  mlfab__request *r = mlfab__request_find(&f->requests, request);
+  assert_int_equal(r->done, 1);
+  assert_int_equal(r->result.status, code);
+  assert_int_equal(r->result.rank, rank);
+  if (code) assert_string_equal(f->requests.last.text, text);
+  mlfab__request_end(&f->requests, r);
+}
+
+static void test_set_sync(void **state) {
+  fixture *f = *state;
+  uint32_t posts = f->server.posts;
+  mlfab_request request = change(f, MLFAB_ALL, 1);
+  assert_int_equal(f->server.posts, posts + 2);
+  mlfab__sync_ask m = asked(f);
+  assert_int_equal(m.ask, 1);
+  assert_int_equal(m.tensor, 1);
+  assert_int_equal(m.consistency.kind, MLFAB_SYNC_SSP);
+  assert_int_equal(m.consistency.staleness, 3);
+  changed(f, 0, 0, 0, 1); /* only news */
+  changed(f, 1, 1, 0, 1);
+  changed(f, 1, 1, 0, 1); /* twice */
+  assert_int_equal(mlfab__request_find(&f->requests, request)->done, 0);
+  assert_int_equal(f->worker.streams[1].counts, 1);
+  changed(f, 0, 1, 0, 1);
+  end_change(f, request, 0, MLFAB_NO_RANK, NULL);
+  /* One server only; what it says of another ask is not its answer. */
+  posts = f->server.posts;
+  request = change(f, 1, MLFAB_ALL);
+  assert_int_equal(f->server.posts, posts + 1);
+  assert_int_equal(f->server.post_peer, 1);
+  changed(f, 1, 1, 0, 1);
+  changed(f, 0, 2, 0, 1);
+  assert_int_equal(mlfab__request_find(&f->requests, request)->done, 0);
+  changed(f, 1, 2, 0, 0);
+  end_change(f, request, 0, MLFAB_NO_RANK, NULL);
+  assert_int_equal(f->worker.streams[1].counts, 0);
+}
+
+static void test_set_sync_fails(void **state) {
+  fixture *f = *state;
+  mlfab_request request = change(f, MLFAB_ALL, MLFAB_ALL);
+  changed(f, 1, 1, MLFAB_ERR_UNSUPPORTED, 0);
+  changed(f, 0, 1, MLFAB_ERR_LIMIT, 0); /* the first is told */
+  end_change(f, request, MLFAB_ERR_UNSUPPORTED, 1, "set_sync: server 1: it does not like it");
+  request = change(f, MLFAB_ALL, MLFAB_ALL);
+  changed(f, 0, 2, 0, 0);
+  f->now += 3000000000;
+  mlfab__worker_withdraw(&f->worker, mlfab__request_find(&f->requests, request), MLFAB_ERR_TIMEOUT,
+                         f->now);
+  end_change(f, request, MLFAB_ERR_TIMEOUT, 1,
+             "set_sync: the deadline passed after 3 s awaiting server 1; it may still change "
+             "there");
+  changed(f, 1, 2, 0, 0);
+  /* On a new link it is asked again, and only where it was not answered. */
+  request = change(f, MLFAB_ALL, MLFAB_ALL);
+  changed(f, 0, 3, 0, 0);
+  lose_server(f, 0);
+  lose_server(f, 1);
+  uint32_t posts = f->server.posts;
+  greet(f, 0, 2, NULL);
+  assert_int_equal(f->server.posts, posts);
+  greet(f, 1, 2, NULL);
+  assert_int_equal(f->server.posts, posts + 1);
+  assert_int_equal(asked(f).ask, 3);
+  changed(f, 1, 3, 0, 0);
+  end_change(f, request, 0, MLFAB_NO_RANK, NULL);
+  /* One that is away when it is asked hears of it when it is back; or never. */
+  lose_server(f, 1);
+  posts = f->server.posts;
+  request = change(f, 1, MLFAB_ALL);
+  assert_int_equal(f->server.posts, posts);
+  mlfab__worker_dead(&f->worker, 1, 5000000000, f->now);
+  end_change(f, request, MLFAB_ERR_PEER_DEAD, 1, "set_sync: server 1 is dead (silent for 5 s)");
+  request = change(f, 0, MLFAB_ALL); /* which does not need it */
+  changed(f, 0, 5, 0, 0);
+  end_change(f, request, 0, MLFAB_NO_RANK, NULL);
+}
+
+static void test_set_sync_is_checked(void **state) {
+  fixture *f = *state;
+  mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = -1};
+  mlfab_request request = 0;
+  mlfab_error error;
+  const struct {
+    const mlfab_sync *sync;
+    uint32_t server, tensor;
+    int code;
+    const char *text;
+  } wrong[] = {{NULL, 0, 0, MLFAB_ERR_ARGUMENT, "sync is NULL"},
+               {&sync, 0, 0, MLFAB_ERR_ARGUMENT, "staleness"},
+               {&sync, SERVERS, 0, MLFAB_ERR_ARGUMENT, "set_sync: server 2 of 2"},
+               {&sync, 0, 7, MLFAB_ERR_TENSOR, "set_sync: there is no tensor 7"}};
+  uint32_t posts = f->server.posts;
+  for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
+    assert_int_equal(mlfab__worker_set_sync(&f->worker, wrong[i].sync, wrong[i].server,
+                                            wrong[i].tensor, 0, f->now, &request, &error),
+                     wrong[i].code);
+    assert_non_null(strstr(error.text, wrong[i].text));
+  }
+  assert_int_equal(f->server.posts, posts);
+  assert_int_equal(f->requests.open, 0);
+  change(f, 0, MLFAB_ALL);
+  sync.staleness = 0;
+  assert_int_equal(mlfab__worker_set_sync(&f->worker, &sync, 1, 0, 0, f->now, &request, &error),
+                   MLFAB_ERR_AGAIN);
+  uint8_t meta[4] = {0};
+  from_server(f, 0, MLFAB__SYNC_ACK, meta, 3, NULL, 0);
+  assert_dropped(f, 0, 0, "a SYNC_ACK that does not parse");
 }
 
 /* --- updates in any order of events --- */
@@ -1883,12 +2107,13 @@ static void walk_posted(fixture *f, uint32_t server, uint8_t type, const void *m
   walk *w = (walk *)(void *)f;
   walk_server *s = &w->servers[server];
   static mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+  static uint64_t sinces[MLFAB__SLICES_MAX];
   mlfab__pull pull;
   mlfab__pull_done done;
   mlfab__pull_cancel cancel;
   if (w->down[server]) return;
   if (type == MLFAB__PULL) {
-    assert_int_equal(mlfab__decode_pull(meta, bytes, &pull, segments), 0);
+    assert_int_equal(mlfab__decode_pull(meta, bytes, &pull, segments, sinces), 0);
     assert_int_equal(s->state, WALK_IDLE);
     s->state = WALK_HELD;
     s->request = pull.request;
@@ -2195,6 +2420,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_dropped_in_part, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_and_worse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_and_abandoned, open_worker, close_worker),
+      cmocka_unit_test(test_dropped_late),
+      cmocka_unit_test_setup_teardown(test_progress_is_checked, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_at_a_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_pull_by_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_pull_ways, open_worker, close_worker),
@@ -2206,6 +2433,10 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_frames_that_do_not_parse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_frames_that_do_not_fit, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_model_that_does_not_fit, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_pull_tells_the_state, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_set_sync, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_set_sync_fails, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_set_sync_is_checked, open_worker, close_worker),
       cmocka_unit_test(test_updates_at_random),
       cmocka_unit_test(test_pulls_at_random),
   };
