@@ -231,22 +231,24 @@ fuzz:
 
 # ---- figures
 
-BENCH_SOURCES := $(filter-out tests/bench/plan.c,$(wildcard tests/bench/*.c))
+# What measures internals links the parts, and is a program of its own.
+PART_BENCHES  := plan filter version
+BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c),$(wildcard tests/bench/*.c))
 
 $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(if $(HAVE_ZMQ),,-DMLFAB_BENCH_ZMQ=0) $(BENCH_SOURCES) \
 	  $(BUILD)/mlfab.o $(LDFLAGS) $(if $(HAVE_ZMQ),-lzmq) $(LIBS)
 
-$(BUILD)/bench-plan: tests/bench/plan.c $(BUILD)/parts/libparts.a
+$(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
 ##: measures against memcpy, plain sockets, ZeroMQ and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) $(BUILD)/bench $(BUILD)/bench-plan
+	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%)
 	$(BUILD)/bench $(BUILD)/bench.tsv
-	$(BUILD)/bench-plan $(BUILD)/bench.tsv
+	for name in $(PART_BENCHES); do $(BUILD)/bench-$$name $(BUILD)/bench.tsv || exit 1; done
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 

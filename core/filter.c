@@ -196,6 +196,16 @@ FILTER_EMIT(filter_emit_f64, double, mlfab__half_narrow, filter_top_f64)
 /* ---- float32 in vectors: whole words of 64 marks; what is left is done by the portable ones ---- */
 
 #if FILTER_X86
+/* Asks for a line of both before it is needed; nothing happens where there is no memory. Marking leaves
+ * the memory idle at pages, and emitting what was marked just now would do so altogether: it asks for the
+ * stretch behind its own, which probably comes next. */
+#define FILTER_AHEAD(g, residual, i)                                                   \
+  do {                                                                                 \
+    const uintptr_t off_ = (uintptr_t)(i) * sizeof(float);                             \
+    if ((g) != NULL) _mm_prefetch((const char *)((uintptr_t)(g) + off_), _MM_HINT_T0); \
+    _mm_prefetch((const char *)((uintptr_t)(residual) + off_), _MM_HINT_T0);           \
+  } while (0)
+
 FILTER_AVX512 static inline __m512i filter_mix_avx512(__m512i x) {
   x = _mm512_add_epi64(x, _mm512_set1_epi64((long long)0x9e3779b97f4a7c15u));
   x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)),
@@ -237,6 +247,7 @@ FILTER_AVX512 static uint32_t filter_mark_avx512(const filter_limits *limits, co
   for (uint32_t at = 0; at < n; at += 64) {
     uint64_t marks = 0;
     for (uint32_t i = 0; i < 64; i += 16) {
+      FILTER_AHEAD(g, residual, at + i + 128);
       __m512i m = _mm512_and_si512(filter_sum_avx512(g, residual, at + i), magnitude);
       worst = _mm512_max_epu32(worst, m);
       __mmask16 sent = _mm512_cmpge_epu32_mask(m, high);
@@ -263,6 +274,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
   uint32_t k = 0;
   for (uint32_t i = 0; i < n; i += 16) {
     __mmask16 marks = (__mmask16)(keep[i / 64] >> (i % 64));
+    FILTER_AHEAD(g, residual, i + n);
     uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
     __mmask16 there = (__mmask16)((1u << count) - 1);
     __m512i a = filter_sum_avx512(g, residual, i);
@@ -341,6 +353,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
   for (uint32_t i = 0; i < n; i += 64) total += (uint32_t)_mm_popcnt_u64(keep[i / 64]);
   for (uint32_t i = 0; i < n; i += 8) {
     uint32_t marks = (uint32_t)(keep[i / 64] >> (i % 64)) & 0xff;
+    FILTER_AHEAD(g, residual, i + n);
     uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
     __m256i sent = _mm256_and_si256(_mm256_set1_epi32((int)marks), bit);
     __m256i a = filter_sum_avx2(g, residual, i), rest;
@@ -526,11 +539,62 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 FILTER_CHANGE(filter_change_f32, float)
 FILTER_CHANGE(filter_change_f64, double)
 
+#if FILTER_X86
+/* The same for eight at a time; what is left over goes the portable way. */
+#define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                                      \
+  typedef real name##_items                                                                        \
+      __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias));            \
+  typedef word name##_words __attribute__((vector_size(8 * sizeof(word))));                        \
+  typedef double name##_wide __attribute__((vector_size(64)));                                     \
+  typedef int64_t name##_marks __attribute__((vector_size(64)));                                   \
+  isa static uint64_t name(const real *before, real *after, uint64_t n, double tau) {              \
+    const name##_marks magnitude = {0};                                                            \
+    name##_marks sum = {0};                                                                        \
+    uint64_t back = 0, i = 0;                                                                      \
+    for (; i + 8 <= n; i += 8) {                                                                   \
+      name##_items was = *(const name##_items *)(before + i);                                      \
+      name##_items is = *(const name##_items *)(after + i);                                        \
+      name##_wide size = __builtin_convertvector(was, name##_wide);                                \
+      name##_wide change = __builtin_convertvector(is, name##_wide) - size;                        \
+      size = (name##_wide)((name##_marks)size & (magnitude + INT64_MAX));                          \
+      change = (name##_wide)((name##_marks)change & (magnitude + INT64_MAX));                      \
+      name##_marks small = (size > 0) & (change > 0) & (change / size < tau);                      \
+      name##_words old = __builtin_convertvector(small, name##_words) | (name##_words)(is == was); \
+      *(name##_items *)(after + i) =                                                               \
+          (name##_items)(((name##_words)was & old) | ((name##_words)is & ~old));                   \
+      sum -= small;                                                                                \
+    }                                                                                              \
+    for (size_t j = 0; j < 8; j++) back += (uint64_t)sum[j];                                       \
+    return back + portable(before + i, after + i, n - i, tau);                                     \
+  }
+
+FILTER_CHANGE_VECTOR(filter_change_f32_avx2, FILTER_AVX2, filter_change_f32, float, int32_t)
+FILTER_CHANGE_VECTOR(filter_change_f64_avx2, FILTER_AVX2, filter_change_f64, double, int64_t)
+FILTER_CHANGE_VECTOR(filter_change_f32_avx512, FILTER_AVX512, filter_change_f32, float, int32_t)
+FILTER_CHANGE_VECTOR(filter_change_f64_avx512, FILTER_AVX512, filter_change_f64, double, int64_t)
+#endif
+
+MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
+                                                   void *after, uint64_t n, double tau) {
+  const float *b32 = (const float *)before;
+  const double *b64 = (const double *)before;
+  (void)level;
+#if FILTER_X86
+  if (dtype == MLFAB_F32 && level >= 2)
+    return filter_change_f32_avx512(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F32 && level == 1) return filter_change_f32_avx2(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F64 && level >= 2)
+    return filter_change_f64_avx512(b64, (double *)after, n, tau);
+  if (dtype == MLFAB_F64 && level == 1) return filter_change_f64_avx2(b64, (double *)after, n, tau);
+#endif
+  if (dtype == MLFAB_F32) return filter_change_f32(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F64) return filter_change_f64(b64, (double *)after, n, tau);
+  return 0;
+}
+
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau) {
-  if (dtype == MLFAB_F32) return filter_change_f32((const float *)before, (float *)after, n, tau);
-  if (dtype == MLFAB_F64) return filter_change_f64((const double *)before, (double *)after, n, tau);
-  return 0;
+  return mlfab__filter_change_with(mlfab__half_level(), dtype, before, after, n, tau);
 }
 
 #undef FILTER_X86
@@ -544,3 +608,5 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #undef FILTER_EMIT
 #undef FILTER_AS_IT_IS
 #undef FILTER_CHANGE
+#undef FILTER_CHANGE_VECTOR
+#undef FILTER_AHEAD

@@ -14,6 +14,8 @@
 #include "base.h"
 
 #define MLFAB__FILTER_MOST 65536u /* elements a call */
+/* So many at a time are fast: what mark has read, emit finds in the first caches. */
+#define MLFAB__FILTER_STRETCH 8192u
 #define MLFAB__FILTER_REFUSED UINT32_MAX
 
 typedef struct mlfab__filter_rule {
@@ -79,5 +81,7 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
                                                  const void *g, void *residual, uint32_t n,
                                                  const uint64_t *keep, void *values,
                                                  uint64_t *saturated);
+MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
+                                                   void *after, uint64_t n, double tau);
 
 #endif

@@ -395,8 +395,12 @@ static void change_case(uint64_t seed) {
     back += (uint64_t)small;
     set(&u, wanted, i, small || is == old ? old : is);
   }
-  assert_int_equal(mlfab__filter_change(u.rule.dtype, before, after, u.n, tau), back);
-  assert_memory_equal(after, wanted, u.n * u.width);
+  for (int level = 0; level <= mlfab__half_level(); level++) {
+    static double is[LENGTH_MAX];
+    memcpy(is, after, sizeof is);
+    assert_int_equal(mlfab__filter_change_with(level, u.rule.dtype, before, is, u.n, tau), back);
+    assert_memory_equal(is, wanted, u.n * u.width);
+  }
 }
 
 static void puts_small_changes_back(void **state) {
@@ -415,11 +419,17 @@ static void leaves_nan_alone(void **state) {
   (void)state;
   const uint32_t nan = 0x7fc00000u;
   uint32_t is;
-  float before[1] = {1}, after[1];
-  memcpy(after, &nan, sizeof nan);
-  assert_int_equal(mlfab__filter_change(MLFAB_F32, before, after, 1, 0.5), 0);
-  memcpy(&is, after, sizeof is);
-  assert_int_equal(is, nan);
+  for (int level = 0; level <= mlfab__half_level(); level++) {
+    float before[11] = {1}, after[11] = {0};
+    memcpy(after, &nan, sizeof nan);
+    before[10] = 1;
+    memcpy(after + 10, &nan, sizeof nan);
+    assert_int_equal(mlfab__filter_change_with(level, MLFAB_F32, before, after, 11, 0.5), 0);
+    memcpy(&is, after, sizeof is);
+    assert_int_equal(is, nan);
+    memcpy(&is, after + 10, sizeof is);
+    assert_int_equal(is, nan);
+  }
 }
 
 /* ---- tests/vectors/tdf.json ---- */
