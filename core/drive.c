@@ -798,6 +798,13 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   DRIVE_START(mlfab_node_pull(ctx->node, bufs, n, options, now, request_p));
 }
 
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_set_sync(ctx->node, sync, server, tensor, timeout_ns, now, &request),
+              NULL);
+}
+
 MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_barrier(ctx->node, timeout_ns, now, &request), NULL);

@@ -1717,6 +1717,13 @@ MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count,
   NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
                               &error));
 }
+
+MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
+                                  uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
+                                  mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_set_sync(&node->worker, sync, server, tensor, timeout_ns, node->now_ns,
+                                   request_p, &error));
+}
 #undef NODE_CALL
 
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
