@@ -109,7 +109,8 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
 #define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
 #define WIRE_HELLO_ACK(N, T) \
-  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N)
+  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
+  N(epoch) N(stopped)
 #define WIRE_HEARTBEAT(N, T) N(sent_ns)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
@@ -178,6 +179,18 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_TREE_ASK(N, T) N(number) N(bytes) N(root)
 #define WIRE_TREE_PLAN(N, T) N(number)
 #define WIRE_TREE_NODE(N, T) N(worker) N(parent) N(giver)
+#define WIRE_RESLICE_ASK(N, T) N(ask) N(timeout_ns)
+#define WIRE_RESLICE_DONE(N, T) N(ask) N(code) N(rank) N(is_server) T(text)
+#define WIRE_FREEZE(N, T) N(attempt)
+#define WIRE_STOP(N, T) N(attempt) N(kind)
+#define WIRE_MOVE(N, T) N(attempt) N(step)
+#define WIRE_MOVED(N, T) N(attempt) N(step) N(server) N(code) T(text)
+#define WIRE_SHIFT_GATE(N, T) \
+  N(attempt) N(gate) N(contributors) N(members) N(quiet) N(v_train) N(refused_round) N(threshold) \
+  N(scale) WIRE_SYNC_IN(N, consistency.)
+#define WIRE_SHIFT_BYTES(N, T) \
+  N(attempt) N(slice) N(gate) N(kind) N(offset) N(version) N(commit) N(last)
+#define WIRE_THAW(N, T) N(attempt) N(epoch)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -257,6 +270,15 @@ WIRE_META(reduce_done, WIRE_REDUCE_DONE)
 WIRE_META(tree_join, WIRE_TREE_JOIN)
 WIRE_META(tree_grant, WIRE_TREE_GRANT)
 WIRE_META(tree_bytes, WIRE_TREE_BYTES)
+WIRE_META(reslice_done, WIRE_RESLICE_DONE)
+WIRE_META(freeze, WIRE_FREEZE)
+WIRE_META(stop, WIRE_STOP)
+WIRE_META(moved, WIRE_MOVED)
+WIRE_META(shift_bytes, WIRE_SHIFT_BYTES)
+WIRE_FIELDS(reslice_ask, WIRE_RESLICE_ASK)
+WIRE_FIELDS(move, WIRE_MOVE)
+WIRE_FIELDS(thaw, WIRE_THAW)
+WIRE_FIELDS(shift_gate, WIRE_SHIFT_GATE)
 WIRE_FIELDS(tree_place, WIRE_TREE_PLACE)
 WIRE_FIELDS(tree_ask, WIRE_TREE_ASK)
 WIRE_FIELDS(tree_plan, WIRE_TREE_PLAN)
@@ -516,6 +538,57 @@ MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
   return wire_read_end(&r);
 }
 
+/* Numbers of servers: u16 each. */
+static uint32_t wire_end_servers(uint8_t *meta, uint8_t *at, uint32_t n, const uint32_t *servers) {
+  if (n > MLFAB__SLICES_MAX) return 0;
+  wire_put32(at, n);
+  at += 4;
+  for (uint32_t i = 0; i < n; i++, at += 2) wire_put16(at, (uint16_t)servers[i]);
+  return (uint32_t)(at - meta);
+}
+
+static uint32_t wire_read_servers(wire_reader *r, uint32_t *servers) {
+  uint32_t n = wire_read_count(r, MLFAB__SLICES_MAX, 2);
+  for (uint32_t i = 0; i < n; i++, r->at += 2) servers[i] = wire_get16(r->at);
+  return n;
+}
+
+#define WIRE_META_SERVERS(name, count)                                                            \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
+                                                const uint32_t *servers) {                        \
+    return wire_end_servers(meta, wire_write_##name(meta, m), m->count, servers);                 \
+  }                                                                                               \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
+                                           uint32_t *servers) {                                   \
+    wire_reader r = {meta, meta + bytes, 0};                                                      \
+    wire_read_##name(&r, m);                                                                      \
+    m->count = wire_read_servers(&r, servers);                                                    \
+    return wire_read_end(&r);                                                                     \
+  }
+WIRE_META_SERVERS(reslice_ask, servers)
+WIRE_META_SERVERS(move, slices)
+WIRE_META_SERVERS(thaw, slices)
+#undef WIRE_META_SERVERS
+
+MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
+                                                  const uint32_t *words) {
+  uint8_t *at = wire_write_shift_gate(meta, m);
+  if (m->words > MLFAB__SHIFT_WORDS_MAX) return 0;
+  wire_put32(at, m->words);
+  at += 4;
+  for (uint32_t i = 0; i < m->words; i++, at += 4) wire_put32(at, words[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__shift_gate *m, uint32_t *words) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_shift_gate(&r, m);
+  m->words = wire_read_count(&r, MLFAB__SHIFT_WORDS_MAX, 4);
+  for (uint32_t i = 0; i < m->words; i++, r.at += 4) words[i] = wire_get32(r.at);
+  return wire_read_end(&r);
+}
+
 /* ---- lists inside bulks ---- */
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
@@ -614,7 +687,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 #define WIRE_BULK_TYPES                                                                        \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
-   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN))
+   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -639,7 +712,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && !(WIRE_BULK_TYPES >> type & 1)) return MLFAB_ERR_FRAME;
+  if (bulk_bytes > 0 && (type >= 64 || !(WIRE_BULK_TYPES >> type & 1))) return MLFAB_ERR_FRAME;
   *head_bytes_p = MLFAB_HEADER_BYTES + meta_bytes;
   *bulk_bytes_p = bulk_bytes;
   return 0;

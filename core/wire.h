@@ -97,13 +97,23 @@ typedef struct mlfab__header {
   X(TREE_ASK, 56)        \
   X(TREE_PLAN, 57)       \
   X(SYNC, 58)            \
-  X(SYNC_ACK, 59)
+  X(SYNC_ACK, 59)        \
+  X(SHIFT, 60)           \
+  X(RESLICE, 61)         \
+  X(RESLICE_DONE, 62)    \
+  X(FREEZE, 63)          \
+  X(FROZEN, 64)          \
+  X(STOP, 65)            \
+  X(MOVE, 66)            \
+  X(MOVED, 67)           \
+  X(SHIFT_GATE, 68)      \
+  X(THAW, 69)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 60
+      MLFAB__FRAME_TYPES = 70
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -155,10 +165,12 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t generation;            /* of the worker's push stream from here on */
   uint32_t model_stands;          /* 1: this server has a model */
   uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
-                                    the credit is news */
+                                    the credit is news; 3: to STOP */
   uint64_t v_train;               /* rounds committed: where a joiner starts */
   uint64_t top;                   /* all updates up to here are decided ... */
   uint64_t applied[4];            /* ... bit i: update top - i was applied (0: refused) */
+  uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
+  uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
 
 typedef struct mlfab__heartbeat {
@@ -300,9 +312,9 @@ typedef struct
 } mlfab__bcast;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
-  uint64_t ask;                /* the worker's count of changes, from 1 */
-  uint32_t tensor;             /* the slices that have bytes of it, or MLFAB_ALL */
-  mlfab_sync consistency;      /* `size` does not travel */
+  uint64_t ask;                  /* the worker's count of changes, from 1 */
+  uint32_t tensor;               /* the slices that have bytes of it, or MLFAB_ALL */
+  mlfab_sync consistency;        /* `size` does not travel */
 } mlfab__sync_ask;
 
 typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
@@ -544,6 +556,84 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
   uint32_t nodes;
 } mlfab__tree_plan;
 
+/* --- slices that move between servers: see reslice.h --- */
+
+typedef struct mlfab__reslice_ask { /* RESLICE, worker -> server 0; u32 count and u16 numbers of the
+                                       servers follow */
+  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t timeout_ns;
+  uint32_t servers;
+} mlfab__reslice_ask;
+
+typedef struct mlfab__reslice_done { /* server 0 -> worker */
+  uint64_t ask;
+  int32_t code, rank;
+  uint32_t is_server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__reslice_done;
+
+typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
+  uint32_t attempt;
+} mlfab__freeze;
+
+/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+enum mlfab__stop_kind {
+  MLFAB__STOP_BEGIN = 0,
+  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_OVER = 2
+};
+typedef struct mlfab__stop { /* worker -> server */
+  uint32_t attempt, kind;
+} mlfab__stop;
+
+enum mlfab__move_step {
+  MLFAB__MOVE_ABORT = 0,
+  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
+  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+};
+typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
+  uint32_t attempt, step;
+  uint32_t slices; /* only with PREPARE, else 0 */
+} mlfab__move;
+
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
+  uint32_t attempt, step, server;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__moved;
+
+/* Server -> server: a gate of slices that follow; u32 count and u32 words follow, bit w of them:
+ * worker w has something in its open round. */
+typedef struct mlfab__shift_gate {
+  uint32_t attempt, gate; /* its number there */
+  uint32_t contributors, members, quiet;
+  uint64_t v_train, refused_round, threshold;
+  double scale;
+  mlfab_sync consistency; /* `size` does not travel */
+  uint32_t words;
+} mlfab__shift_gate;
+#define MLFAB__SHIFT_WORDS_MAX 2048u
+
+enum mlfab__shift_kind {
+  MLFAB__SHIFT_WEIGHTS,
+  MLFAB__SHIFT_STATE0,
+  MLFAB__SHIFT_STATE1,
+  MLFAB__SHIFT_SUM
+};
+typedef struct mlfab__shift_bytes { /* SHIFT, server -> server: the next bytes of a slice */
+  uint32_t attempt, slice, gate, kind;
+  uint64_t offset; /* in the slice */
+  uint64_t version, commit;
+  uint32_t last; /* 1: of this slice */
+} mlfab__shift_bytes;
+
+typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt;          /* that is over, or all that ever were */
+  uint32_t epoch;            /* of the layout that counts */
+  uint32_t slices;
+} mlfab__thaw;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -559,7 +649,8 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
-  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes)
+  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes) \
+  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -615,6 +706,25 @@ MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tre
                                                  const mlfab__tree_node *nodes);
 MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
                                             mlfab__tree_plan *m, mlfab__tree_node *nodes);
+
+/* servers and owners have room for MLFAB__SLICES_MAX when decoding, and are below 65536. */
+MLFAB__INTERNAL uint32_t mlfab__encode_reslice_ask(uint8_t *meta, const mlfab__reslice_ask *m,
+                                                   const uint32_t *servers);
+MLFAB__INTERNAL int mlfab__decode_reslice_ask(const uint8_t *meta, uint32_t bytes,
+                                              mlfab__reslice_ask *m, uint32_t *servers);
+MLFAB__INTERNAL uint32_t mlfab__encode_move(uint8_t *meta, const mlfab__move *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_move(const uint8_t *meta, uint32_t bytes, mlfab__move *m,
+                                       uint32_t *owners);
+MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
+                                       uint32_t *owners);
+/* words has room for MLFAB__SHIFT_WORDS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
+                                                  const uint32_t *words);
+MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__shift_gate *m, uint32_t *words);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */

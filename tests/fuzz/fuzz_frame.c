@@ -25,6 +25,7 @@ static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
+static uint32_t numbers[MLFAB__SLICES_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -47,6 +48,14 @@ static void *copy_of(const uint8_t *data, size_t bytes) {
     if (mlfab__decode_##name(meta, bytes, &m)) return 0; \
     taken = mlfab__encode_##name(again, &m);             \
     break;                                               \
+  }
+
+#define TRY_LIST(NAME, name)                                      \
+  case MLFAB__##NAME: {                                           \
+    mlfab__##name m;                                              \
+    if (mlfab__decode_##name(meta, bytes, &m, numbers)) return 0; \
+    taken = mlfab__encode_##name(again, &m, numbers);             \
+    break;                                                        \
   }
 
 /* 1 when the meta decodes as this type. */
@@ -104,6 +113,16 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(TREE_GRANT, tree_grant)
     TRY(TREE_UP, tree_bytes)
     TRY(TREE_DOWN, tree_bytes)
+    TRY(SHIFT, shift_bytes)
+    TRY(RESLICE_DONE, reslice_done)
+    TRY(FREEZE, freeze)
+    TRY(FROZEN, freeze)
+    TRY(STOP, stop)
+    TRY(MOVED, moved)
+    TRY_LIST(RESLICE, reslice_ask)
+    TRY_LIST(MOVE, move)
+    TRY_LIST(THAW, thaw)
+    TRY_LIST(SHIFT_GATE, shift_gate)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -174,6 +193,7 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
   return 1;
 }
 #undef TRY
+#undef TRY_LIST
 
 static void try_bulk(const uint8_t *bulk, uint32_t bytes) {
   mlfab__member_info m;
@@ -282,12 +302,13 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8,  8,  28, 68, 8,  4,  12, 156, 16, 0,  20, 20, 44, 44, 16, 0, 52, 16,
-    8,  8,  8,  36, 36, 8,  8,  8,  4,  12,  24, 24, 52, 68, 0,  52, 24, 0, 8,  16,
-    24, 24, 28, 28, 0,  24, 16, 60, 8,  32,  16, 0,  16, 24, 16, 16, 0,  0, 64, 16};
+    0,  40, 8,  8, 28, 76, 8,  4,  12, 156, 16, 0,  20, 20, 44, 44, 16, 0,  52, 16, 8, 8,  8,  36,
+    36, 8,  8,  8, 4,  12, 24, 24, 52, 68,  0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0, 24, 16, 60,
+    8,  32, 16, 0, 16, 24, 16, 16, 0,  0,   64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0, 0};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,       [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,   [MLFAB__MEMBER] = 1,
-    [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1, [MLFAB__SYNC_ACK] = 1};
+    [MLFAB__JOIN] = 1,         [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,   [MLFAB__MEMBER] = 1,
+    [MLFAB__DEFINE_ACK] = 1,   [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1, [MLFAB__SYNC_ACK] = 1,
+    [MLFAB__RESLICE_DONE] = 1, [MLFAB__MOVED] = 1};
 
 /* Random bytes with what must fit together made so. */
 static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) {
@@ -309,6 +330,15 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
   mlfab__tree_plan tree = {1, n};
   for (uint32_t i = 0; i < 6; i++) ranks[i] = i;
   for (uint32_t i = 0; i < n; i++) tree_nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
+  mlfab__reslice_ask ask_move = {1, 2, n};
+  mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
+  mlfab__thaw thaw = {1, 2, n};
+  mlfab__shift_gate gate = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
+  for (uint32_t i = 0; i < n; i++) numbers[i] = i * 7;
+  if (type == MLFAB__RESLICE) return mlfab__encode_reslice_ask(meta, &ask_move, numbers);
+  if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
+  if (type == MLFAB__THAW) return mlfab__encode_thaw(meta, &thaw, numbers);
+  if (type == MLFAB__SHIFT_GATE) return mlfab__encode_shift_gate(meta, &gate, numbers);
   if (type == MLFAB__TREE) return mlfab__encode_tree_place(meta, &place, ranks);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
   if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, tree_nodes);
@@ -320,7 +350,8 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
 static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
   if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD || type == MLFAB__TREE ||
-      type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN)
+      type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESLICE ||
+      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__SHIFT_GATE)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
@@ -344,10 +375,10 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
 
 /* A frame as a well-behaved sender makes it. */
 static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
-  static const uint8_t bulk_types[] = {MLFAB__WELCOME,    MLFAB__DEFINE,  MLFAB__PUSH,
-                                       MLFAB__CHUNK,      MLFAB__MODEL,   MLFAB__BCAST,
-                                       MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK,
-                                       MLFAB__HOP_MODEL,  MLFAB__TREE_UP, MLFAB__TREE_DOWN};
+  static const uint8_t bulk_types[] = {
+      MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
+      MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
+      MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT};
   mlfab__header h = {0};
   uint8_t *bulk;
   h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));

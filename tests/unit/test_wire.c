@@ -44,7 +44,7 @@ static const codec codecs[] = {
     CODEC(welcome, 8),
     CODEC_TEXT(refuse, text, 8 + 2),
     CODEC(hello, 5 * 4 + 8),
-    CODEC(hello_ack, 5 * 4 + 6 * 8),
+    CODEC(hello_ack, 7 * 4 + 6 * 8),
     CODEC(heartbeat, 8),
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
@@ -76,7 +76,7 @@ static const codec codecs[] = {
     CODEC(group_fail, 2 * 8 + 2 * 4),
     CODEC(forward, 3 * 8),
     CODEC(hop_grant, 3 * 8 + 4),
-    CODEC(hop_chunk, 3 * 8 + 4),
+    CODEC(hop_chunk, 4 * 8 + 4),
     CODEC(spread_fail, 2 * 8 + 2 * 4),
     CODEC(pull_via, 8 + 2 * 4),
     CODEC(hop_model, 5 * 8 + 5 * 4),
@@ -86,6 +86,11 @@ static const codec codecs[] = {
     CODEC(tree_join, 2 * 8),
     CODEC(tree_grant, 3 * 8),
     CODEC(tree_bytes, 2 * 8),
+    CODEC_TEXT(reslice_done, text, 8 + 3 * 4 + 2),
+    CODEC(freeze, 4),
+    CODEC(stop, 8),
+    CODEC_TEXT(moved, text, 4 * 4 + 2),
+    CODEC(shift_bytes, 5 * 4 + 3 * 8),
 };
 
 static void random_bytes(mlfab__prng *prng, void *to, size_t bytes) {
@@ -132,7 +137,7 @@ static void carried_bytes(const codec *c, uint8_t *mask) {
   }
   expected = c->size - c->text_room - (c->fixed - (c->text_room > 0 ? 2 : 0));
   assert_int_equal(padding, expected);
-  assert_true(padding < 8);
+  assert_true(padding < 16);
 }
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -444,7 +449,7 @@ static void test_pull(void **state) {
     assert_int_equal(bytes, 28 + 16 * m.segments + 8 * m.sinces);
     if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
     assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions), 0);
-    assert_memory_equal(&m, &back, sizeof m);
+    assert_memory_equal(&m, &back, offsetof(mlfab__pull, sinces) + sizeof m.sinces);
     assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
     assert_memory_equal(versions, got_versions, m.sinces * sizeof versions[0]);
     for (uint32_t cut = 0; cut < bytes && bytes < 400; cut++) {
@@ -500,7 +505,7 @@ static uint32_t encode_list(int which, uint8_t *meta, const list *m) {
 static const uint32_t list_max[] = {MLFAB__PLAN_ENTRIES_MAX, MLFAB__GROUP_MEMBERS_MAX,
                                     MLFAB__GROUP_MEMBERS_MAX};
 static const uint32_t list_each[] = {44, 24, 20};  /* bytes of an entry */
-static const uint32_t list_fixed[] = {24, 28, 24}; /* bytes before the count */
+static const uint32_t list_fixed[] = {24, 32, 24}; /* bytes before the count */
 
 /* Contents of `n` entries; every struct begins with its bytes on the wire, in their order. */
 static void random_list(mlfab__prng *prng, int which, uint32_t n, uint32_t segment_count, list *m) {
@@ -665,6 +670,75 @@ static int decode_trees(int which, uint32_t bytes, int lists, uint32_t *n_p, uin
   return code;
 }
 
+/* --- slices that move --- */
+
+static uint32_t numbers[MLFAB__SLICES_MAX + 1], got_numbers[MLFAB__SLICES_MAX];
+
+static uint32_t encode_moves(int which, uint32_t n) {
+  mlfab__reslice_ask ask = {11, 22, n};
+  mlfab__move move = {11, MLFAB__MOVE_PREPARE, n};
+  mlfab__thaw thaw = {11, 22, n};
+  mlfab__shift_gate gate;
+  memset(&gate, 0, sizeof gate);
+  gate.v_train = 11;
+  gate.words = n;
+  gate.consistency.size = sizeof gate.consistency;
+  if (which == 0) return mlfab__encode_reslice_ask(meta_a, &ask, numbers);
+  if (which == 1) return mlfab__encode_move(meta_a, &move, numbers);
+  if (which == 2) return mlfab__encode_thaw(meta_a, &thaw, numbers);
+  return mlfab__encode_shift_gate(meta_a, &gate, numbers);
+}
+
+static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
+  mlfab__reslice_ask ask = {0, 0, 0};
+  mlfab__move move = {0, 0, 0};
+  mlfab__thaw thaw = {0, 0, 0};
+  mlfab__shift_gate gate;
+  memset(&gate, 0, sizeof gate);
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(copy);
+  memcpy(copy, meta_a, bytes);
+  int code = which == 0   ? mlfab__decode_reslice_ask(copy, bytes, &ask, got_numbers)
+             : which == 1 ? mlfab__decode_move(copy, bytes, &move, got_numbers)
+             : which == 2 ? mlfab__decode_thaw(copy, bytes, &thaw, got_numbers)
+                          : mlfab__decode_shift_gate(copy, bytes, &gate, got_numbers);
+  free(copy);
+  *n_p = which == 0   ? ask.servers
+         : which == 1 ? move.slices
+         : which == 2 ? thaw.slices
+                      : gate.words;
+  if (!code)
+    assert_true(which == 0   ? ask.ask == 11 && ask.timeout_ns == 22
+                : which == 1 ? move.attempt == 11 && move.step == MLFAB__MOVE_PREPARE
+                : which == 2 ? thaw.attempt == 11 && thaw.epoch == 22
+                             : gate.v_train == 11);
+  return code;
+}
+
+static void test_moves(void **state) {
+  static const uint32_t fixed[] = {20, 12, 12, 108}, each[] = {2, 2, 2, 4};
+  static const uint32_t limit[] = {MLFAB__SLICES_MAX, MLFAB__SLICES_MAX, MLFAB__SLICES_MAX,
+                                   MLFAB__SHIFT_WORDS_MAX};
+  mlfab__prng prng;
+  uint32_t got;
+  (void)state;
+  mlfab__prng_seed(&prng, 24);
+  for (int round = 0; round < 400; round++) {
+    int which = round % 4;
+    uint32_t n = round < 4 ? limit[which] : (uint32_t)mlfab__prng_below(&prng, 30);
+    for (uint32_t i = 0; i < n; i++) numbers[i] = (uint32_t)mlfab__prng_below(&prng, 65536);
+    uint32_t bytes = encode_moves(which, n);
+    assert_int_equal(bytes, fixed[which] + each[which] * n);
+    assert_int_equal(decode_moves(which, bytes, &got), 0);
+    assert_int_equal(got, n);
+    assert_memory_equal(got_numbers, numbers, n * sizeof *numbers);
+    for (uint32_t cut = 0; cut < bytes && n < 30; cut++)
+      assert_int_equal(decode_moves(which, cut, &got), MLFAB_ERR_FRAME);
+    assert_int_equal(decode_moves(which, bytes + 1, &got), MLFAB_ERR_FRAME);
+    assert_int_equal(encode_moves(which, limit[which] + 1), 0);
+  }
+}
+
 static void test_trees(void **state) {
   static const uint32_t fixed[] = {32, 24, 12}, each[] = {4, 4, 12};
   mlfab__prng prng;
@@ -737,10 +811,10 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {MLFAB__WELCOME,    MLFAB__DEFINE,  MLFAB__PUSH,
-                                     MLFAB__CHUNK,      MLFAB__MODEL,   MLFAB__BCAST,
-                                     MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK,
-                                     MLFAB__HOP_MODEL,  MLFAB__TREE_UP, MLFAB__TREE_DOWN};
+static const uint8_t bulk_types[] = {
+    MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
+    MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
+    MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT};
 
 static void random_frame(mlfab__prng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;
@@ -768,7 +842,7 @@ static int receive(const frame *f) {
 
 static void test_golden_frame(void **state) {
   static const uint8_t golden[72] = {
-      0x4d, 0x4c, 0x46, 0x42, 2,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 3,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
       0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
       0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
       0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
@@ -988,16 +1062,27 @@ static void test_hash(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_every_cut),
-      cmocka_unit_test(test_texts),           cmocka_unit_test(test_push_round_trip),
-      cmocka_unit_test(test_push_limits),     cmocka_unit_test(test_push_refused),
-      cmocka_unit_test(test_counts_that_lie), cmocka_unit_test(test_pull),
-      cmocka_unit_test(test_lists),           cmocka_unit_test(test_list_limits),
-      cmocka_unit_test(test_lists_refused),   cmocka_unit_test(test_trees),
-      cmocka_unit_test(test_bulk_lists),      cmocka_unit_test(test_golden_frame),
-      cmocka_unit_test(test_every_bit),       cmocka_unit_test(test_coverage_of_bulk),
-      cmocka_unit_test(test_wrong_headers),   cmocka_unit_test(test_crc_known),
-      cmocka_unit_test(test_crc_agrees),      cmocka_unit_test(test_hash),
+      cmocka_unit_test(test_round_trip),
+      cmocka_unit_test(test_every_cut),
+      cmocka_unit_test(test_texts),
+      cmocka_unit_test(test_push_round_trip),
+      cmocka_unit_test(test_push_limits),
+      cmocka_unit_test(test_push_refused),
+      cmocka_unit_test(test_counts_that_lie),
+      cmocka_unit_test(test_pull),
+      cmocka_unit_test(test_lists),
+      cmocka_unit_test(test_list_limits),
+      cmocka_unit_test(test_lists_refused),
+      cmocka_unit_test(test_trees),
+      cmocka_unit_test(test_moves),
+      cmocka_unit_test(test_bulk_lists),
+      cmocka_unit_test(test_golden_frame),
+      cmocka_unit_test(test_every_bit),
+      cmocka_unit_test(test_coverage_of_bulk),
+      cmocka_unit_test(test_wrong_headers),
+      cmocka_unit_test(test_crc_known),
+      cmocka_unit_test(test_crc_agrees),
+      cmocka_unit_test(test_hash),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
