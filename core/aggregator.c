@@ -5,6 +5,7 @@
  * one after another without the gaps between segments; `runs` tell their types. */
 #include "aggregator.h"
 
+#include "pack.h"
 #include "reduce.h"
 
 /* For decoding: the largest manifests. */
@@ -48,7 +49,8 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
 
 static void aggregator_free_rings(mlfab__aggregator *aggregator, mlfab__accumulator *accumulator) {
   for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
-    mlfab__free_aligned(aggregator->env, accumulator->rings[i], aggregator->stage_bytes);
+    mlfab__free_aligned(aggregator->env, accumulator->rings[i],
+                        aggregator->stage_bytes + aggregator->packet_bytes);
     accumulator->rings[i] = NULL;
   }
 }
@@ -62,6 +64,8 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
     mlfab__free_aligned(env, a->data, a->room);
     mlfab__free(env, a->addends, a->addend_room * sizeof *a->addends);
     mlfab__free(env, a->runs, a->run_room * sizeof *a->runs);
+    mlfab__free(env, a->stretches, a->stretch_room * sizeof *a->stretches);
+    mlfab__free_aligned(env, a->stream, a->stream_room);
     mlfab__free(env, a->recipients, a->recipient_room * sizeof *a->recipients);
     mlfab__free(env, a->records, a->record_room * sizeof *a->records);
   }
@@ -197,13 +201,31 @@ static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *g
   group->outstanding = 0;
 }
 
+/* Bytes of a member's update; NEVER as long as that is not known. */
+static uint64_t aggregator_total(const mlfab__accumulator *group, const mlfab__addend *addend) {
+  if (!group->packed) return group->bytes;
+  return addend->total ? addend->total : MLFAB__NEVER;
+}
+
+/* What a member was granted and is expected to send. */
+static uint64_t aggregator_owed(const mlfab__aggregator *aggregator,
+                                const mlfab__accumulator *group, const mlfab__addend *addend) {
+  uint64_t total = aggregator_total(group, addend), left = addend->granted - addend->received;
+  if (!group->packed) return left;
+  /* Perhaps its next packet is larger. */
+  if (addend->granted < total && left < aggregator->packet_bytes) return 0;
+  uint64_t expected = mlfab__min(addend->granted, total == MLFAB__NEVER ? group->bytes : total);
+  return expected - addend->received;
+}
+
 static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                              mlfab__addend *addend, uint64_t upto) {
   mlfab__hop_grant grant = {group->number, addend->seq, upto, group->server};
   uint8_t meta[64];
-  if (addend->granted == addend->received) addend->since_ns = aggregator->now_ns;
-  group->outstanding += upto - addend->granted;
+  uint64_t owed = aggregator_owed(aggregator, group, addend);
+  if (owed == 0) addend->since_ns = aggregator->now_ns;
   addend->granted = upto;
+  group->outstanding += aggregator_owed(aggregator, group, addend) - owed;
   aggregator->down.post(aggregator->down.self, addend->worker, MLFAB__HOP_GRANT, meta,
                         mlfab__encode_hop_grant(meta, &grant));
 }
@@ -211,6 +233,8 @@ static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *
 /* How far member k may send: it may be ahead of the one before it by what a ring holds. */
 static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
                                  const mlfab__accumulator *group, uint32_t k) {
+  if (group->packed)
+    return k == group->head ? MLFAB__NEVER : aggregator->stage_bytes + aggregator->packet_bytes;
   if (k == group->head) return group->bytes;
   return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
 }
@@ -268,7 +292,8 @@ static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (k > group->head) {
     uint32_t ring = aggregator_ring(group);
     if (!aggregator->ghost && !group->rings[ring - 1]) {
-      group->rings[ring - 1] = mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes);
+      group->rings[ring - 1] =
+          mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes + aggregator->packet_bytes);
       if (!group->rings[ring - 1]) return 0;
     }
     group->ring_used[ring - 1] = 1;
@@ -351,8 +376,34 @@ static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
+/* The same of packets. */
+static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  while (group->head < group->naddends) {
+    mlfab__addend *addend = &group->addends[group->head];
+    if (addend->ring) {
+      if (mlfab__gather_unstage(group, addend)) {
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+        return;
+      }
+      group->ring_used[addend->ring - 1] = 0;
+      addend->ring = 0;
+    }
+    if (addend->added < aggregator_total(group, addend)) {
+      if (addend->granted > 0 && addend->granted < aggregator_total(group, addend))
+        aggregator_grant(aggregator, group, addend, MLFAB__NEVER);
+      return;
+    }
+    group->head++;
+  }
+  mlfab__gather_encode(aggregator, group);
+}
+
 /* Something was added: whose turn is it, and who may send more? */
 static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  if (group->packed) {
+    aggregator_settle_packed(aggregator, group);
+    return;
+  }
   while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
     mlfab__addend *next = &group->addends[++group->head];
     /* What it has staged was added: from here on its bytes come in order. */
@@ -372,9 +423,19 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
 }
 
+/* Bytes of the sum as it is forwarded; 0: not known. */
+static uint64_t aggregator_length(const mlfab__accumulator *group) {
+  if (!group->packed) return group->bytes;
+  return group->encoded ? group->length : 0;
+}
+
 /* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
 static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                        const mlfab__accumulator *group) {
+  if (group->packed) {
+    return group->state == MLFAB__ACCUMULATOR_ADDING ? mlfab__gather_forwardable(aggregator, group)
+                                                     : 0;
+  }
   uint64_t added = group->addends[group->naddends - 1].added;
   uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
   uint64_t upto = mlfab__min(released, added);
@@ -388,10 +449,11 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* A text when the chunk breaks the protocol. */
 static const char *aggregator_check(const mlfab__aggregator *aggregator,
-                                    const mlfab__accumulator *group, const mlfab__addend *addend,
+                                    const mlfab__accumulator *group, mlfab__addend *addend,
                                     const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
   uint64_t end = chunk->offset + frame->bulk_bytes;
   if (!addend) return "a chunk for a group without this member";
+  if (group->packed) return mlfab__gather_check(aggregator, group, addend, chunk, frame);
   if (chunk->offset != addend->received || frame->bulk_bytes > addend->granted - addend->received)
     return "a chunk out of place or not granted";
   if (frame->bulk_bytes == 0 || (frame->bulk == NULL) != (aggregator->ghost != 0))
@@ -400,28 +462,38 @@ static const char *aggregator_check(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
-static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
-                               mlfab__addend *addend, const mlfab__frame_in *frame) {
+/* Errors: NOT_FINITE. */
+static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                 mlfab__addend *addend, const mlfab__frame_in *frame) {
   uint32_t k = (uint32_t)(addend - group->addends);
-  uint64_t at = addend->received, direct = 0;
+  uint64_t at = addend->received - frame->bulk_bytes, direct = 0;
   uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
-  addend->received += frame->bulk_bytes;
-  group->came_ns = aggregator->now_ns;
-  addend->since_ns = aggregator->now_ns;
-  group->outstanding -= frame->bulk_bytes;
   if (addend->added == at) {
     direct = mlfab__min(frame->bulk_bytes, limit - at);
-    if (aggregator_add(aggregator, group, k, bulk, direct)) {
-      aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
-      return;
-    }
+    if (aggregator_add(aggregator, group, k, bulk, direct)) return MLFAB_ERR_NOT_FINITE;
   }
   if (direct < frame->bulk_bytes) {
     aggregator_stage(aggregator, group, k, at + direct, bulk ? bulk + direct : NULL,
                      frame->bulk_bytes - direct);
   }
-  aggregator_drain(aggregator, group, k);
+  return 0;
+}
+
+/* A chunk that was found in order; it was `owed` before. */
+static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                               mlfab__addend *addend, uint64_t owed, const mlfab__frame_in *frame) {
+  addend->received += frame->bulk_bytes;
+  group->outstanding += aggregator_owed(aggregator, group, addend) - owed;
+  group->came_ns = aggregator->now_ns;
+  addend->since_ns = aggregator->now_ns;
+  int code = group->packed ? mlfab__gather_take(group, addend, frame)
+                           : aggregator_take_dense(aggregator, group, addend, frame);
+  if (code) {
+    aggregator_fail(aggregator, group, addend, code);
+    return;
+  }
+  if (!group->packed) aggregator_drain(aggregator, group, (uint32_t)(addend - group->addends));
   if (group->state != MLFAB__ACCUMULATOR_ADDING) return;
   aggregator_settle(aggregator, group);
   if (aggregator_forwardable(aggregator, group) > 0)
@@ -451,8 +523,9 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
       if (group->addends[k].worker == member && group->addends[k].seq == chunk.seq)
         addend = &group->addends[k];
     }
+    uint64_t owed = addend ? aggregator_owed(aggregator, group, addend) : 0;
     wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
-    if (!wrong) aggregator_take_in(aggregator, group, addend, frame);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, frame);
   }
   if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
   aggregator_pump(aggregator);
@@ -525,6 +598,9 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   if (!a) return MLFAB_ERR_AGAIN;
   int code = aggregator_runs(aggregator, a, manifest->segments, group->segments);
   if (code) return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_AGAIN : code;
+  a->packed = group->packed != 0;
+  if (a->packed) code = mlfab__gather_begin(aggregator, a, manifest->segments, group->segments);
+  if (code) return code;
   mlfab__addend *addends = mlfab__aggregator_grow(aggregator, a->addends, &a->addend_room,
                                                   group->members, 0, sizeof *addends);
   if (!addends) return MLFAB_ERR_AGAIN;
@@ -565,7 +641,7 @@ static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
     mlfab__group group;
     wrong = mlfab__decode_group(frame->meta, frame->meta_bytes, &group, manifest->members,
                                 manifest->segments) ||
-            !aggregator_sound(aggregator, manifest->members, group.members);
+            group.packed > 1 || !aggregator_sound(aggregator, manifest->members, group.members);
     if (!wrong) {
       numbers->last = head.group;
       numbers->newest = mlfab__max(numbers->newest, head.group);
@@ -606,8 +682,10 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   mlfab__accumulator *group =
       code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
-  if (code || release.upto > group->bytes ||
-      release.upto % (release.upto < group->wide ? 8 : 4) != 0) {
+  int packed =
+      group && group->packed; /* of the sum's packets, whose length the server does not know */
+  if (code || (!packed && (release.upto > group->bytes ||
+                           release.upto % (release.upto < group->wide ? 8 : 4) != 0))) {
     aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
                         "a RELEASE that does not parse, or of more than there is");
     return;
@@ -657,12 +735,18 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
     aggregator_free_rings(aggregator, a);
   }
   uint64_t slice = 0;
-  aggregator->shard_bytes = 0;
+  aggregator->shard_bytes = aggregator->packet_bytes = 0;
   for (uint32_t s = 0; s < aggregator->servers; s++) {
     aggregator->shard_bytes =
         mlfab__max(aggregator->shard_bytes, mlfab__layout_shard_bytes(layout, s));
   }
   for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    int dtype = (int)layout->tensors[i].dtype;
+    uint64_t elements = mlfab__min(slice / mlfab__dtype_bytes(dtype), MLFAB__PACK_ELEMENTS);
+    aggregator->packet_bytes =
+        mlfab__max(aggregator->packet_bytes, mlfab__pack_bound((uint32_t)elements, dtype));
+  }
   aggregator->layout = layout;
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
@@ -698,7 +782,7 @@ MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32
     for (uint32_t k = group->head; k < group->naddends; k++) {
       const mlfab__addend *addend = &group->addends[k];
       if (group->state == MLFAB__ACCUMULATOR_ADDING && addend->worker == member &&
-          addend->incarnation < incarnation && addend->received < group->bytes)
+          addend->incarnation < incarnation && addend->received < aggregator_total(group, addend))
         aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
     }
   }
@@ -716,7 +800,7 @@ MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint3
     for (uint32_t k = group->head; k < group->naddends; k++) {
       mlfab__addend *addend = &group->addends[k];
       if (group->state != MLFAB__ACCUMULATOR_ADDING || addend->worker != member ||
-          addend->received == group->bytes)
+          addend->received == aggregator_total(group, addend))
         continue;
       addend->since_ns = now_ns;
       if (addend->granted > 0) aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
@@ -739,11 +823,12 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
       best = group;
   }
   if (!best) return 0;
-  mlfab__forward forward = {best->number, best->sent, best->bytes};
+  mlfab__forward forward = {best->number, best->sent, aggregator_length(best)};
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
   mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  if (best->packed) frame->bulk = best->stream + best->sent;
   return 1;
 }
 
@@ -752,7 +837,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, u
   mlfab__accumulator *group = &aggregator->accumulators[frame->slot];
   group->sent += frame->bulk_bytes;
   mlfab__aggregator_lend(aggregator, 1, server, 0, group->sent, frame);
-  if (group->sent < group->bytes) return;
+  if (group->sent < aggregator_length(group)) return;
   group->state = MLFAB__ACCUMULATOR_SENT;
   aggregator->stats->members_added += group->naddends;
 }
@@ -781,7 +866,7 @@ static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
   const mlfab__addend *addend = &group->addends[k];
   int absent = addend->granted == 0 && k == group->head &&
                !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
-  if (addend->granted == addend->received && !absent) return MLFAB__NEVER;
+  if (aggregator_owed(aggregator, group, addend) == 0 && !absent) return MLFAB__NEVER;
   return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
 }
 
@@ -805,7 +890,7 @@ static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||
       aggregator->now_ns - group->told_ns < beat)
     return;
-  mlfab__forward forward = {group->number, group->sent, group->bytes};
+  mlfab__forward forward = {group->number, group->sent, aggregator_length(group)};
   uint8_t meta[32];
   group->told_ns = aggregator->now_ns;
   aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,
@@ -816,6 +901,9 @@ MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint6
   aggregator->now_ns = now_ns;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING &&
+        mlfab__gather_encode(aggregator, accumulator))
+      aggregator->up.ready(aggregator->up.self, accumulator->server);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_tell(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
@@ -832,6 +920,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     if (a->state == MLFAB__ACCUMULATOR_HANDING)
       deadline = mlfab__min(deadline, mlfab__distributor_deadline(aggregator, a));
     if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
+    if (a->packed && a->head == a->naddends && !a->encoded) return 0;
     for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
       deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
     }

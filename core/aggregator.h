@@ -13,14 +13,18 @@
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the
+ * Up (aggregator.c; packets: gather.c). Members are granted in the order of the manifest, all groups together in the
  * order of their coming: the next as soon as those before it leave capacity of the in-link unused
  * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
  * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
  * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
  * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
  * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
- * bytes of the last member still come in; with `whole`, when it is complete.
+ * bytes of the last member still come in; with `whole`, when it is complete. The sum of packets is
+ * forwarded as packets, when it is complete. How long a packed update is, its first chunk tells: until
+ * then it is reckoned with as if it were not packed. It is granted all at once when it is the head, and
+ * as much as a ring holds before; what then is left of the ring may be too little for a packet, and is
+ * not waited for.
  * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
  * to every member in that order, two members at a time at most, each by its attempt. When the
  * server begins a slice again, the old bytes are forgotten and members that have some of them get
@@ -59,7 +63,8 @@ enum {
   MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
 };
 
-/* A member of a group. added <= received <= granted, all of the group's bytes. */
+/* A member of a group. added <= received <= granted, all of the group's bytes, or of the member's own
+ * packets. */
 typedef struct mlfab__addend {
   uint64_t seq;
   double weight;
@@ -67,6 +72,8 @@ typedef struct mlfab__addend {
   uint32_t run;  /* cursor of `added` */
   uint32_t ring; /* where what comes early is staged, plus one, or 0 */
   uint64_t granted, received, added;
+  uint64_t total;    /* of packets; 0: not known yet */
+  uint64_t next;     /* of packets: where in the model the next may begin */
   uint64_t since_ns; /* when something was heard of it, or it was first waited for */
 } mlfab__addend;
 
@@ -75,6 +82,18 @@ typedef struct mlfab__run {
   uint64_t end;
   int dtype;
 } mlfab__run;
+
+/* A segment of a group of packets, and where it is in the group's bytes. */
+typedef struct mlfab__gather_stretch {
+  mlfab__segment segment;
+  uint64_t at;
+} mlfab__gather_stretch;
+
+/* How far a sum has become packets. */
+typedef struct mlfab__gather_cursor {
+  uint32_t stretch;
+  uint64_t in;
+} mlfab__gather_cursor;
 
 enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE, MLFAB__GIVEN_UP };
 
@@ -92,9 +111,11 @@ typedef struct mlfab__recipient {
 /* A MODEL frame as it came. */
 typedef struct mlfab__record {
   uint64_t offset, version, commit;
-  uint32_t slice, flags, bytes;
-  uint64_t at;     /* where its bytes are kept */
-  uint64_t before; /* bytes of the frames before it */
+  uint32_t slice, flags, epoch;
+  uint32_t bulk;    /* bytes of the frame */
+  uint64_t stretch; /* bytes of the model that it answers for */
+  uint64_t at;      /* where its bulk is kept */
+  uint64_t before;  /* stretches of the frames before it */
 } mlfab__record;
 
 /* A bulk that a transport has. */
@@ -135,18 +156,27 @@ typedef struct mlfab__accumulator {
   mlfab__run *runs;
   uint32_t nruns, run_room;
   uint64_t wide;        /* bytes of 8-byte elements; they come first */
-  uint64_t outstanding; /* granted and not received */
+  uint64_t outstanding; /* granted and expected, not received */
   uint64_t released, sent;
   uint64_t came_ns,
       told_ns; /* the last byte of a member; when the server was last told that they come */
-  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes each */
+  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes and packet_bytes each */
   uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
+  /* A group of packets. */
+  int packed;
+  mlfab__gather_stretch *stretches;
+  uint32_t nstretches, stretch_room;
+  uint64_t cleared; /* bytes of the sum that are not rubbish */
+  uint8_t *stream;  /* the sum's packets, `stream_room` bytes: at first use, and kept */
+  uint64_t stream_room, length;
+  mlfab__gather_cursor cursor;
+  int encoded; /* all of the sum is in `stream`, `length` bytes */
   /* A spread. */
   mlfab__recipient *recipients;
   uint32_t nrecipients, recipient_room;
   mlfab__record *records;
   uint32_t nrecords, record_room;
-  uint64_t filled, end; /* bytes of all records; where the next goes */
+  uint64_t filled, end; /* stretches of all records; where the next bulk goes */
   int complete;
   uint32_t open; /* recipients that are neither done nor given up */
 } mlfab__accumulator;
@@ -169,7 +199,8 @@ typedef struct mlfab__aggregator {
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;
   uint64_t shard_bytes, data_bytes,
-      stage_bytes; /* largest shard; sizes of accumulators and rings */
+      stage_bytes;       /* largest shard; size of accumulators; how far a member may be ahead */
+  uint64_t packet_bytes; /* of the largest packet */
   uint32_t naccumulators;
   mlfab__accumulator *accumulators;
   mlfab__aggregator_server *numbers; /* by server */
@@ -244,6 +275,26 @@ MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
                                            uint32_t recipient, uint64_t end,
                                            const mlfab__frame_out *frame);
+/* gather.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
+MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                        const mlfab__segment *segments, uint32_t n);
+/* A text when the chunk breaks the protocol; otherwise its packets may be taken in. */
+MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *group,
+                                                mlfab__addend *addend,
+                                                const mlfab__hop_chunk *chunk,
+                                                const mlfab__frame_in *frame);
+/* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
+ * staged. Errors: NOT_FINITE. */
+MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend);
+/* Makes packets of some more of a complete sum. 1 when that was the last of it. */
+MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
+/* Bytes of the next FORWARD: whole packets. */
+MLFAB__INTERNAL uint32_t mlfab__gather_forwardable(const mlfab__aggregator *aggregator,
+                                                   const mlfab__accumulator *group);
+
 /* Does this member's link stand, under this incarnation? */
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation);

@@ -3,7 +3,8 @@
  * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
  * that what was received once is lent to all. A slice that the server begins again cuts the list
  * off where the slice began; its bytes go where the old ones were, or behind them while those are
- * lent. */
+ * lent. A frame of packets is handed on as it is: what is complete is told by the stretches of the
+ * model that frames answer for, what there is room for by their bulks. */
 #include "aggregator.h"
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
@@ -161,10 +162,11 @@ static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *s
     if (bytes > spread->room - spread->end) return MLFAB_ERR_AGAIN;
     if (bytes > 0) memcpy(spread->data + spread->end, frame->bulk, bytes);
   }
-  records[n] = (mlfab__record){model->offset, model->version, model->commit, model->slice,
-                               model->flags,  bytes,          spread->end,   spread->filled};
+  records[n] =
+      (mlfab__record){model->offset, model->version, model->commit, model->slice, model->flags,
+                      model->epoch,  bytes,          model->bytes,  spread->end,  spread->filled};
   spread->nrecords++;
-  spread->filled += bytes;
+  spread->filled += model->bytes;
   spread->end += bytes;
   spread->complete = (model->flags & MLFAB__MODEL_LAST) != 0;
   return 0;
@@ -176,11 +178,14 @@ static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
                                            const mlfab__model *model,
                                            const mlfab__frame_in *frame) {
   int last = (model->flags & MLFAB__MODEL_LAST) != 0;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0;
   if (spread->complete) return "a MODEL behind the last one of a spread";
   if (frame->bulk_bytes > 0 && (frame->bulk == NULL) != (aggregator->ghost != 0))
     return "ghosts for a model with bytes, or bytes for ghosts";
-  if (frame->bulk_bytes > spread->bytes - spread->filled ||
-      (last ? spread->filled + frame->bulk_bytes != spread->bytes : frame->bulk_bytes == 0))
+  if (packed ? aggregator->ghost : model->bytes != frame->bulk_bytes)
+    return "a MODEL of a spread that is not as long as the stretch that it answers for";
+  if (model->bytes > spread->bytes - spread->filled ||
+      (last ? spread->filled + model->bytes != spread->bytes : model->bytes == 0))
     return "more or less bytes in a spread than its server said";
   return NULL;
 }
@@ -321,13 +326,12 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   }
   if (!best) return 0;
   const mlfab__record *record = &best->records[recipient->record];
-  mlfab__hop_model model = {recipient->request, record->offset, record->bytes,
-                            record->version,    record->commit, record->slice,
-                            record->flags,      0,              best->server,
-                            recipient->attempt};
+  mlfab__hop_model model = {recipient->request, record->offset,    record->stretch, record->version,
+                            record->commit,     record->slice,     record->flags,   record->epoch,
+                            best->server,       recipient->attempt};
   frame->type = MLFAB__HOP_MODEL;
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
-  frame->bulk_bytes = record->bytes;
+  frame->bulk_bytes = record->bulk;
   frame->note[0] = (uint64_t)(recipient - best->recipients);
   mlfab__aggregator_offer(aggregator, best, record->at, frame);
   return 1;
@@ -339,7 +343,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator,
   mlfab__recipient *recipient = &spread->recipients[frame->note[0]];
   const mlfab__record *record = &spread->records[recipient->record++];
   recipient->lent += (uint32_t)mlfab__aggregator_lend(
-      aggregator, 0, member, (uint32_t)frame->note[0], record->at + record->bytes, frame);
+      aggregator, 0, member, (uint32_t)frame->note[0], record->at + record->bulk, frame);
   recipient->moved = 1;
   distributor_check(aggregator, spread, recipient);
 }

@@ -217,8 +217,8 @@ static void open_role(fixture *f, uint64_t seed, const mlfab__tensor_info *tenso
   f->now = 1000;
   mlfab__port up = {f, up_post, port_ready, up_drop, port_detach, port_event};
   mlfab__port down = {f, down_post, port_ready, down_drop, port_detach, port_event};
-  assert_int_equal(mlfab__layout_build(&f->env, tensors, n, 0, SERVERS, 0, 1 << 20, &f->layout, NULL),
-                   0);
+  assert_int_equal(
+      mlfab__layout_build(&f->env, tensors, n, 0, SERVERS, 0, 1 << 20, &f->layout, NULL), 0);
   assert_int_equal(
       mlfab__aggregator_init(&f->aggregator, &f->env, &f->config, &up, &down, &f->stats), 0);
   mlfab__aggregator_model(&f->aggregator, &f->layout, ghost);
@@ -276,7 +276,7 @@ static void tell_end(fixture *f, uint32_t server, uint64_t number) {
 
 static void say_chunk(fixture *f, uint32_t worker, uint32_t server, uint64_t number, uint64_t seq,
                       uint64_t offset, const void *bulk, uint32_t bytes) {
-  mlfab__hop_chunk chunk = {number, seq, offset, server};
+  mlfab__hop_chunk chunk = {number, seq, offset, 0, server};
   uint8_t meta[64];
   mlfab__frame_in in = {MLFAB__HOP_CHUNK, 0, bytes, meta, bulk};
   in.meta_bytes = mlfab__encode_hop_chunk(meta, &chunk);
@@ -427,7 +427,7 @@ static uint8_t manifest[MLFAB_META_MAX];
 static void tell_group(fixture *f, const group *g, double rate, const mlfab__segment *segments,
                        uint32_t n) {
   mlfab__group_member members[MEMBERS];
-  mlfab__group m = {g->number, g->bytes, rate, (uint32_t)g->whole, g->n, n};
+  mlfab__group m = {g->number, g->bytes, rate, (uint32_t)g->whole, 0, g->n, n};
   memset(members, 0, sizeof members);
   for (uint32_t k = 0; k < g->n; k++) {
     members[k].seq = g->seq[k];
@@ -697,6 +697,13 @@ static uint64_t slice_end(const spread *s, uint32_t slice) {
   return slice + 1 == SLICES ? s->bytes : s->bytes / SLICES * (slice + 1);
 }
 
+/* Of a piece of `n` bytes that comes as packets, which are nothing to a distributor. */
+static uint32_t packets(uint64_t offset, uint64_t n, uint8_t *bulk) {
+  uint32_t bytes = (uint32_t)(mlfab__mix(offset) % 3 * (n / 16) * 8);
+  for (uint32_t i = 0; i < bytes; i++) bulk[i] = byte_of(offset, i);
+  return bytes;
+}
+
 /* The server's next frame: a piece of a slice, at most `most` bytes. */
 static void tell_model(fixture *f, spread *s, uint64_t most) {
   static uint8_t bulk[1 << 20];
@@ -705,15 +712,36 @@ static void tell_model(fixture *f, spread *s, uint64_t most) {
   uint64_t n = mlfab__min(most, slice_end(s, slice) - s->at);
   if (s->at == s->slice_at) s->version++;
   s->versions[slice] = s->version;
-  mlfab__model m = {s->request, s->begin + s->at, s->version, s->version * 2, slice, 0};
-  m.flags = s->at + n == s->bytes ? MLFAB__MODEL_LAST : 0;
+  mlfab__model m = {s->request, s->begin + s->at,        n, s->version, s->version * 2, slice,
+                    0,          (uint32_t)s->version + 7};
+  s->last_sent = s->at + n == s->bytes;
+  m.flags = s->last_sent ? MLFAB__MODEL_LAST : 0;
+  uint32_t bulk_bytes = (uint32_t)n;
   for (uint64_t i = 0; i < n; i++) bulk[i] = byte_of(m.offset + i, s->version);
+  if (!f->aggregator.ghost && mlfab__mix(m.offset + s->version) % 3 == 0) {
+    m.flags |= MLFAB__MODEL_PACKED;
+    bulk_bytes = packets(m.offset, n, bulk);
+  }
   s->at += n;
   if (s->at == slice_end(s, slice)) s->slice_at = s->at;
-  s->last_sent = m.flags != 0;
   assert_int_equal(tell(f, s->server, MLFAB__MODEL, meta, mlfab__encode_model(meta, &m),
-                        f->aggregator.ghost ? NULL : bulk, (uint32_t)n),
+                        f->aggregator.ghost ? NULL : bulk, bulk_bytes),
                    1);
+}
+
+/* Writes what a frame holds to a member's model. */
+static void write_model(const spread *s, uint8_t *model, const mlfab__hop_model *m,
+                        const mlfab__frame_out *out) {
+  static uint8_t bulk[1 << 20];
+  uint8_t *to = model + (m->offset - s->begin);
+  if (!(m->flags & MLFAB__MODEL_PACKED)) {
+    assert_int_equal(out->bulk_bytes, m->bytes);
+    if (out->bulk) memcpy(to, out->bulk, out->bulk_bytes);
+    return;
+  }
+  assert_int_equal(out->bulk_bytes, packets(m->offset, m->bytes, bulk));
+  assert_memory_equal(out->bulk, bulk, out->bulk_bytes);
+  for (uint64_t i = 0; i < m->bytes; i++) to[i] = byte_of(m->offset + i, m->version);
 }
 
 /* Takes a frame for a member and writes it where a worker would. */
@@ -732,6 +760,7 @@ static int take_model(fixture *f, spread *s, uint32_t worker) {
   assert_true(f->connected[worker] && !s->done[i] && !s->failed[i]);
   assert_true(!s->whole || s->last_sent);
   assert_int_equal(m.commit, 2 * m.version);
+  assert_int_equal(m.epoch, m.version + 7);
   for (uint32_t k = 0; k < f->aggregator.naccumulators; k++) {
     const mlfab__accumulator *a = &f->aggregator.accumulators[k];
     for (uint32_t r = 0; a->state == MLFAB__ACCUMULATOR_HANDING && r < a->nrecipients; r++) {
@@ -739,7 +768,7 @@ static int take_model(fixture *f, spread *s, uint32_t worker) {
     }
   }
   assert_true(active >= 1 && active <= 2);
-  if (out.bulk) memcpy(s->model[i] + (m.offset - s->begin), out.bulk, out.bulk_bytes);
+  write_model(s, s->model[i], &m, &out);
   s->done[i] = (m.flags & MLFAB__MODEL_LAST) != 0;
   note_lent(f, 0, worker, &out);
   mlfab__aggregator_taken_down(&f->aggregator, worker, &out);
@@ -1382,7 +1411,7 @@ static void test_bad_manifests(void **state) {
   fixture *f = *state;
   mlfab__group_member members[2] = {{1, 1.0, 0, 1}, {1, 1.0, 1, 1}};
   mlfab__segment segments[2] = {{0, 64}, {128, 64}};
-  mlfab__group m = {7, 128, -1.0, 0, 2, 2};
+  mlfab__group m = {7, 128, -1.0, 0, 0, 2, 2};
   uint32_t bytes = mlfab__encode_group(manifest, &m, members, segments);
   tell(f, 0, MLFAB__GROUP, manifest, bytes, NULL, 0);
   assert_int_equal(f->up_drops + f->fails, 0);
@@ -1390,6 +1419,9 @@ static void test_bad_manifests(void **state) {
   m.group = 6;
   bad_group(f, &m, members, segments); /* or goes back */
   m.group = 8;
+  m.packed = 2;
+  bad_group(f, &m, members, segments);
+  m.packed = 0;
   members[1].worker = WORKERS;
   bad_group(f, &m, members, segments);
   members[1].worker = 0; /* the same update twice */
@@ -1405,7 +1437,7 @@ static void test_bad_manifests(void **state) {
   static const mlfab__segment wrong[] = {{1 << 20, 64}, {0, 1 << 20}, {2, 64}, {0, 63}};
   members[1].worker = 1;
   for (size_t i = 0; i < MLFAB__COUNT(wrong); i++) {
-    m = (mlfab__group){9 + i, wrong[i].bytes, -1.0, 0, 2, 1};
+    m = (mlfab__group){9 + i, wrong[i].bytes, -1.0, 0, 0, 2, 1};
     bytes = mlfab__encode_group(manifest, &m, members, &wrong[i]);
     uint32_t drops = f->up_drops, fails = f->fails;
     tell(f, 0, MLFAB__GROUP, manifest, bytes, NULL, 0);
@@ -1434,7 +1466,7 @@ static void test_bad_words_of_servers(void **state) {
   assert_int_equal(tell(f, 0, MLFAB__GRANT, meta, 20, NULL, 0), 0);
   assert_int_equal(tell(f, 0, MLFAB__MODEL, meta, 5, NULL, 0), 0);
   assert_int_equal(tell(f, 0, MLFAB__PULL_FAIL, meta, 5, NULL, 0), 0);
-  mlfab__model own = {5, 0, 0, 0, 0, 0};
+  mlfab__model own = {5, 0, 8, 0, 0, 0, 0, 0};
   assert_int_equal(tell(f, 0, MLFAB__MODEL, meta, mlfab__encode_model(meta, &own), meta, 8), 0);
 }
 
@@ -1442,7 +1474,7 @@ static void bad_model(fixture *f, spread *s, uint64_t offset, uint32_t slice, ui
                       const void *bulk, uint32_t bytes) {
   uint8_t meta[64];
   uint32_t drops = f->up_drops;
-  mlfab__model m = {s->request, offset, 1, 1, slice, flags};
+  mlfab__model m = {s->request, offset, bytes, 1, 1, slice, flags, 1};
   assert_int_equal(tell(f, 0, MLFAB__MODEL, meta, mlfab__encode_model(meta, &m), bulk, bytes), 1);
   assert_int_equal(f->up_drops, drops + 1);
 }
@@ -1474,6 +1506,16 @@ static void test_bad_spreads(void **state) {
   bad_model(f, &s, 0, 0, 0, bulk, 0);                     /* nothing, and goes on */
   bad_model(f, &s, 0, 0, 0, bulk, (uint32_t)bytes + 1);   /* too much */
   bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, CHUNK); /* too little */
+  mlfab__model m = {s.request, 0, CHUNK, 1, 1, 0, 0, 1};
+  uint8_t meta[64];
+  uint32_t n = mlfab__encode_model(meta, &m);
+  tell(f, 0, MLFAB__MODEL, meta, n, bulk, CHUNK - 4); /* not as long as it says */
+  assert_int_equal(f->up_drops, 8);
+  m.flags = MLFAB__MODEL_PACKED;
+  m.bytes = bytes + 4; /* too much */
+  n = mlfab__encode_model(meta, &m);
+  tell(f, 0, MLFAB__MODEL, meta, n, bulk, CHUNK);
+  assert_int_equal(f->up_drops, 9);
   while (!s.last_sent) tell_model(f, &s, CHUNK);
   bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, 0); /* behind the last */
   free_spread(&s);

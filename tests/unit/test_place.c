@@ -278,7 +278,7 @@ static void forward(fixture *f, uint32_t w) {
       }
       for (int j = 0; j < COUNT; j++) total[j] += (float)s->member[k].weight * one[j];
     }
-    mlfab__forward frame = {s->group, s->sent};
+    mlfab__forward frame = {s->group, s->sent, BYTES};
     uint64_t n = s->upto - s->sent < CHUNK ? s->upto - s->sent : CHUNK;
     const uint8_t *from = (const uint8_t *)total + s->sent;
     s->sent += n;

@@ -1,0 +1,280 @@
+/* gather.c - the aggregator role: groups whose members, and whose sum, come as packets. See
+ * aggregator.h and pack.h.
+ *
+ * The sum is kept dense. Packets of the first member that is not complete are added straight from
+ * where they were received, member after member in the manifest's order; one behind it stages as
+ * many of its packets as a ring holds, at its front and not around it. An element that no member
+ * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
+ * would give. When the last member is complete the sum becomes packets in turn, some of it each
+ * tick, and is forwarded as far as it is released, in frames of whole packets: its length is known
+ * only then, so that there is nothing to cut through. */
+#include "aggregator.h"
+
+#include "pack.h"
+#include "reduce.h"
+
+enum {
+  GATHER_TICK_BYTES = 4 << 20, /* of the sum that become packets at a time */
+  GATHER_MOST = 8,             /* times their elements: what packets may take */
+  GATHER_MORE = 32,            /* bytes of a dense packet beside its values */
+  GATHER_WORDS = MLFAB__PACK_ELEMENTS / 64,
+  GATHER_AT_BODY = 16 /* in a packet: bytes of its body */
+};
+
+/* Neighbouring elements that one packet may hold. */
+typedef struct gather_piece {
+  const uint8_t *data;
+  mlfab__pack_shape shape;
+  uint64_t bytes;
+} gather_piece;
+
+/* The piece at a cursor, which moves on: 1, or 0 behind the last. */
+static int gather_next(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                       mlfab__gather_cursor *cursor, gather_piece *piece) {
+  const mlfab__layout *layout = aggregator->layout;
+  if (cursor->stretch == group->nstretches) return 0;
+  const mlfab__gather_stretch *stretch = &group->stretches[cursor->stretch];
+  uint64_t offset = stretch->segment.offset + cursor->in;
+  uint64_t left = stretch->segment.bytes - cursor->in;
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, offset)];
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes = mlfab__min(left, MLFAB__PACK_ELEMENTS * (uint64_t)width);
+  bytes = mlfab__min(bytes, tensor->offset + tensor->bytes - offset);
+  bytes = mlfab__min(bytes, slice->offset + slice->bytes - offset);
+  memset(piece, 0, sizeof *piece);
+  piece->data = group->data + stretch->at + cursor->in;
+  piece->bytes = bytes;
+  piece->shape.offset = offset;
+  piece->shape.dtype = (int)tensor->dtype;
+  piece->shape.half = MLFAB_HALF_NONE;
+  piece->shape.elements = (uint32_t)(bytes / width);
+  cursor->in += bytes;
+  if (bytes == left) {
+    cursor->stretch++;
+    cursor->in = 0;
+  }
+  return 1;
+}
+
+/* --- a new group --- */
+
+/* Memory for the packets of the sum. Errors: AGAIN (none, or the old is lent). */
+static int gather_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  mlfab__gather_cursor cursor = {0, 0};
+  gather_piece piece;
+  /* A packer writes no more than the dense packet, but may ask for a bitmap's room besides. */
+  uint64_t more = GATHER_MORE + MLFAB__PACK_ELEMENTS / 8;
+  while (gather_next(aggregator, group, &cursor, &piece)) more += GATHER_MORE;
+  if (group->stream_room >= group->bytes + more) return 0;
+  if (group->lent > 0) return MLFAB_ERR_AGAIN;
+  uint64_t room = aggregator->data_bytes + more;
+  mlfab__free_aligned(aggregator->env, group->stream, group->stream_room);
+  group->stream = mlfab__alloc_aligned(aggregator->env, room);
+  group->stream_room = group->stream ? room : 0;
+  return group->stream ? 0 : MLFAB_ERR_AGAIN;
+}
+
+MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                        const mlfab__segment *segments, uint32_t n) {
+  uint64_t at = 0;
+  if (aggregator->ghost) return MLFAB_ERR_UNSUPPORTED;
+  mlfab__gather_stretch *stretches = mlfab__aggregator_grow(aggregator, group->stretches,
+                                                     &group->stretch_room, n, 0, sizeof *stretches);
+  if (!stretches) return MLFAB_ERR_AGAIN;
+  for (uint32_t i = 0; i < n; i++) {
+    stretches[i] = (mlfab__gather_stretch){segments[i], at};
+    at += segments[i].bytes;
+  }
+  group->stretches = stretches;
+  group->nstretches = n;
+  group->cursor = (mlfab__gather_cursor){0, 0};
+  group->cleared = group->length = 0;
+  group->encoded = 0;
+  return gather_room(aggregator, group);
+}
+
+/* --- packets of members --- */
+
+/* The stretch that holds this offset, or the next. */
+static const mlfab__gather_stretch *gather_find(const mlfab__accumulator *group, uint64_t offset) {
+  uint32_t low = 0, high = group->nstretches;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    const mlfab__segment *segment = &group->stretches[middle].segment;
+    if (segment->offset + segment->bytes <= offset) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < group->nstretches ? &group->stretches[low] : NULL;
+}
+
+/* A text when a packet does not lie where one of this group may. */
+static const char *gather_check_place(const mlfab__aggregator *aggregator,
+                                      const mlfab__accumulator *group,
+                                      const mlfab__packet *packet) {
+  const mlfab__layout *layout = aggregator->layout;
+  uint64_t begin = packet->offset;
+  uint64_t end = begin + (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  const mlfab__gather_stretch *stretch = gather_find(group, begin);
+  if (!stretch || begin < stretch->segment.offset ||
+      end - stretch->segment.offset > stretch->segment.bytes)
+    return "a packet outside the stretches of its group";
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, begin);
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, begin)];
+  if (packet->dtype != tensor->dtype) return "a packet of another type than its tensor";
+  if (end - tensor->offset > tensor->bytes || end - slice->offset > slice->bytes)
+    return "a packet that is not of one tensor and one slice";
+  return NULL;
+}
+
+MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *group,
+                                                mlfab__addend *addend,
+                                                const mlfab__hop_chunk *chunk,
+                                                const mlfab__frame_in *frame) {
+  uint64_t end = addend->total ? mlfab__min(addend->total, addend->granted) : addend->granted;
+  uint64_t next = addend->next;
+  const uint8_t *at = frame->bulk;
+  mlfab__packet packet;
+  if (chunk->total == 0 || chunk->total > GATHER_MOST * group->bytes)
+    return "an update of no packets, or of more than its elements need";
+  if (addend->total && chunk->total != addend->total) return "an update whose length changes";
+  if (chunk->offset != addend->received || frame->bulk_bytes > end - addend->received ||
+      frame->bulk_bytes > chunk->total - addend->received)
+    return "a chunk out of place or not granted";
+  if (frame->bulk_bytes == 0 || !at) return "a chunk without packets";
+  for (uint32_t left = frame->bulk_bytes, n; left > 0; left -= n, at += n) {
+    n = mlfab__pack_open(at, left, &packet);
+    if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
+    if (packet.offset < next) return "packets out of order, or overlapping";
+    const char *wrong = gather_check_place(aggregator, group, &packet);
+    if (wrong) return wrong;
+    next = packet.offset + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+  }
+  addend->next = next;
+  addend->total = chunk->total;
+  return NULL;
+}
+
+/* The sum is zero up to here where nothing was added. */
+static void gather_clear(mlfab__accumulator *group, uint64_t upto) {
+  if (upto <= group->cleared) return;
+  memset(group->data + group->cleared, 0, upto - group->cleared);
+  group->cleared = upto;
+}
+
+/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE. */
+static int gather_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
+  mlfab__addend *addend = &group->addends[k];
+  mlfab__packet packet;
+  for (uint32_t n; bytes > 0; bytes -= n, from += n, addend->added += n) {
+    n = mlfab__pack_open(from, bytes, &packet);
+    assert(n > 0);
+    const mlfab__gather_stretch *stretch = gather_find(group, packet.offset);
+    uint64_t at = stretch->at + (packet.offset - stretch->segment.offset);
+    gather_clear(group, at + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype));
+    if (!mlfab__unpack_add(&packet, group->data + at, addend->weight)) return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
+                                       const mlfab__frame_in *frame) {
+  uint32_t k = (uint32_t)(addend - group->addends);
+  if (k == group->head) return gather_add(group, k, frame->bulk, frame->bulk_bytes);
+  memcpy(group->rings[addend->ring - 1] + (addend->received - frame->bulk_bytes), frame->bulk,
+         frame->bulk_bytes);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend) {
+  return gather_add(group, (uint32_t)(addend - group->addends), group->rings[addend->ring - 1],
+                    addend->received);
+}
+
+/* --- packets of the sum --- */
+
+/* Marks what is not zero, in words of 64; returns how many. -0 is zero, and -ffast-math changes
+ * nothing. */
+#define GATHER_MARK(name, word, zeros)                                               \
+  static uint32_t gather_mark_##name(const void *data, uint32_t n, uint64_t *keep) { \
+    const uint8_t *at = (const uint8_t *)data;                                       \
+    uint32_t kept = 0;                                                               \
+    for (uint32_t first = 0; first < n; first += 64) {                               \
+      uint32_t count = (uint32_t)mlfab__min(n - first, 64);                          \
+      word x[64], any = 0;                                                           \
+      uint64_t bits = 0;                                                             \
+      memcpy(x, at + (size_t)first * sizeof(word), count * sizeof(word));            \
+      for (uint32_t i = 0; i < count; i++) any |= (word)(x[i] << (zeros));           \
+      for (uint32_t i = 0; any != 0 && i < count; i++) {                             \
+        uint64_t set = (word)(x[i] << (zeros)) != 0;                                 \
+        bits |= set << i;                                                            \
+        kept += (uint32_t)set;                                                       \
+      }                                                                              \
+      keep[first / 64] = bits;                                                       \
+    }                                                                                \
+    return kept;                                                                     \
+  }
+
+GATHER_MARK(f32, uint32_t, 1)
+GATHER_MARK(f64, uint64_t, 1)
+GATHER_MARK(i64, uint64_t, 0)
+
+static uint32_t gather_mark(int dtype, const void *data, uint32_t n, uint64_t *keep) {
+  if (dtype == MLFAB_F32) return gather_mark_f32(data, n, keep);
+  return dtype == MLFAB_F64 ? gather_mark_f64(data, n, keep) : gather_mark_i64(data, n, keep);
+}
+
+/* Past half full it is dense. */
+static uint32_t gather_pack(uint8_t *out, const gather_piece *piece) {
+  uint64_t keep[GATHER_WORDS];
+  uint32_t n = piece->shape.elements;
+  uint32_t kept = gather_mark(piece->shape.dtype, piece->data, n, keep);
+  if (kept > n / 2) return mlfab__pack_dense(out, &piece->shape, piece->data);
+  return mlfab__pack_marked(out, &piece->shape, piece->data, keep, 1);
+}
+
+MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t budget = GATHER_TICK_BYTES;
+  gather_piece piece;
+  if (!group->packed || group->encoded || group->head < group->naddends) return 0;
+  gather_clear(group, group->bytes);
+  while (budget > 0) {
+    if (!gather_next(aggregator, group, &group->cursor, &piece)) {
+      group->encoded = 1;
+      break;
+    }
+    group->length += gather_pack(group->stream + group->length, &piece);
+    budget -= mlfab__min(budget, piece.bytes);
+  }
+  if (!group->encoded) return 0;
+  if (group->length == 0) {
+    /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
+    mlfab__gather_cursor first = {0, 0};
+    gather_next(aggregator, group, &first, &piece);
+    piece.shape.elements = 1;
+    group->length = mlfab__pack_dense(group->stream, &piece.shape, piece.data);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gather_forwardable(const mlfab__aggregator *aggregator,
+                                                   const mlfab__accumulator *group) {
+  uint64_t upto = mlfab__min(group->released, group->length), n = 0;
+  if (!group->encoded) return 0;
+  while (group->sent + n < upto) {
+    uint64_t at = group->sent + n;
+    uint32_t bytes;
+    memcpy(&bytes, group->stream + at + GATHER_AT_BODY, sizeof bytes);
+    bytes += MLFAB__PACK_HEADER;
+    int large = n > 0 && n + bytes > aggregator->config->chunk_bytes;
+    if (large || bytes > upto - at) break;
+    n += bytes;
+  }
+  return (uint32_t)n;
+}
+
+#undef GATHER_MARK
