@@ -176,33 +176,37 @@ static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limi
   return 1;
 }
 
-/* The first grain from g on, before `last`, that has changed (or with `changed` 0 has not), or
- * `last`. */
-static uint64_t version_find(const mlfab__tags *tags, uint64_t g, uint64_t last, uint32_t limit,
-                             int changed) {
-  uint64_t behind = UINT64_MAX << g % VERSION_BLOCK; /* g and what follows in its block */
-  for (uint64_t block = g / VERSION_BLOCK; block * VERSION_BLOCK < last; block++) {
-    uint64_t bits = version_changed(tags, block, limit);
-    if (!changed) bits = ~bits;
-    bits &= behind;
-    behind = UINT64_MAX;
-    if (bits) return mlfab__min(last, block * VERSION_BLOCK + version_lowest(bits));
-  }
-  return last;
+/* The first block from `block` on, before `end`, with a tag above the limit, or `end`. */
+static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t end, uint32_t limit) {
+  while (block < end && coarse[block] <= limit) block++;
+  return block;
 }
 
 MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
                                       uint64_t end, uint64_t *begin_p, uint64_t *stop_p) {
   assert(end <= tags->bytes);
-  uint32_t limit;
+  uint32_t limit, block_shift = tags->shift + 6;
   *begin_p = mlfab__min(from, end);
   *stop_p = end;
   if (from >= end || !version_limit(tags, since, &limit)) return;
-  uint64_t last = version_grains(end, tags->grain_bytes);
-  uint64_t g = version_find(tags, from >> tags->shift, last, limit, 1);
+  uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
+  /* Of the first block only what follows. */
+  bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
+  while (bits == 0) {
+    block = version_skip(tags->coarse, block + 1, blocks, limit);
+    if (block >= blocks) {
+      *begin_p = end;
+      return;
+    }
+    bits = version_changed(tags, block, limit);
+  }
+  uint64_t g = block * VERSION_BLOCK + version_lowest(bits);
   *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
-  if (g == last) return;
-  *stop_p = mlfab__min(end, version_find(tags, g, last, limit, 0) << tags->shift);
+  for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
+    bits = ~version_changed(tags, block, limit);
+  if (bits == 0) return;
+  g = block * VERSION_BLOCK + version_lowest(bits);
+  *stop_p = mlfab__min(end, g << tags->shift);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,

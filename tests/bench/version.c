@@ -1,0 +1,175 @@
+/* version.c - what version tags cost: bench-version [FILE.tsv] [--quick]
+ *
+ * A slice of 100 MB of float32, with tags for every element and for every 256, one core; the limit is
+ * the rate, or the time, at which memcpy copies it in the same run. All take a trial each in turns;
+ * medians are reported.
+ *
+ *    version/mark/B/WHAT    compares before and after, tags what differs: GB of the slice a second;
+ *                           WHAT: none, clustered (1 % in 16 places), scattered (1 % one by one), all
+ *    version/next/B/WHAT    finds all runs that changed: ms; the peer looks at every tag
+ *    version/bitmap/B/WHAT  the same as bits
+ *
+ * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
+ * appended to FILE.tsv in the format of bench.c. */
+#include "core/prng.h"
+#include "core/version.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { TRIALS_MAX = 31, CLUSTERS = 16 };
+enum { NONE, CLUSTERED, SCATTERED, ALL, KINDS };
+static const char *const kinds[KINDS] = {"none", "clustered", "scattered", "all"};
+
+static uint64_t n; /* elements */
+static int trials;
+static uint32_t *before, *after, *other;
+static uint64_t *keep, sink; /* what was found, so that it is looked for */
+static mlfab__env env;
+static mlfab__tags tags;
+static FILE *tsv;
+
+/* Of this process: other processes on the machine do not count. */
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "bench-version: %s\n", what);
+  exit(1);
+}
+
+/* Pages that have been touched. */
+static void *memory(uint64_t bytes) {
+  void *array = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  require(array != NULL, "out of memory");
+  memset(array, 1, bytes);
+  return array;
+}
+
+static void change(int kind) {
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, 1);
+  memcpy(after, before, n * 4);
+  if (kind == CLUSTERED) {
+    for (uint64_t c = 0; c < CLUSTERS; c++) {
+      for (uint64_t i = 0; i < n / 100 / CLUSTERS; i++) after[c * (n / CLUSTERS) + i]++;
+    }
+  }
+  for (uint64_t i = 0; i < n && kind >= SCATTERED; i++) {
+    after[i] += kind == ALL || mlfab__prng_below(&prng, 100) == 0;
+  }
+}
+
+static void mark(void) { sink += mlfab__tags_mark(&tags, before, after, 0, n * 4, 2); }
+
+static void next(void) {
+  uint64_t begin, stop;
+  for (uint64_t at = 0; at < n * 4; at = stop) {
+    mlfab__tags_next(&tags, 1, at, n * 4, &begin, &stop);
+    sink += stop - begin;
+  }
+}
+
+static void bitmap(void) {
+  mlfab__tags_bitmap(&tags, 1, 0, tags.grains, keep);
+  sink += keep[0];
+}
+
+/* As TDF has it. */
+static void every_tag(void) {
+  for (uint64_t g = 0; g < tags.grains; g++) sink += tags.fine[g] > 1;
+}
+
+static void copy(void) { memcpy(other, after, n * 4); }
+
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+/* Ours and the others take turns; medians, in seconds. */
+static void measure(void (*const what[3])(void), double median[3]) {
+  double times[3][TRIALS_MAX];
+  for (int t = -1; t < trials; t++) {
+    for (int i = 0; i < 3; i++) {
+      double begin = now();
+      if (what[i]) what[i]();
+      times[i][t < 0 ? 0 : t] = now() - begin;
+    }
+  }
+  for (int i = 0; i < 3; i++) {
+    qsort(times[i], (size_t)trials, sizeof **times, by_value);
+    median[i] = times[i][trials / 2];
+  }
+}
+
+static void report_rate(uint64_t grain, int kind) {
+  void (*const what[3])(void) = {mark, copy, NULL};
+  double median[3], bytes = (double)n * 4 * 1e-9;
+  measure(what, median);
+  printf("version/mark/%-4llu %-10s %8.2f GB/s       memcpy %.2f GB/s (%.0f %%)\n",
+         (unsigned long long)grain, kinds[kind], bytes / median[0], bytes / median[1],
+         100 * median[1] / median[0]);
+  if (tsv)
+    fprintf(tsv, "version/mark/%llu/%s\t%.6g\tGB/s\t-\t-\tmemcpy\t%.6g\n",
+            (unsigned long long)grain, kinds[kind], bytes / median[0], bytes / median[1]);
+}
+
+static void report_time(const char *name, void (*find)(void), uint64_t grain, int kind) {
+  void (*const what[3])(void) = {find, copy, every_tag};
+  double median[3];
+  measure(what, median);
+  printf("version/%s/%-4llu %-10s %8.3f ms         every tag %.3f ms; memcpy %.2f ms (%.2f %%)\n",
+         name, (unsigned long long)grain, kinds[kind], median[0] * 1e3, median[2] * 1e3,
+         median[1] * 1e3, 100 * median[0] / median[1]);
+  if (tsv)
+    fprintf(tsv, "version/%s/%llu/%s\t%.6g\tms\tevery-tag\t%.6g\tmemcpy\t%.6g\n", name,
+            (unsigned long long)grain, kinds[kind], median[0] * 1e3, median[2] * 1e3,
+            median[1] * 1e3);
+}
+
+static void cells(uint64_t grain) {
+  for (int kind = 0; kind < KINDS; kind++) {
+    require(mlfab__tags_init(&env, &tags, n * 4, grain * 4) == 0, "out of memory");
+    mlfab__tags_touch(&tags, 0, n * 4, 1);
+    change(kind);
+    report_rate(grain, kind);
+    if (kind == CLUSTERED || kind == SCATTERED) {
+      report_time("next", next, grain, kind);
+      report_time("bitmap", bitmap, grain, kind);
+    }
+    mlfab__tags_free(&env, &tags);
+  }
+}
+
+int main(int argc, char **argv) {
+  n = 25000000;
+  trials = 15;
+  for (int i = 1; i < argc; i++) {
+    if (strcmp(argv[i], "--quick") == 0) {
+      n /= 10;
+      trials = 5;
+    } else if ((tsv = fopen(argv[i], "a")) == NULL) {
+      perror(argv[i]);
+      return 2;
+    }
+  }
+  mlfab__env_init(&env, NULL);
+  before = memory(n * 4);
+  after = memory(n * 4);
+  other = memory(n * 4);
+  keep = memory(n / 8 + 8);
+  cells(256);
+  cells(1);
+  free(before);
+  free(after);
+  free(other);
+  free(keep);
+  if (tsv) fclose(tsv);
+  return sink == 0;
+}
