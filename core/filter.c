@@ -289,7 +289,9 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
         *saturated += (uint32_t)_mm_popcnt_u32(over);
       }
     }
-    _mm512_storeu_si512(residual + i, rest);
+    /* Where all is sent, the residual is and stays zero, and need not be written back. */
+    if (_mm512_cmpneq_epi32_mask(rest, _mm512_loadu_si512(residual + i)))
+      _mm512_storeu_si512(residual + i, rest);
     a = _mm512_maskz_compress_epi32(marks, a);
     if (half == MLFAB_HALF_NONE) {
       _mm512_mask_storeu_epi32(whole + k, there, a);
@@ -463,16 +465,34 @@ MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, 
 
 /* ---- the largest ---- */
 
-static uint64_t filter_magnitude(int dtype, const void *values, uint64_t i) {
-  if (dtype == MLFAB_F32) {
-    uint32_t bits;
-    memcpy(&bits, (const float *)values + i, sizeof bits);
-    return bits & FILTER_F32_MAGNITUDE;
+/* How often each digit comes behind `found`; and which are above a magnitude, or as large. */
+#define FILTER_RANK(name, word, magnitude)                                                     \
+  static void filter_count_##name(const void *values, uint64_t n, uint32_t above, uint32_t at, \
+                                  uint64_t found, uint64_t *count) {                           \
+    uint64_t most = ((uint64_t)1 << (above - at)) - 1;                                         \
+    for (uint64_t i = 0; i < n; i++) {                                                         \
+      word m;                                                                                  \
+      memcpy(&m, (const word *)values + i, sizeof m);                                          \
+      m &= magnitude;                                                                          \
+      if ((uint64_t)m >> above == found) count[m >> at & most]++;                              \
+    }                                                                                          \
+  }                                                                                            \
+  static uint64_t filter_above_##name(const void *values, uint32_t n, uint64_t than,           \
+                                      uint64_t *ties_p) {                                      \
+    uint64_t above = 0, ties = 0;                                                              \
+    for (uint32_t i = 0; i < n; i++) {                                                         \
+      word m;                                                                                  \
+      memcpy(&m, (const word *)values + i, sizeof m);                                          \
+      m &= magnitude;                                                                          \
+      above |= (uint64_t)(m > than) << i;                                                      \
+      ties |= (uint64_t)(m == than) << i;                                                      \
+    }                                                                                          \
+    *ties_p = ties;                                                                            \
+    return above;                                                                              \
   }
-  uint64_t bits;
-  memcpy(&bits, (const double *)values + i, sizeof bits);
-  return bits & FILTER_F64_MAGNITUDE;
-}
+
+FILTER_RANK(f32, uint32_t, FILTER_F32_MAGNITUDE)
+FILTER_RANK(f64, uint64_t, FILTER_F64_MAGNITUDE)
 
 /* Eleven bits of the magnitude at a time, the highest first: the digit in which the k-th largest lies
  * is found by counting, and only those that share it are counted on. */
@@ -490,10 +510,10 @@ MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n
     uint64_t most = ((uint64_t)1 << digit) - 1, at = most;
     left -= digit;
     memset(count, 0, sizeof count);
-    for (uint64_t i = 0; i < n; i++) {
-      uint64_t m = filter_magnitude(dtype, values, i);
-      if (m >> above == found) count[m >> left & most]++;
-    }
+    if (dtype == MLFAB_F32)
+      filter_count_f32(values, n, above, left, found, count);
+    else
+      filter_count_f64(values, n, above, left, found, count);
     while (count[at] < k) k -= count[at--];
     found = found << digit | at;
   }
@@ -504,14 +524,12 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
                                            mlfab__filter_cut *cut, uint64_t *keep) {
   uint32_t kept = 0;
   for (uint32_t at = 0; at < n; at += 64) {
-    uint32_t end = n - at < 64 ? n : at + 64;
-    uint64_t marks = 0;
-    for (uint32_t i = at; i < end; i++) {
-      uint64_t m = filter_magnitude(dtype, values, i);
-      int tie = m == cut->magnitude && cut->ties > 0;
-      cut->ties -= (uint64_t)tie;
-      marks |= (uint64_t)(m > cut->magnitude || tie) << (i - at);
-    }
+    uint32_t count = n - at < 64 ? n - at : 64;
+    uint64_t ties, marks;
+    marks = dtype == MLFAB_F32
+                ? filter_above_f32((const float *)values + at, count, cut->magnitude, &ties)
+                : filter_above_f64((const double *)values + at, count, cut->magnitude, &ties);
+    for (; ties != 0 && cut->ties > 0; ties &= ties - 1, cut->ties--) marks |= ties & (0 - ties);
     keep[at / 64] &= marks;
     kept += filter_bits(keep[at / 64]);
   }
@@ -607,6 +625,7 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #undef FILTER_MARK
 #undef FILTER_EMIT
 #undef FILTER_AS_IT_IS
+#undef FILTER_RANK
 #undef FILTER_CHANGE
 #undef FILTER_CHANGE_VECTOR
 #undef FILTER_AHEAD

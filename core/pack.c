@@ -54,10 +54,32 @@ static uint32_t pack_bits(uint64_t x) {
   return (uint32_t)(x * 0x0101010101010101u >> 56);
 }
 
+#if PACK_X86
+__attribute__((target("popcnt"))) static uint32_t pack_sum_popcnt(const uint8_t *marks,
+                                                                  uint32_t words) {
+  uint64_t sum = 0, word;
+  for (uint32_t i = 0; i < words; i++) {
+    memcpy(&word, marks + (size_t)i * 8, sizeof word);
+    sum += (uint64_t)_mm_popcnt_u64(word);
+  }
+  return (uint32_t)sum;
+}
+#endif
+
 static inline uint64_t pack_word(const uint8_t *marks, uint32_t i) {
   uint64_t word;
   memcpy(&word, marks + (size_t)i * 8, sizeof word);
   return word;
+}
+
+/* The marks of n elements or grains. */
+static uint32_t pack_sum(const uint8_t *marks, uint32_t n) {
+  uint32_t words = (n + 63) / 64, sum = 0;
+#if PACK_X86
+  if (__builtin_cpu_supports("popcnt")) return pack_sum_popcnt(marks, words);
+#endif
+  for (uint32_t i = 0; i < words; i++) sum += pack_bits(pack_word(marks, i));
+  return sum;
 }
 
 static inline uint32_t pack_index(const uint8_t *marks, uint32_t i) {
@@ -94,14 +116,9 @@ MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
 
 /* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
 static int pack_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
-  uint32_t sum = 0;
-  for (uint32_t i = 0; i < n; i += 64) {
-    uint64_t word = pack_word(marks, i / 64);
-    if (n - i < 64 && word >> (n - i) != 0) return 0;
-    sum += pack_bits(word);
-  }
-  *last_p = (int)(pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64) & 1);
-  return sum == kept;
+  uint64_t end = pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64);
+  *last_p = (int)(end & 1);
+  return end <= 1 && pack_sum(marks, n) == kept;
 }
 
 static int pack_check_indices(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
@@ -231,20 +248,28 @@ static void pack_write_marks(uint8_t *marks, const mlfab__packet *packet, const 
   uint32_t words = (packet->grains + 63) / 64;
   if (packet->form == MLFAB__PACK_BITMAP) memcpy(marks, keep, (size_t)words * 8);
   if (packet->form != MLFAB__PACK_INDEX) return;
-  for (uint32_t i = 0; i < words; i++)
-    for (uint64_t word = keep[i]; word != 0; word &= word - 1) {
-      uint16_t index = (uint16_t)(i * 64 + pack_lowest(word));
+  for (uint32_t i = 0; i < words; i++) {
+    /* Of few marks most words have one or none: the first is written without a branch, as a zero that
+     * the next index, the padding or a value covers when there is none. */
+    uint64_t word = keep[i];
+    uint32_t any = word != 0, first = pack_lowest(word | (uint64_t)1 << 63);
+    uint16_t index = (uint16_t)((i * 64 + first) * any);
+    memcpy(marks, &index, sizeof index);
+    marks += any * sizeof index;
+    for (word &= word - any; word != 0; word &= word - 1) {
+      index = (uint16_t)(i * 64 + pack_lowest(word));
       memcpy(marks, &index, sizeof index);
       marks += sizeof index;
     }
+  }
 }
 
 /* Header and marks; NULL when nothing is marked. */
 static uint8_t *pack_prepare(uint8_t *out, const mlfab__pack_shape *shape, const uint64_t *keep,
                              int may_dense, mlfab__packet *packet) {
-  uint32_t grains = pack_grains(shape->elements, shape->grain_log2), kept = 0;
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2);
   uint32_t width = pack_width(shape->dtype, shape->half);
-  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += pack_bits(keep[i]);
+  uint32_t kept = pack_sum((const uint8_t *)keep, grains);
   if (kept == 0) return NULL;
   int form = pack_smaller(grains, kept),
       last = (int)(keep[(grains - 1) / 64] >> ((grains - 1) % 64) & 1);
@@ -478,8 +503,8 @@ MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shap
   }
   for (uint32_t first = 0; first < shape->elements; first += PACK_STAGE) {
     pack_stage stage;
-    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE), count = 0;
-    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(keep[first / 64 + i]);
+    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE);
+    uint32_t count = pack_sum(marks + first / 8, n);
     pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8, n);
     pack_put(at, shape->dtype, shape->half, &stage, count);
     at += (size_t)count * width;
@@ -514,8 +539,8 @@ static int pack_apply_singles(const mlfab__packet *packet, uint8_t *w, int add, 
   }
   for (uint32_t first = 0, k = 0; first < packet->elements; first += PACK_STAGE) {
     const uint8_t *marks = packet->marks + first / 8;
-    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE), count = 0;
-    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(pack_word(marks, i));
+    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE);
+    uint32_t count = pack_sum(marks, n);
     if (!pack_terms(packet, k, count, add, scale, &stage, &terms)) return 0;
     pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, n, add);
     k += count;
