@@ -538,24 +538,35 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: which changes are small is as good as random. */
-#define FILTER_CHANGE(name, real)                                                 \
+/* Without branches: signs, and which changes are small, are as good as random. */
+static inline double filter_size(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits &= FILTER_F64_MAGNITUDE;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+#define FILTER_CHANGE(name, real, word)                                           \
   static uint64_t name(const real *before, real *after, uint64_t n, double tau) { \
     uint64_t back = 0;                                                            \
     for (uint64_t i = 0; i < n; i++) {                                            \
       real is = after[i], was = before[i];                                        \
-      double change = (double)is - (double)was, size = (double)was;               \
-      change = change < 0 ? -change : change;                                     \
-      size = size < 0 ? -size : size;                                             \
+      double change = filter_size((double)is - (double)was);                      \
+      double size = filter_size((double)was);                                     \
       int small = (size > 0) & (change > 0) & (change / size < tau);              \
-      after[i] = (small | (is == was)) ? was : is;                                \
+      word old = (word)0 - (word)(small | (is == was)), x, y;                     \
+      memcpy(&x, &was, sizeof x);                                                 \
+      memcpy(&y, &is, sizeof y);                                                  \
+      y = (x & old) | (y & ~old);                                                 \
+      memcpy(&after[i], &y, sizeof y);                                            \
       back += (uint64_t)small;                                                    \
     }                                                                             \
     return back;                                                                  \
   }
 
-FILTER_CHANGE(filter_change_f32, float)
-FILTER_CHANGE(filter_change_f64, double)
+FILTER_CHANGE(filter_change_f32, float, uint32_t)
+FILTER_CHANGE(filter_change_f64, double, uint64_t)
 
 #if FILTER_X86
 /* The same for eight at a time; what is left over goes the portable way. */
