@@ -70,7 +70,7 @@ static void answer_pin(mlfab__server *server, mlfab__server_pull *pull, uint32_t
   }
   pull->slice = slice;
   pull->version = s->version;
-  pull->commit = s->commit;
+  pull->commit = mlfab__changed_label(s);
   pull->restart_segment = pull->segment;
   pull->restart_in_segment = pull->in_segment;
 }
@@ -451,7 +451,28 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->attempt = 0;
   pull->waiting = 0;
   pull->passed = 0;
+  pull->cached = 0;
   pull->held = ANSWER_GOES;
+}
+
+/* What the reader's cache has. 0 when that is in order, else it was answered. */
+static int answer_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
+  char text[128];
+  uint32_t slice;
+  uint64_t since;
+  int code = mlfab__changed_cache(server, in, server->segments_scratch, server->versions_scratch,
+                                  &slice, &since);
+  if (code == MLFAB_ERR_FRAME) {
+    mlfab__server_drop(server, worker, code,
+                       "a PULL with another number of commits than of slices");
+  } else if (code) {
+    const mlfab__shard_slice *s = &server->store.slices[slice];
+    snprintf(text, sizeof text,
+             "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
+             (unsigned long long)mlfab__changed_label(s), (unsigned long long)since);
+    answer_fail(server, worker, in->request, code, text);
+  }
+  return code;
 }
 
 MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
@@ -478,6 +499,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
       return;
     }
   }
+  if (answer_cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     answer_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -492,6 +514,11 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   answer_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
+  if (mlfab__changed_keep(server, pull, &in, server->versions_scratch)) {
+    answer_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
+    answer_end(server, pull);
+    return;
+  }
   pull->progress = in.progress;
   pull->tag = (uint64_t)worker * ANSWER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
   pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
@@ -717,6 +744,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
+  frame->note[0] = 0;
   if (pull->segments_used > 0) {
     const mlfab__segment *segment = &pull->segments[pull->segment];
     uint32_t slice, bytes = answer_cut(server, segment, pull->in_segment, &slice);
@@ -724,16 +752,24 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     if (pull->slice == MLFAB__NO_BLOCK) answer_pin(server, pull, slice);
     const mlfab__shard_slice *s = &store->slices[slice];
     uint64_t in_slice = model.offset - s->offset;
-    if (pull->segment + 1 < pull->segments_used || pull->in_segment + bytes < segment->bytes)
-      model.flags = 0;
-    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+    uint64_t end = mlfab__min(segment->offset + segment->bytes - s->offset, s->bytes);
+    model.bytes = mlfab__changed_answer(server, pull, in_slice, end, bytes, frame);
+    if (model.bytes > 0) {
+      model.flags |= MLFAB__MODEL_PACKED;
+    } else {
+      uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+      uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+      frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+      model.bytes = frame->bulk_bytes = bytes;
+      frame->token = (uint64_t)block + 1;
+    }
+    if (pull->segment + 1 < pull->segments_used || pull->in_segment + model.bytes < segment->bytes)
+      model.flags &= ~(uint32_t)MLFAB__MODEL_LAST;
     model.version = pull->version;
     model.commit = pull->commit;
+    model.epoch = server->epoch;
     model.slice = s->number;
-    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
-    model.bytes = frame->bulk_bytes = bytes;
-    frame->token = (uint64_t)block + 1;
+    frame->note[0] = model.bytes;
   }
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
   return 1;
@@ -764,7 +800,9 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     peer->sends[peer->nsends++] = block;
   }
   if (pull->segments_used > 0) {
-    pull->in_segment += frame->bulk_bytes;
+    pull->in_segment += frame->note[0];
+    server->stats->pull_raw_bytes += frame->note[0];
+    server->stats->pull_bytes += frame->bulk_bytes;
     uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
     if (pull->in_segment == pull->segments[pull->segment].bytes) {
       pull->segment++;
@@ -783,7 +821,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   } else if (pull->place != 0) {
     /* From time to time the scheduler hears how much is still to go out. */
     uint64_t left = answer_left(pull), part = pull->bytes / 4 + 1;
-    if (left / part != (left + frame->bulk_bytes) / part)
+    if (left / part != (left + frame->note[0]) / part)
       mlfab__server_report(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
   }
 }
@@ -896,6 +934,7 @@ MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0) answer_end(server, pull);
       mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
+      mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }

@@ -6,12 +6,11 @@
  *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. */
+ * pull holds the block. Updates of packets: packed.c. */
 #include "server.h"
 
 #include "reduce.h"
 
-enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
@@ -20,13 +19,15 @@ enum {
 };
 
 /* By the gate of a slice: an update may touch several. */
-static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update,
-                                    uint32_t slice) {
-  if (update->push.flags & MLFAB__PUSH_INIT) return INTAKE_INIT;
+MLFAB__INTERNAL enum mlfab__intake_mode mlfab__intake_mode(const mlfab__server *server,
+                                                           const mlfab__incoming *update,
+                                                           uint32_t slice) {
+  if (update->push.flags & MLFAB__PUSH_INIT) return MLFAB__INTAKE_INIT;
   const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
-  if (mlfab__sync_rounds(gate->sync.kind)) return INTAKE_SUM;
-  if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN) return INTAKE_STAGE;
-  return INTAKE_DIRECT;
+  if (mlfab__sync_rounds(gate->sync.kind)) return MLFAB__INTAKE_SUM;
+  if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN)
+    return MLFAB__INTAKE_STAGE;
+  return MLFAB__INTAKE_DIRECT;
 }
 
 /* Does the slice's version move with the update, or with its round? */
@@ -40,19 +41,43 @@ static double intake_scale(const mlfab__server *server, const mlfab__incoming *u
   return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
 
-/* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
+/* A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
-static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
-                            enum intake_mode mode, uint32_t slice) {
-  if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
-  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
+MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
+                                            const mlfab__incoming *update,
+                                            enum mlfab__intake_mode mode, uint32_t slice) {
+  if (mode == MLFAB__INTAKE_INIT || mode == MLFAB__INTAKE_STAGE) return 1.0;
+  if (mode == MLFAB__INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
     return intake_scale(server, update);
   const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
-  if (gate->contributors == 0) return 1.0;
+  if (gate->round_members == 0) return 1.0;
   return gate->round_scale != 0.0 ? update->push.scale / gate->round_scale : 0.0;
 }
 
+/* Gates of the update that apply at once, and those that sum, as bits. */
+static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
+                             uint32_t *sums_p) {
+  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+  *sums_p = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
+  }
+  return mask & ~*sums_p;
+}
+
+/* Is anything of it to be stepped by rule or callback? */
+static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
+  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
+  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+}
+
 /* --- the queue --- */
+
+static void intake_give_back(mlfab__server *server, mlfab__incoming *update) {
+  update->next = server->free_list;
+  server->free_list = update;
+}
 
 static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *push) {
   mlfab__incoming *update = server->free_list;
@@ -73,8 +98,7 @@ static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *pus
     update->version_room = update->versions ? push->versions : 0;
   }
   if (push->segments > update->segment_room || push->versions > update->version_room) {
-    update->next = server->free_list;
-    server->free_list = update;
+    intake_give_back(server, update);
     return NULL;
   }
   mlfab__incoming kept = *update;
@@ -135,8 +159,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
   if (peer->queued == 0) peer->arena_head = peer->arena_tail = 0;
-  update->next = server->free_list;
-  server->free_list = update;
+  intake_give_back(server, update);
 }
 
 /* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
@@ -208,15 +231,18 @@ MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, 
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
-  int stream = store->bytes >= INTAKE_STREAM_BYTES;
+  /* What is looked at once more had better stay in the cache. */
+  int stream = store->bytes >= INTAKE_STREAM_BYTES && !server->watch;
+  if (update->push.flags & MLFAB__PUSH_PACKED)
+    return mlfab__packed_consume(server, update, data, bytes);
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
-    uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
+    uint32_t base = mode == MLFAB__INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {
       int code = mlfab__intake_fresh(server, &store->next[p], base,
                                      !intake_covers(server, update, &piece));
@@ -224,11 +250,14 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
     }
     if (data) {
       uint8_t *dst = store->blocks[store->next[p]].data + piece.at;
-      int adds = (mode == INTAKE_SUM && base != MLFAB__NO_BLOCK) || mode == INTAKE_DIRECT;
+      int adds =
+          (mode == MLFAB__INTAKE_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__INTAKE_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (server->watch && mode == MLFAB__INTAKE_DIRECT)
+        mlfab__changed_piece(server, &piece, from, dst);
       data += piece.bytes;
     }
     bytes -= piece.bytes;
@@ -245,13 +274,16 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   mlfab__piece piece;
   uint64_t delay = 0;
   if ((update->push.flags & MLFAB__PUSH_INIT) || server->config->on_update) return 0;
+  if (update->push.flags & MLFAB__PUSH_PACKED)
+    return !intake_steps(server, update) && mlfab__packed_whole(server, update, data, code_p);
   intake_versions(server, update, 0, &delay, NULL);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
     /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
     if (!(weight >= -1.0 && weight <= 1.0)) {
+      update->norm2 = 0.0;
       intake_rewind(update);
       return 0;
     }
@@ -266,7 +298,7 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    int sum = intake_mode(server, update, piece.slice) == INTAKE_SUM;
+    int sum = mlfab__intake_mode(server, update, piece.slice) == MLFAB__INTAKE_SUM;
     uint32_t *place = sum ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
       /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
@@ -279,11 +311,14 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
-    uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
+    uint32_t block =
+        mode == MLFAB__INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
     uint8_t *w = store->blocks[block].data + piece.at;
-    if (mode == INTAKE_STAGE) {
+    int watch = server->watch && mode != MLFAB__INTAKE_SUM;
+    if (watch) memcpy(server->packed, w, piece.bytes);
+    if (mode == MLFAB__INTAKE_STAGE) {
       mlfab__rule_step step = {update->push.scale, store->slices[piece.slice].commit + 1, delay};
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
@@ -291,6 +326,7 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
     } else {
       mlfab__reduce_add(piece.dtype, w, w, data + at, weight, piece.count, 0);
     }
+    if (watch) mlfab__changed_piece(server, &piece, server->packed, w);
     intake_moved(update, piece.bytes);
   }
   *code_p = 0;
@@ -386,23 +422,12 @@ static void intake_swap(mlfab__server *server, int init) {
   }
 }
 
-/* Gates of the update that apply at once, and those that sum, as bits. */
-static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
-                             uint32_t *sums_p) {
-  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
-  *sums_p = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
-  }
-  return mask & ~*sums_p;
-}
-
 /* The first in a round: its scale is the sum's. */
 static void intake_open_rounds(mlfab__server *server, const mlfab__incoming *update,
                                uint32_t sums) {
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
-    if ((sums >> g & 1) && gate->contributors == 0) gate->round_scale = update->push.scale;
+    if ((sums >> g & 1) && gate->round_members == 0) gate->round_scale = update->push.scale;
   }
 }
 
@@ -424,15 +449,12 @@ static void intake_commit(mlfab__server *server, mlfab__incoming *update) {
   }
 }
 
-/* Is anything of it to be stepped by rule or callback? */
-static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
-  uint32_t sums, at_once = intake_gates(server, update, &sums);
-  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
-  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
-}
-
 /* All bytes of the head are in `next`. */
 static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
+  if (mlfab__packed_complete(server, update)) {
+    mlfab__place_refuse(server, update, MLFAB_ERR_MEMORY);
+    return;
+  }
   if (intake_steps(server, update)) {
     server->applying = MLFAB__APPLY_UPDATE;
     server->apply_code = 0;
@@ -472,12 +494,15 @@ MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab
   uint32_t p = piece->position;
   uint8_t *dst = store->blocks[store->next[p]].data + piece->at;
   const uint8_t *w = store->blocks[store->w[p]].data + piece->at;
-  if (server->config->on_update)
-    return intake_callback(server, info, piece, dst, w, sum) ? MLFAB_ERR_CALLBACK : 0;
-  mlfab__rule_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-  mlfab__rule_apply(&server->rule, &step, piece->dtype, dst, w, sum,
-                    store->s0 ? store->s0[p] + piece->at : NULL,
-                    store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+  if (server->config->on_update) {
+    if (intake_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
+  } else {
+    mlfab__rule_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
+    mlfab__rule_apply(&server->rule, &step, piece->dtype, dst, w, sum,
+                      store->s0 ? store->s0[p] + piece->at : NULL,
+                      store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+  }
+  if (server->watch) mlfab__changed_piece(server, piece, w, dst);
   return 0;
 }
 
@@ -510,21 +535,25 @@ static void intake_info(const mlfab__server *server, const mlfab__incoming *upda
 /* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->head;
+  const uint32_t *next = server->store.next;
   mlfab_update_info info;
   uint64_t delay = 0;
   intake_versions(server, update, 0, &delay, NULL);
   intake_info(server, update, delay, &info);
-  while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
+  while (update->segment < update->push.segments && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
-    intake_piece(server, update, update->push.bytes, &piece);
+    intake_piece(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && intake_at_once(server, piece.slice)) {
-      const uint8_t *u = server->store.blocks[server->store.next[piece.position]].data + piece.at;
+      if (next[piece.position] == MLFAB__NO_BLOCK)
+        server->apply_code = mlfab__packed_fresh(server, update, piece.slice, piece.position);
+      if (server->apply_code) break;
+      const uint8_t *u = server->store.blocks[next[piece.position]].data + piece.at;
       server->apply_code = mlfab__intake_apply_piece(server, &info, &piece, u);
     }
     intake_moved(update, piece.bytes);
     budget -= mlfab__min(budget, piece.bytes);
   }
-  if (update->consumed < update->push.bytes && !server->apply_code) return 0;
+  if (update->segment < update->push.segments && !server->apply_code) return 0;
   server->applying = MLFAB__APPLY_NONE;
   if (server->apply_code) {
     mlfab__place_refuse(server, update, server->apply_code);
@@ -553,14 +582,12 @@ static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab_
 
 static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_t upto) {
   uint8_t meta[64];
-  if (upto <= update->granted) return;
-  update->granted = upto;
   if (update->group) {
-    mlfab__release release = {update->group, upto};
-    server->port.post(server->port.self, update->aggregator, MLFAB__RELEASE, meta,
-                      mlfab__encode_release(meta, &release));
+    mlfab__place_release(server, update, upto);
     return;
   }
+  if (upto <= update->granted) return;
+  update->granted = upto;
   mlfab__grant grant = {update->push.seq, upto, server->peers[update->worker].generation};
   server->port.post(server->port.self, update->worker, MLFAB__GRANT, meta,
                     mlfab__encode_grant(meta, &grant));
@@ -689,8 +716,10 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   if (!data && update->received == update->push.bytes && update->push.bytes == update->push.eager) {
     data = intake_staged(server, update, 0);
   }
-  if (data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES &&
-      intake_whole(server, update, data, &code)) {
+  update->norm2 = 0.0; /* it may have begun before */
+  int whole =
+      data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES;
+  if (whole && intake_whole(server, update, data, &code)) {
     if (code) {
       mlfab__place_refuse(server, update, code);
     } else {
@@ -745,8 +774,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (push->seq == 0) return "an update without a number";
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
-  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED))
-    return "unknown flags in a push";
+  uint32_t known = MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED | MLFAB__PUSH_PACKED;
+  if (push->flags & ~known) return "unknown flags in a push";
+  if ((push->flags & MLFAB__PUSH_PACKED) &&
+      ((push->flags & MLFAB__PUSH_INIT) || server->store.ghost))
+    return "packets for first weights, or for ghosts";
   if ((push->flags & MLFAB__PUSH_PLANNED) &&
       (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
     return "a push to be planned, with bytes or without a scheduler";
@@ -804,8 +836,15 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__incoming *update = intake_new(server, &push);
-  if (!update) {
+  if (!update || ((push.flags & MLFAB__PUSH_PACKED) && mlfab__packed_room(server))) {
+    if (update) intake_give_back(server, update);
     mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an update");
+    return;
+  }
+  wrong = mlfab__packed_check(server, update, 0, frame->bulk, frame->bulk_bytes);
+  if (wrong) {
+    intake_give_back(server, update);
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->worker = worker;
@@ -848,6 +887,11 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
   if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
       intake_strange(server, frame)) {
     mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+    return;
+  }
+  const char *wrong = mlfab__packed_check(server, update, offset, frame->bulk, frame->bulk_bytes);
+  if (wrong) {
+    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->last_byte_ns = server->now_ns;
@@ -905,7 +949,13 @@ MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggre
     return;
   }
   mlfab__incoming *update = mlfab__place_find(server, aggregator, forward.group);
-  if (update) intake_bytes(server, aggregator, update, forward.offset, frame);
+  if (!update) return;
+  const char *wrong = mlfab__place_sum(update, &forward, frame->bulk_bytes);
+  if (wrong) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, wrong);
+    return;
+  }
+  intake_bytes(server, aggregator, update, forward.offset, frame);
 }
 
 MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,

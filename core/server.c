@@ -71,6 +71,7 @@ static void server_free_model(mlfab__server *server) {
   }
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
   server->scratch = NULL;
+  mlfab__packed_free(server);
   server->stage_bytes = 0;
   mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
   server->ahead = NULL;
@@ -412,6 +413,11 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.mean = define->mean;
   options.deterministic = define->deterministic;
   options.slices = define->slices;
+  options.active = define->active;
+  options.tags = define->tags;
+  options.pull_half = define->pull_half;
+  options.change_threshold = define->change_threshold;
+  options.change_decay = define->change_decay;
   options.ghost = define->ghost;
   options.gamma = define->gamma;
   options.adadelay_c = define->adadelay_c;
@@ -434,7 +440,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
   int code = mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
-                                 server->servers, 0, server->config->model_max_bytes,
+                                 server->servers, define->active, server->config->model_max_bytes,
                                  &server->layout, error);
   if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
   if (!code) code = server_check(server, &define->consistency, error);
@@ -463,10 +469,12 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
       if (!server->scratch) code = MLFAB_ERR_MEMORY;
     }
   }
+  server->options = *define;
+  server->epoch = 1;
+  if (!code) code = mlfab__changed_open(server, define->ghost != 0);
   if (code)
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
-  server->options = *define;
   mlfab__gate_start(server, &define->consistency);
   server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;

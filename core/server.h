@@ -77,7 +77,18 @@ typedef struct mlfab__incoming {
   int withdrawn;          /* to be decided as not applied at its turn */
   int refused;            /* MLFAB_ERR_* once something is wrong with it */
   double norm2;           /* of what was taken in, where a model looks at it */
+  uint64_t packed_end;    /* of the packets that came: where in the model the last one ends */
+  uint64_t own_bytes;     /* its push.bytes, while that are those of its group's packed sum; or 0 */
+  int all_released;       /* its aggregator may forward all of that sum, however long it is */
 } mlfab__incoming;
+
+/* What a model makes of an update's bytes in a slice: see intake.c. */
+enum mlfab__intake_mode {
+  MLFAB__INTAKE_INIT,
+  MLFAB__INTAKE_DIRECT,
+  MLFAB__INTAKE_STAGE,
+  MLFAB__INTAKE_SUM
+};
 
 typedef struct mlfab__server_pull {
   uint64_t request; /* 0: free */
@@ -89,6 +100,9 @@ typedef struct mlfab__server_pull {
   uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
   uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
   uint64_t version, commit;
+  int cached;       /* the reader's cache counts in our epoch ... */
+  uint64_t *sinces; /* ... and has these commits of the slices touched, by local number */
+  uint32_t since_room;
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
@@ -211,6 +225,9 @@ typedef struct mlfab__server {
   uint32_t apply_segment;
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
+  uint8_t *packed;  /* MLFAB__PACKED_ROOM for packets and for bytes as they were, once needed */
+  int watch;        /* what a commit changes is looked at: tags, a parameter filter */
+  uint32_t epoch;   /* in which commits are counted, from 1: slices that move begin a new one */
   uint64_t *versions_scratch;
   mlfab__segment *segments_scratch;
   uint64_t now_ns, heartbeat_ns;
@@ -333,6 +350,38 @@ MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab
                                               const mlfab__piece *piece, const uint8_t *sum);
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay);
+MLFAB__INTERNAL enum mlfab__intake_mode mlfab__intake_mode(const mlfab__server *server,
+                                                           const mlfab__incoming *update,
+                                                           uint32_t slice);
+/* What u is multiplied with as it comes in. */
+MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
+                                            const mlfab__incoming *update,
+                                            enum mlfab__intake_mode mode, uint32_t slice);
+
+/* packed.c - bytes of a packed update, the first of them its byte `at`: NULL when they are whole packets
+ * as they may follow, or what is wrong. */
+MLFAB__INTERNAL const char *mlfab__packed_check(const mlfab__server *server,
+                                                mlfab__incoming *update, uint64_t at,
+                                                const uint8_t *data, uint64_t bytes);
+/* Memory for packets: what one holds, and as much for what was before. Errors: MEMORY. */
+#define MLFAB__PACKED_HALF (65536u * 8)
+#define MLFAB__PACKED_ROOM (2 * MLFAB__PACKED_HALF)
+MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server);
+/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_consume(mlfab__server *server, mlfab__incoming *update,
+                                          const uint8_t *data, uint64_t bytes);
+/* All of the update's packets are at `data`, and no rule is stepped: checks all, then adds in place. As
+ * in intake.c: 1 when it was done, *code_p tells what became of it. */
+MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *update,
+                                        const uint8_t *data, int *code_p);
+/* All packets are in. What none of them named is in the round or stepped all the same: from here on its
+ * blocks are there, or spare. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_complete(mlfab__server *server, const mlfab__incoming *update);
+/* `next` at a position that has none: as the model in what the update does not touch, and zeros where it
+ * does and a rule is to be stepped. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_fresh(mlfab__server *server, const mlfab__incoming *update,
+                                        uint32_t slice, uint32_t position);
 
 /* place.c: a new update gets its place, or waits for a plan. */
 MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *update);
@@ -366,6 +415,38 @@ MLFAB__INTERNAL void mlfab__place_refuse(mlfab__server *server, mlfab__incoming 
 /* It is being withdrawn: leaves its group. 1 when it is too late. */
 MLFAB__INTERNAL int mlfab__place_recall(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__place_lost_aggregator(mlfab__server *server, uint32_t aggregator);
+/* changed.c - tags and filter of a model that is made. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__changed_open(mlfab__server *server, int ghost);
+/* A commit makes `after` of a piece, which was `before`: what the filter does not want is put back, and
+ * what has changed is tagged. To be called where server->watch, before the slice's commit moves. */
+MLFAB__INTERNAL void mlfab__changed_piece(mlfab__server *server, const mlfab__piece *piece,
+                                          const uint8_t *before, uint8_t *after);
+/* The number under which a slice's present commit travels. */
+MLFAB__INTERNAL uint64_t mlfab__changed_label(const mlfab__shard_slice *slice);
+/* Looks at what a PULL tells of its reader's cache. Errors: FRAME (not one commit a slice), ARGUMENT
+ * (from the future: the slice, its local number, and the commit). */
+MLFAB__INTERNAL int mlfab__changed_cache(const mlfab__server *server, const mlfab__pull *in,
+                                         const mlfab__segment *segments, const uint64_t *sinces,
+                                         uint32_t *slice_p, uint64_t *since_p);
+/* Remembers it. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__changed_keep(mlfab__server *server, mlfab__server_pull *pull,
+                                        const mlfab__pull *in, const uint64_t *sinces);
+/* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
+ * returns how many bytes of the slice it answers for; 0 when the next `plain` bytes are as well sent as
+ * they are. */
+MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
+                                               const mlfab__server_pull *pull, uint64_t at,
+                                               uint64_t end, uint32_t plain,
+                                               mlfab__frame_out *frame);
+
+/* Lets the aggregator of a group forward `upto` bytes of the sum. Of packets, whose length is not
+ * known: of the head all, of another what a stage holds. */
+MLFAB__INTERNAL void mlfab__place_release(mlfab__server *server, mlfab__incoming *leader,
+                                          uint64_t upto);
+/* The first FORWARD of a packed sum tells its length, which the leader's push has from then on. NULL,
+ * or what is wrong. */
+MLFAB__INTERNAL const char *mlfab__place_sum(mlfab__incoming *leader, const mlfab__forward *forward,
+                                             uint32_t bulk_bytes);
 /* Bytes of the head came: tells the scheduler now and then. */
 MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__incoming *head);
 

@@ -14,6 +14,7 @@
 
 #include "rule.h"
 #include "slice.h"
+#include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
@@ -45,6 +46,7 @@ typedef struct mlfab__store {
   uint8_t **s0, **s1;                      /* rule state by position, NULL when the rule has none */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
+  mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
 
@@ -65,6 +67,9 @@ typedef struct mlfab__piece {
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
+/* Tags for so many elements each (a power of two), of the smallest type in a slice; no grain is smaller
+ * than an element. Errors: MEMORY; store_free gives back what there is. */
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
 /* The longest piece from `offset` (in the shard), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,

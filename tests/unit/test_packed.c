@@ -1,0 +1,467 @@
+/* test_packed.c - packets at the server role. Updates: what packets make of the model against what the
+ * same values make of it as dense updates, at another server. Frames that break the rules. */
+#include "core/pack.h"
+#include "core/prng.h"
+#include "core/reduce.h"
+#include "core/server.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { W = 3, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
+#define BEAT 500000000ull
+
+static uint64_t base_seed;
+static uint32_t scale_of_test = 1;
+
+/* An update on its way to one server. */
+typedef struct sending {
+  int used;
+  uint32_t worker;
+  uint64_t seq, bytes, sent, granted;
+  uint8_t *data;              /* as it travels */
+  uint32_t ends[4096], nends; /* of packets */
+  int dense;
+} sending;
+
+typedef struct node {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab_stats stats;
+  mlfab__server server;
+  uint32_t generation[W];
+  uint64_t seq[W];
+  sending out[FLIGHT];
+  uint32_t drops, acks;
+  char text[256];
+  mlfab__push_ack ack;
+  mlfab__pull_fail fail;
+  uint32_t fails;
+} node;
+
+static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  node *n = self;
+  if (type == MLFAB__GRANT) {
+    mlfab__grant grant;
+    assert_int_equal(mlfab__decode_grant(meta, bytes, &grant), 0);
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      if (n->out[i].used && n->out[i].worker == peer && n->out[i].seq == grant.seq)
+        n->out[i].granted = grant.upto;
+    }
+  } else if (type == MLFAB__PUSH_ACK) {
+    assert_int_equal(mlfab__decode_push_ack(meta, bytes, &n->ack), 0);
+    n->acks++;
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      if (n->out[i].used && n->out[i].worker == peer && n->out[i].seq == n->ack.seq)
+        n->out[i].used = 0;
+    }
+  } else if (type == MLFAB__PULL_FAIL) {
+    assert_int_equal(mlfab__decode_pull_fail(meta, bytes, &n->fail), 0);
+    n->fails++;
+  }
+}
+static void port_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void port_drop(void *self, uint32_t peer, int code, const char *text) {
+  node *n = self;
+  (void)peer, (void)code;
+  snprintf(n->text, sizeof n->text, "%s", text);
+  n->drops++;
+}
+static void port_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+/* --- a server with a model --- */
+
+typedef struct setting {
+  mlfab__define define;
+  mlfab__tensor_info tensors[TENSORS];
+  uint32_t block_bytes, chunk_bytes, eager_bytes;
+  mlfab_update_fn on_update;
+} setting;
+
+static void hello(node *n, uint32_t worker) {
+  mlfab__hello h = {worker, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+  mlfab__hello_ack ack;
+  assert_int_equal(mlfab__server_hello(&n->server, worker, &h, &ack, 1000), 0);
+  n->generation[worker] = ack.generation;
+}
+
+static void frame(node *n, uint32_t worker, uint8_t type, const uint8_t *meta, uint32_t bytes,
+                  const void *bulk, uint32_t bulk_bytes) {
+  mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
+  assert_true(bytes > 0);
+  mlfab__server_frame(&n->server, worker, &in, 1000);
+}
+
+static node *node_open(const setting *s) {
+  node *n = calloc(1, sizeof *n);
+  uint8_t meta[1024], table[TENSORS * MLFAB__TENSOR_INFO_BYTES];
+  assert_non_null(n);
+  mlfab__port port = {n, port_post, port_ready, port_drop, port_detach, port_event};
+  assert_int_equal(mlfab__env_init(&n->env, NULL), 0);
+  mlfab_config_init(&n->config);
+  n->config.workers = W;
+  n->config.servers = 1;
+  n->config.block_bytes = s->block_bytes;
+  n->config.chunk_bytes = s->chunk_bytes;
+  n->config.eager_bytes = s->eager_bytes;
+  n->config.heartbeat_ns = BEAT;
+  n->config.model_max_bytes = 1 << 30;
+  n->config.on_update = s->on_update;
+  assert_int_equal(mlfab__server_init(&n->server, &n->env, &n->config, 0, &port, &n->stats), 0);
+  for (uint32_t w = 0; w < W; w++) hello(n, w);
+  for (uint32_t i = 0; i < s->define.tensors; i++)
+    mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &s->tensors[i]);
+  frame(n, 0, MLFAB__DEFINE, meta, mlfab__encode_define(meta, &s->define), table,
+        s->define.tensors * MLFAB__TENSOR_INFO_BYTES);
+  assert_int_equal(n->server.phase, MLFAB__MODEL_STANDS);
+  for (uint32_t w = 0; w < W; w++) {
+    hello(n, w); /* with the credit */
+    n->seq[w] = 1;
+  }
+  for (uint32_t i = 0; i < FLIGHT; i++) {
+    n->out[i].data = malloc(STREAM);
+    assert_non_null(n->out[i].data);
+  }
+  return n;
+}
+
+static void node_close(node *n) {
+  mlfab__server_free(&n->server);
+  assert_int_equal(n->env.bytes, 0);
+  for (uint32_t i = 0; i < FLIGHT; i++) free(n->out[i].data);
+  free(n);
+}
+
+/* The model as it stands. */
+static void node_read(const node *n, uint8_t *out) {
+  const mlfab__store *s = &n->server.store;
+  for (uint32_t i = 0; i < s->nslices; i++) {
+    for (uint32_t p = 0; p < s->slices[i].count; p++) {
+      memcpy(out + s->slices[i].offset + (uint64_t)p * s->block_bytes,
+             s->blocks[s->w[s->slices[i].first + p]].data,
+             mlfab__store_block_bytes(s, i, s->slices[i].first + p));
+    }
+  }
+}
+
+/* The same bits, but for the sign of zeros. */
+static void same_models(const node *a, const node *b) {
+  static uint8_t x[MODEL], y[MODEL];
+  const mlfab__layout *layout = &a->server.layout;
+  node_read(a, x);
+  node_read(b, y);
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+    for (uint64_t k = 0; k < t->count; k++) {
+      const uint8_t *p = x + t->offset + k * width, *q = y + t->offset + k * width;
+      float f[2];
+      double d[2];
+      if (memcmp(p, q, width) == 0) continue;
+      memcpy(&f[0], p, 4), memcpy(&f[1], q, 4);
+      memcpy(&d[0], p, 8 * (t->dtype == MLFAB_F64)), memcpy(&d[1], q, 8 * (t->dtype == MLFAB_F64));
+      int zeros = t->dtype == MLFAB_F32   ? f[0] == 0.0f && f[1] == 0.0f
+                  : t->dtype == MLFAB_F64 ? d[0] == 0.0 && d[1] == 0.0
+                                          : 0;
+      if (!zeros)
+        fail_msg("tensor %u (type %u), element %llu: %g, %g", i, t->dtype, (unsigned long long)k,
+                 (double)f[0], (double)f[1]);
+    }
+  }
+  for (uint32_t i = 0; i < a->server.store.nslices; i++) {
+    assert_int_equal(a->server.store.slices[i].version, b->server.store.slices[i].version);
+    assert_int_equal(a->server.store.slices[i].commit, b->server.store.slices[i].commit);
+  }
+  assert_int_equal(a->stats.updates_applied, b->stats.updates_applied);
+  assert_int_equal(a->stats.updates_refused, b->stats.updates_refused);
+}
+
+/* --- updates --- */
+
+typedef struct update {
+  uint32_t nsegments;
+  mlfab__segment segments[8];
+  uint64_t sum;
+  double scale;
+  uint8_t values[MODEL]; /* of the whole model */
+} update;
+
+static void set_value(uint8_t *at, uint32_t dtype, double x) {
+  float f = (float)x;
+  int64_t i = (int64_t)x;
+  if (dtype == MLFAB_F32) memcpy(at, &f, 4);
+  if (dtype == MLFAB_F64) memcpy(at, &x, 8);
+  if (dtype == MLFAB_I64) memcpy(at, &i, 8);
+}
+
+/* Quarters and halves of small whole numbers: no rounding in any half. */
+static double draw(mlfab__prng *prng) {
+  return ((double)mlfab__prng_below(prng, 200) - 100.0) / 8.0;
+}
+
+static void update_make(const mlfab__layout *layout, mlfab__prng *prng, update *u) {
+  uint32_t one_of = 1u << mlfab__prng_below(prng, 12);
+  memset(u->values, 0, layout->bytes);
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+    for (uint64_t k = 0; k < t->count; k++) {
+      if (mlfab__prng_below(prng, one_of) == 0)
+        set_value(u->values + t->offset + k * width, t->dtype, draw(prng));
+    }
+  }
+  u->nsegments = 0;
+  u->sum = 0;
+  uint32_t want = 1 + (uint32_t)mlfab__prng_below(prng, 4);
+  uint64_t at = 0;
+  for (uint32_t k = 0; k < want && at + 64 < layout->bytes; k++) {
+    uint64_t left = layout->bytes - at;
+    uint64_t skip = want == 1 ? 0 : 8 * mlfab__prng_below(prng, left / 16 + 1);
+    uint64_t bytes =
+        want == 1
+            ? left
+            : 8 * (1 + mlfab__prng_below(prng, (left - skip) / 8 > 1 ? (left - skip) / 8 : 1));
+    if (bytes > left - skip) bytes = left - skip;
+    if (bytes == 0) break;
+    u->segments[u->nsegments++] = (mlfab__segment){at + skip, bytes};
+    u->sum += bytes;
+    at += skip + bytes + 8;
+  }
+  u->scale = mlfab__prng_below(prng, 3) == 0 ? -4.0 : mlfab__prng_below(prng, 2) ? -1.0 : 1.0;
+}
+
+static void announce(node *n, sending *s, const update *u, uint32_t flags, uint32_t eager) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__push p;
+  uint64_t version = UINT64_MAX; /* no delay, whatever is still in flight */
+  memset(&p, 0, sizeof p);
+  p.seq = s->seq;
+  p.members = p.versions = 1;
+  p.generation = n->generation[s->worker];
+  p.flags = flags;
+  p.eager = eager;
+  p.progress = n->server.peers[s->worker].pushed;
+  p.bytes = s->bytes;
+  p.scale = u->scale;
+  p.segments = u->nsegments;
+  s->sent = s->granted = eager;
+  frame(n, s->worker, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, u->segments, &version),
+        eager > 0 ? s->data : NULL, eager);
+}
+
+static sending *begin(node *n, uint32_t worker) {
+  for (uint32_t i = 0; i < FLIGHT; i++) {
+    if (n->out[i].used) continue;
+    n->out[i].used = 1;
+    n->out[i].worker = worker;
+    n->out[i].seq = n->seq[worker]++;
+    n->out[i].bytes = n->out[i].nends = 0;
+    n->out[i].dense = 0;
+    return &n->out[i];
+  }
+  return NULL;
+}
+
+static void push_dense(node *n, uint32_t worker, const update *u, uint32_t eager) {
+  sending *s = begin(n, worker);
+  s->dense = 1;
+  for (uint32_t k = 0; k < u->nsegments; k++) {
+    memcpy(s->data + s->bytes, u->values + u->segments[k].offset, u->segments[k].bytes);
+    s->bytes += u->segments[k].bytes;
+  }
+  announce(n, s, u, 0, (uint32_t)mlfab__min(eager / 8 * 8, s->bytes));
+}
+
+/* One packet of elements of the update, in whatever form; returns its bytes, perhaps 0. */
+static uint32_t packet(const update *u, const mlfab__tensor *t, uint64_t offset, uint32_t elements,
+                       mlfab__prng *prng, uint8_t *out) {
+  static uint64_t keep[MLFAB__PACK_ELEMENTS / 64];
+  uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+  mlfab__pack_shape shape = {offset, (int)t->dtype, 0, 0, elements};
+  shape.half = t->dtype == MLFAB_I64 ? 0 : (int)mlfab__prng_below(prng, 3);
+  shape.grain_log2 = mlfab__prng_below(prng, 2) ? 0 : (uint32_t)mlfab__prng_below(prng, 6);
+  if (mlfab__prng_below(prng, 8) == 0) return mlfab__pack_dense(out, &shape, u->values + offset);
+  memset(keep, 0, sizeof keep);
+  for (uint32_t i = 0; i < elements; i++) {
+    static const uint8_t zero[8];
+    uint32_t grain = i >> shape.grain_log2;
+    int kept = memcmp(u->values + offset + (uint64_t)i * width, zero, width) != 0 ||
+               mlfab__prng_below(prng, 100) == 0;
+    if (kept) keep[grain / 64] |= (uint64_t)1 << grain % 64;
+  }
+  return mlfab__pack_marked(out, &shape, u->values + offset, keep, (int)mlfab__prng_below(prng, 2));
+}
+
+/* The update as packets that are cut anywhere that is allowed. */
+static void encode(const mlfab__layout *layout, const update *u, mlfab__prng *prng, sending *s) {
+  uint64_t most = 8 + mlfab__prng_below(prng, mlfab__prng_below(prng, 2) ? 200 : 70000);
+  for (uint32_t k = 0; k < u->nsegments; k++) {
+    uint64_t end = u->segments[k].offset + u->segments[k].bytes;
+    for (uint64_t at = u->segments[k].offset, bytes; at < end; at += bytes) {
+      const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+      const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, at)];
+      uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+      uint64_t elements = 1 + mlfab__prng_below(prng, most);
+      bytes = mlfab__min(end, mlfab__min(t->offset + t->bytes, slice->offset + slice->bytes)) - at;
+      bytes = mlfab__min(bytes, mlfab__min(elements, MLFAB__PACK_ELEMENTS) * width);
+      if (s->nends == MLFAB__COUNT(s->ends) - 2) { /* the rest as large ones */
+        most = MLFAB__PACK_ELEMENTS;
+        s->nends = 0, s->bytes = 0, k = UINT32_MAX;
+        break;
+      }
+      uint32_t n = packet(u, t, at, (uint32_t)(bytes / width), prng, s->data + s->bytes);
+      if (n == 0) continue;
+      s->bytes += n;
+      assert_true(s->bytes < STREAM);
+      s->ends[s->nends++] = (uint32_t)s->bytes;
+    }
+  }
+}
+
+/* The last end of a packet at or before `upto`, behind what was sent. */
+static uint64_t cut(const sending *s, uint64_t upto) {
+  uint64_t end = s->sent;
+  if (s->dense) return mlfab__max(upto == s->bytes ? upto : upto / 8 * 8, s->sent);
+  for (uint32_t i = 0; i < s->nends && s->ends[i] <= upto; i++) {
+    if (s->ends[i] > end) end = s->ends[i];
+  }
+  return end;
+}
+
+static void push_packed(node *n, uint32_t worker, const update *u, uint32_t eager,
+                        mlfab__prng *prng) {
+  sending *s = begin(n, worker);
+  encode(&n->server.layout, u, prng, s);
+  s->sent = 0;
+  announce(n, s, u, MLFAB__PUSH_PACKED, (uint32_t)cut(s, mlfab__min(eager, s->bytes)));
+}
+
+/* Sends a frame of something that was granted; 0 when there is nothing. */
+static int send_some(node *n, mlfab__prng *prng) {
+  uint32_t from = (uint32_t)mlfab__prng_below(prng, FLIGHT);
+  for (uint32_t k = 0; k < FLIGHT; k++) {
+    sending *s = &n->out[(from + k) % FLIGHT];
+    if (!s->used || s->sent >= s->granted) continue;
+    uint64_t most = mlfab__min(s->granted, s->sent + n->config.chunk_bytes);
+    uint64_t end = cut(s, s->sent + 1 + mlfab__prng_below(prng, most - s->sent));
+    if (end == s->sent) end = cut(s, most);
+    for (uint32_t i = 0; end == s->sent && i < s->nends;
+         i++) { /* one that is larger than a chunk */
+      if (s->ends[i] > s->sent && s->ends[i] <= s->granted) {
+        end = s->ends[i];
+        break;
+      }
+    }
+    if (end == s->sent) continue;
+    uint8_t meta[64];
+    mlfab__chunk chunk = {s->seq, s->sent, n->generation[s->worker]};
+    uint64_t at = s->sent;
+    s->sent = end;
+    frame(n, s->worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), s->data + at,
+          (uint32_t)(end - at));
+    return 1;
+  }
+  return 0;
+}
+
+static int in_flight(const node *n) {
+  int count = 0;
+  for (uint32_t i = 0; i < FLIGHT; i++) count += n->out[i].used;
+  return count;
+}
+
+static void drain(node *n, mlfab__prng *prng) {
+  for (int idle = 0; in_flight(n) > 0 && idle < 100;) {
+    if (send_some(n, prng)) {
+      idle = 0;
+    } else {
+      mlfab__server_tick(&n->server, 1000);
+      idle++;
+    }
+  }
+  if (n->drops > 0) fail_msg("dropped: %s", n->text);
+  assert_int_equal(in_flight(n), 0);
+}
+
+static int adds_half(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
+                     uint64_t first, uint64_t count, void *weights, const void *sum) {
+  (void)user, (void)tensor, (void)first;
+  if (info->seq % 7 == 6) return 1;
+  mlfab__reduce_add(dtype, weights, weights, sum, dtype == MLFAB_I64 ? 1.0 : 0.5, count, 0);
+  return 0;
+}
+
+static void random_setting(mlfab__prng *prng, setting *s) {
+  static const uint32_t blocks[] = {64, 448, 4096, 65536, 1 << 20};
+  static const uint32_t rules[] = {MLFAB_RULE_PLAIN, MLFAB_RULE_PLAIN, MLFAB_RULE_MOMENTUM,
+                                   MLFAB_RULE_ADAM, MLFAB_RULE_ADADELAY};
+  memset(s, 0, sizeof *s);
+  s->define.rule = rules[mlfab__prng_below(prng, 5)];
+  s->define.slices = (uint32_t)mlfab__prng_below(prng, 6);
+  s->define.consistency.kind = mlfab__prng_below(prng, 3) == 0 ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  s->define.tensors = 1 + (uint32_t)mlfab__prng_below(prng, TENSORS);
+  int whole = s->define.rule == MLFAB_RULE_PLAIN;
+  for (uint32_t i = 0; i < s->define.tensors; i++) {
+    uint32_t dtype = 1 + (uint32_t)mlfab__prng_below(prng, 3);
+    if (dtype == MLFAB_I64 && !whole) dtype = MLFAB_F32;
+    s->tensors[i] = (mlfab__tensor_info){
+        i, dtype, 1 + mlfab__prng_below(prng, mlfab__prng_below(prng, 3) ? 4000 : 30)};
+    if (mlfab__prng_below(prng, 4) == 0) s->tensors[i].count += mlfab__prng_below(prng, 2000);
+  }
+  s->block_bytes = blocks[mlfab__prng_below(prng, 5)];
+  s->chunk_bytes = 4096 << mlfab__prng_below(prng, 5);
+  s->eager_bytes = 1024 << mlfab__prng_below(prng, 9);
+  if (mlfab__prng_below(prng, 5) == 0) s->on_update = adds_half;
+}
+
+/* Two servers see the same updates, one as packets and one dense. */
+static void test_updates(void **state) {
+  static update u;
+  (void)state;
+  for (uint32_t round = 0; round < 400 * scale_of_test; round++) {
+    mlfab__prng prng, at_a, at_b;
+    setting s;
+    mlfab__prng_seed(&prng, base_seed + round);
+    mlfab__prng_seed(&at_a, round);
+    mlfab__prng_seed(&at_b, round + 1);
+    random_setting(&prng, &s);
+    node *a = node_open(&s), *b = node_open(&s);
+    uint32_t w = 0;
+    for (uint32_t i = 0; i < 24; i++) {
+      int rounds = s.define.consistency.kind == MLFAB_SYNC_BSP;
+      w = rounds ? i % W : (uint32_t)mlfab__prng_below(&prng, W);
+      update_make(&a->server.layout, &prng, &u);
+      if (rounds && !mlfab__prng_below(&prng, 4)) u.scale = 0.5;
+      push_packed(a, w, &u, (uint32_t)mlfab__prng_below(&prng, a->server.eager_bytes / 4), &prng);
+      push_dense(b, w, &u, (uint32_t)mlfab__prng_below(&prng, a->server.eager_bytes / 4));
+      if ((rounds && w == W - 1) || in_flight(a) == FLIGHT || in_flight(b) == FLIGHT ||
+          mlfab__prng_below(&prng, 3) == 0) {
+        drain(a, &at_a);
+        drain(b, &at_b);
+        if (!rounds || w == W - 1) same_models(a, b);
+      }
+    }
+    node_close(a);
+    node_close(b);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_updates),
+  };
+  const char *seed = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  base_seed = seed ? strtoull(seed, NULL, 0) : 1;
+  scale_of_test = scale ? (uint32_t)strtoul(scale, NULL, 0) : 1;
+  if (scale_of_test == 0) scale_of_test = 1;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
