@@ -11,19 +11,28 @@
  * and every member is told by VIA before anything else follows on the same link; bytes under an old
  * number find nothing.
  *
+ * Members of a group are all packed, or none. The length of a packed sum is not known before its
+ * first bytes come: until then it is reckoned with as that of the first member's packets.
+ *
  * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates). */
 #include "server.h"
 
+#include "prng.h"
 #include "reduce.h"
 
-enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
+enum {
+  PLACE_WAITS = 2, /* members that a group may lose because they were silent */
+  PLACE_MOST = 8   /* times their elements: what packets may take */
+};
 
-static int place_rounds(const mlfab__server *server) {
-  return mlfab__gate_rounds(server);
-}
+static int place_rounds(const mlfab__server *server) { return mlfab__gate_rounds(server); }
 
 static uint64_t place_bound(const mlfab__server *server) {
   return place_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+}
+
+static int place_packed(const mlfab__incoming *update) {
+  return (update->push.flags & MLFAB__PUSH_PACKED) != 0;
 }
 
 static int place_planned(const mlfab__incoming *update) {
@@ -94,6 +103,7 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
     mlfab__intake_append(server, update, 1);
     server->place_due = 1;
     update->shape = mlfab__server_shape(update->segments, update->push.segments);
+    if (place_packed(update)) update->shape = mlfab__mix(update->shape);
     peer->unplaced++;
   } else {
     place_now(server, update);
@@ -202,6 +212,9 @@ MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
 /* Nothing of its bytes is here. */
 static void place_rewind(mlfab__server *server, mlfab__incoming *update) {
   mlfab__intake_leave_stage(server, update);
+  if (update->own_bytes) update->push.bytes = update->own_bytes;
+  update->own_bytes = 0;
+  update->all_released = 0;
   update->received = update->consumed = update->granted = 0;
   update->segment = 0;
   update->in_segment = 0;
@@ -266,6 +279,13 @@ static int place_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
+/* Bytes of the model that it touches. */
+static uint64_t place_raw(const mlfab__incoming *update) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < update->push.segments; i++) bytes += update->segments[i].bytes;
+  return bytes;
+}
+
 /* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
  * when that cannot be. */
 static void place_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
@@ -274,7 +294,8 @@ static void place_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   mlfab__group group;
   memset(&group, 0, sizeof group);
   group.group = ++server->groups;
-  group.bytes = leader->push.bytes;
+  group.bytes = place_raw(leader);
+  group.packed = (uint32_t)place_packed(leader);
   group.rate_in = leader->aggregator_rate;
   group.whole = server->schedule.whole;
   group.segments = leader->push.segments;
@@ -386,6 +407,46 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   mlfab__intake_advance(server);
 }
 
+/* --- packed sums --- */
+
+MLFAB__INTERNAL void mlfab__place_release(mlfab__server *server, mlfab__incoming *leader,
+                                          uint64_t upto) {
+  if (!place_packed(leader)) {
+    if (upto <= leader->granted) return;
+    leader->granted = upto;
+  } else if (leader == server->head) {
+    if (leader->all_released) return;
+    leader->all_released = 1;
+    leader->granted =
+        leader->own_bytes ? leader->push.bytes : mlfab__max(leader->granted, leader->push.bytes);
+    upto = UINT64_MAX;
+  } else {
+    if (leader->granted > 0) return;
+    upto = server->stage_bytes;
+    leader->granted = leader->own_bytes ? mlfab__min(upto, leader->push.bytes) : upto;
+  }
+  mlfab__release release = {leader->group, upto};
+  uint8_t meta[32];
+  server->port.post(server->port.self, leader->aggregator, MLFAB__RELEASE, meta,
+                    mlfab__encode_release(meta, &release));
+}
+
+MLFAB__INTERNAL const char *mlfab__place_sum(mlfab__incoming *leader, const mlfab__forward *forward,
+                                             uint32_t bulk_bytes) {
+  if (!place_packed(leader)) return NULL;
+  if (forward->total == 0 && !leader->own_bytes)
+    return bulk_bytes > 0 ? "packets of a sum whose length is not known" : NULL;
+  if (leader->own_bytes)
+    return forward->total != leader->push.bytes ? "a packed sum whose length changes" : NULL;
+  if (forward->total > PLACE_MOST * place_raw(leader))
+    return "a packed sum that is longer than its elements need";
+  leader->own_bytes = leader->push.bytes;
+  leader->push.bytes = forward->total;
+  leader->granted =
+      leader->all_released ? forward->total : mlfab__min(leader->granted, forward->total);
+  return NULL;
+}
+
 /* --- plans --- */
 
 static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__plan_entry *entry) {
@@ -394,6 +455,12 @@ static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__
                     !update->announced || !place_planned(update)))
     update = update->next;
   return update;
+}
+
+/* May they be added up on their way? What has no bytes would be complete before it came. */
+static int place_alike(const mlfab__incoming *a, const mlfab__incoming *b) {
+  return a->shape == b->shape && place_packed(a) == place_packed(b) && b->push.bytes > 0 &&
+         (place_packed(a) || a->push.bytes == b->push.bytes);
 }
 
 /* Entries with one group number, or one without: they get their places. */
@@ -412,8 +479,7 @@ static void place_run(mlfab__server *server, const mlfab__plan_entry *entries, u
     }
     place_now(server, update);
     if (update->refused || aggregator >= server->workers) continue;
-    if (leader && (update->shape != leader->shape || update->push.bytes != leader->push.bytes))
-      continue;
+    if (!place_alike(leader ? leader : update, update)) continue;
     update->aggregator = aggregator;
     update->aggregator_rate = entries[i].rate;
     update->group = leader ? leader->group : ++server->groups;
