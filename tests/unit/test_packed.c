@@ -1,5 +1,9 @@
 /* test_packed.c - packets at the server role. Updates: what packets make of the model against what the
- * same values make of it as dense updates, at another server. Frames that break the rules. */
+ * same values make of it as dense updates, at another server. Answers: caches that are brought up to date
+ * while commits go on, against the model as it stood when each slice was pinned. The parameter filter
+ * against its literal version. Frames that break the rules. */
+#include "core/filter.h"
+#include "core/half.h"
 #include "core/pack.h"
 #include "core/prng.h"
 #include "core/reduce.h"
@@ -85,6 +89,7 @@ typedef struct setting {
   mlfab__tensor_info tensors[TENSORS];
   uint32_t block_bytes, chunk_bytes, eager_bytes;
   mlfab_update_fn on_update;
+  mlfab_filter_fn change_filter;
 } setting;
 
 static void hello(node *n, uint32_t worker) {
@@ -116,6 +121,7 @@ static node *node_open(const setting *s) {
   n->config.heartbeat_ns = BEAT;
   n->config.model_max_bytes = 1 << 30;
   n->config.on_update = s->on_update;
+  n->config.change_filter = s->change_filter;
   assert_int_equal(mlfab__server_init(&n->server, &n->env, &n->config, 0, &port, &n->stats), 0);
   for (uint32_t w = 0; w < W; w++) hello(n, w);
   for (uint32_t i = 0; i < s->define.tensors; i++)
@@ -455,9 +461,268 @@ static void test_updates(void **state) {
   }
 }
 
+/* --- caches --- */
+
+typedef struct arrival { /* a frame on its way to a worker */
+  mlfab__model model;
+  uint64_t token;
+  const uint8_t *lent;
+  uint8_t *copy;
+  uint32_t bytes;
+} arrival;
+
+enum { ARRIVALS = 64 };
+
+typedef struct cache {
+  uint8_t *data, *expected; /* expected: the slices as they were when the server pinned them */
+  uint64_t commits[MLFAB__SLICES_MAX];
+  uint32_t epoch;
+  uint64_t request;   /* under way, or 0 */
+  uint64_t got, want; /* bytes answered for */
+  int pulled;         /* since it was opened */
+  arrival queue[ARRIVALS];
+  uint32_t begin, count;
+  uint64_t bulk; /* of the last pull */
+  uint32_t frames;
+} cache;
+
+static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__prng *prng, int exact) {
+  static uint8_t meta[MLFAB_META_MAX];
+  static uint64_t sinces[MLFAB__SLICES_MAX];
+  static uint64_t requests = 0;
+  const mlfab__layout *layout = &n->server.layout;
+  mlfab__segment segments[MLFAB__SLICES_MAX];
+  mlfab__pull p;
+  memset(&p, 0, sizeof p);
+  c->request = p.request = ++requests;
+  p.epoch = n->server.epoch;
+  c->got = c->want = c->bulk = c->frames = 0;
+  /* Whole slices, some of them. */
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    if (!exact && mlfab__prng_below(prng, 4) == 0) continue;
+    const mlfab__slice *slice = &layout->slices[i];
+    sinces[p.sinces++] = !exact && mlfab__prng_below(prng, 8) == 0 ? 0 : c->commits[i];
+    c->want += slice->bytes;
+    mlfab__segment *last = p.segments > 0 ? &segments[p.segments - 1] : NULL;
+    if (last && last->offset + last->bytes == slice->offset) {
+      last->bytes += slice->bytes;
+    } else {
+      segments[p.segments++] = (mlfab__segment){slice->offset, slice->bytes};
+    }
+  }
+  if (!exact && mlfab__prng_below(prng, 8) == 0) p.sinces = 0;
+  if (!exact && mlfab__prng_below(prng, 8) == 0) p.epoch++; /* of another life: void */
+  if (p.segments == 0) p.sinces = 0;
+  frame(n, worker, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, segments, sinces), NULL, 0);
+  assert_int_equal(n->fails, 0);
+}
+
+/* The slice as it stands, as it would travel. */
+static void expect_slice(const node *n, const mlfab__slice *slice, uint8_t *expected) {
+  static uint8_t model[MODEL];
+  const mlfab__layout *layout = &n->server.layout;
+  int half = (int)n->server.options.pull_half;
+  node_read(n, model);
+  for (uint64_t at = slice->offset; at < slice->offset + slice->bytes;) {
+    const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+    float f;
+    double d;
+    if (t->dtype == MLFAB_F32) {
+      memcpy(&f, model + at, 4);
+      if (half) f = mlfab__half_back(half, mlfab__half_one(half, f));
+      memcpy(expected + at, &f, 4);
+    } else if (t->dtype == MLFAB_F64) {
+      memcpy(&d, model + at, 8);
+      if (half) d = (double)mlfab__half_back(half, mlfab__half_one(half, mlfab__half_narrow(d)));
+      memcpy(expected + at, &d, 8);
+    } else {
+      memcpy(expected + at, model + at, 8);
+    }
+    at += mlfab__dtype_bytes((int)t->dtype);
+  }
+}
+
+/* Takes a frame that the server has for the worker, if there is one. */
+static int cache_receive(node *n, uint32_t worker, cache *c) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__frame_out out;
+  memset(&out, 0, sizeof out);
+  out.meta = meta;
+  int pinned[MLFAB__SERVER_PULLS];
+  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++)
+    pinned[k] = n->server.peers[worker].pulls[k].slice != MLFAB__NO_BLOCK;
+  if (c->count == ARRIVALS || !mlfab__server_next(&n->server, worker, &out, 1000)) return 0;
+  arrival *a = &c->queue[(c->begin + c->count++) % ARRIVALS];
+  assert_int_equal(out.type, MLFAB__MODEL);
+  assert_int_equal(mlfab__decode_model(out.meta, out.meta_bytes, &a->model), 0);
+  assert_true(out.bulk_bytes <= n->config.chunk_bytes);
+  assert_int_equal(a->model.request, c->request);
+  if (c->want > 0 && !pinned[out.slot]) {
+    assert_int_equal(a->model.commit, n->server.store.slices[a->model.slice].commit + 1);
+    expect_slice(n, &n->server.layout.slices[a->model.slice], c->expected);
+  }
+  a->token = out.token;
+  a->bytes = out.bulk_bytes;
+  a->lent = out.bulk;
+  a->copy = NULL;
+  if (out.token == 0 && out.bulk_bytes > 0) {
+    assert_true(((uintptr_t)out.bulk & 7) == 0);
+    a->copy = malloc(out.bulk_bytes);
+    assert_non_null(a->copy);
+    memcpy(a->copy, out.bulk, out.bulk_bytes);
+  }
+  mlfab__server_taken(&n->server, worker, &out, 1000);
+  return 1;
+}
+
+/* What the worker makes of a frame. */
+static void cache_take(node *n, uint32_t worker, cache *c) {
+  arrival *a = &c->queue[c->begin];
+  const mlfab__model *m = &a->model;
+  const uint8_t *bulk = a->copy ? a->copy : a->lent;
+  c->begin = (c->begin + 1) % ARRIVALS;
+  c->count--;
+  c->frames++;
+  c->bulk += a->bytes;
+  if (c->want > 0) {
+    const mlfab__slice *slice = &n->server.layout.slices[m->slice];
+    uint64_t end = m->offset;
+    assert_true(m->bytes > 0 && m->offset >= slice->offset &&
+                m->offset - slice->offset + m->bytes <= slice->bytes);
+    if (m->flags & MLFAB__MODEL_PACKED) {
+      for (uint32_t at = 0, k; at < a->bytes; at += k) {
+        mlfab__packet p;
+        k = mlfab__pack_open(bulk + at, a->bytes - at, &p);
+        assert_true(k > 0 && p.offset >= end);
+        end = p.offset + (uint64_t)p.elements * mlfab__dtype_bytes(p.dtype);
+        assert_true(end <= m->offset + m->bytes);
+        mlfab__unpack_store(&p, c->data + p.offset);
+      }
+    } else {
+      assert_int_equal(m->bytes, a->bytes);
+      assert_int_equal(n->server.options.pull_half, 0);
+      memcpy(c->data + m->offset, bulk, a->bytes);
+    }
+    c->commits[m->slice] = m->commit;
+    if (m->flags & MLFAB__MODEL_LAST) c->request = 0;
+    /* The end of a slice: it is what it was at its commit. */
+    if (m->offset + m->bytes == slice->offset + slice->bytes)
+      assert_memory_equal(c->data + slice->offset, c->expected + slice->offset, slice->bytes);
+  } else {
+    assert_int_equal(m->flags, MLFAB__MODEL_LAST);
+    c->request = 0;
+  }
+  if (a->token != 0) mlfab__server_sent(&n->server, worker, a->token);
+  free(a->copy);
+}
+
+static void cache_finish(node *n, uint32_t worker, cache *c) {
+  while (c->request != 0 || c->count > 0) {
+    cache_receive(n, worker, c);
+    if (c->count > 0) cache_take(n, worker, c);
+  }
+}
+
+static void keep_even(void *user, const mlfab_filter_info *info, const void *values,
+                      const void *before, uint64_t *keep) {
+  (void)user, (void)values, (void)before;
+  for (uint64_t i = 0; i < info->count; i++) {
+    if ((info->first + i) % 2) keep[i / 64] &= ~((uint64_t)1 << i % 64);
+  }
+}
+
+/* Pushes and pulls of all kinds in all orders: every slice that a cache gets is what the server held
+ * when it pinned it, whatever was left out; and when nothing moves, nothing is sent. */
+static void test_caches(void **state) {
+  static update u;
+  static cache caches[W];
+  static uint8_t model[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < 300 * scale_of_test; round++) {
+    mlfab__prng prng;
+    setting s;
+    mlfab__prng_seed(&prng, base_seed + 7000 + round);
+    random_setting(&prng, &s);
+    int whole = 0;
+    for (uint32_t i = 0; i < s.define.tensors; i++) whole |= s.tensors[i].dtype == MLFAB_I64;
+    s.define.tags = 1u << mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 4 : 17);
+    if (!whole) s.define.pull_half = (uint32_t)mlfab__prng_below(&prng, 3);
+    if (!whole && mlfab__prng_below(&prng, 3) == 0) s.define.change_threshold = 0.5;
+    if (mlfab__prng_below(&prng, 6) == 0) s.change_filter = keep_even;
+    if (mlfab__prng_below(&prng, 2)) s.chunk_bytes = 512 << mlfab__prng_below(&prng, 5);
+    node *n = node_open(&s);
+    for (uint32_t w = 0; w < W; w++) {
+      memset(&caches[w], 0, sizeof caches[w]);
+      caches[w].data = malloc(MODEL);
+      caches[w].expected = malloc(MODEL);
+      assert_true(caches[w].data && caches[w].expected);
+      memset(caches[w].data, 0xee, MODEL); /* nothing of it counts */
+    }
+    uint32_t pushes = 0;
+    for (uint32_t step = 0; step < 400; step++) {
+      uint32_t w = (uint32_t)mlfab__prng_below(&prng, W);
+      cache *c = &caches[w];
+      switch (mlfab__prng_below(&prng, 8)) {
+        case 0:
+          if (in_flight(n) == FLIGHT) break;
+          update_make(&n->server.layout, &prng, &u);
+          w = pushes++ % W; /* rounds come to their end */
+          if (mlfab__prng_below(&prng, 2)) {
+            push_dense(n, w, &u, (uint32_t)mlfab__prng_below(&prng, n->server.eager_bytes / 4));
+          } else {
+            push_packed(n, w, &u, (uint32_t)mlfab__prng_below(&prng, n->server.eager_bytes / 4),
+                        &prng);
+          }
+          break;
+        case 1:
+          if (c->request == 0 && c->count == 0) cache_ask(n, w, c, &prng, 0);
+          break;
+        case 2:
+        case 3:
+          send_some(n, &prng);
+          break;
+        case 4:
+          if (mlfab__prng_below(&prng, 8) == 0) mlfab__answer_unpin(&n->server);
+          mlfab__server_tick(&n->server, 1000);
+          break;
+        case 5:
+        case 6:
+          cache_receive(n, w, c);
+          break;
+        default:
+          if (c->count > 0) cache_take(n, w, c);
+          break;
+      }
+    }
+    while (pushes % W != 0) { /* rounds wait for all */
+      if (in_flight(n) == FLIGHT) drain(n, &prng);
+      update_make(&n->server.layout, &prng, &u);
+      push_dense(n, pushes++ % W, &u, 0);
+    }
+    drain(n, &prng);
+    node_read(n, model);
+    for (uint32_t w = 0; w < W; w++) {
+      cache *c = &caches[w];
+      cache_finish(n, w, c);
+      cache_ask(n, w, c, &prng, 1);
+      cache_finish(n, w, c);
+      if (s.define.pull_half == 0) assert_memory_equal(c->data, model, n->server.layout.bytes);
+      cache_ask(n, w, c, &prng, 1);
+      cache_finish(n, w, c);
+      assert_int_equal(c->bulk, 0);
+      assert_int_equal(c->frames, n->server.layout.nslices);
+      free(c->data);
+      free(c->expected);
+    }
+    assert_int_equal(n->drops, 0);
+    node_close(n);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_updates),
+      cmocka_unit_test(test_caches),
   };
   const char *seed = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
   base_seed = seed ? strtoull(seed, NULL, 0) : 1;
