@@ -1,0 +1,243 @@
+/* test_consistency.c - every consistency model in whole fabrics: what a pull may have missed, and
+ * changes of the model while pulls are buffered.
+ *
+ * Every worker adds 1 to its own elements of the model, so that what a pull brings tells exactly which
+ * updates it has. A failing seed is printed with the command that replays it. */
+#include "../unit/world.h"
+
+enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 2 };
+
+typedef struct worker {
+  enum { COMPUTES, PUSHES, PULLS, JOINED } phase;
+  uint64_t until;      /* of computing */
+  uint64_t step, lost; /* updates pushed; of those, dropped */
+  mlfab_request push, pull;
+  uint64_t asked_ns;
+  int early; /* the pull was asked for with the push: it may miss that one */
+  float u[COUNT], w[COUNT];
+} worker;
+
+typedef struct job {
+  world w;
+  uint64_t random;
+  mlfab_sync sync;
+  int change; /* models are changed all the time */
+  double speed[MOST];
+  worker of[MOST];
+  uint64_t seed;
+  uint64_t changes;
+  int late; /* a model was in force, at some time, that drops */
+} job;
+
+/* splitmix64 */
+static uint64_t below(job *j, uint64_t n) {
+  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return (z ^ (z >> 31)) % n;
+}
+
+static void wrong(const job *j, const char *format, ...) {
+  char text[256];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_consistency",
+           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
+}
+
+/* The user's own conditions: stale synchronous with 2. */
+static int may_pull(void *user, const mlfab_sync_state *s) {
+  (void)user;
+  return s->progress <= s->v_train + 2;
+}
+static int complete(void *user, const mlfab_sync_state *s) {
+  (void)user;
+  return s->arrived >= s->members;
+}
+
+static mlfab_sync random_sync(job *j) {
+  mlfab_sync s;
+  memset(&s, 0, sizeof s);
+  s.size = sizeof s;
+  s.kind = (uint32_t)below(j, 8);
+  s.staleness = (int64_t)below(j, 4);
+  s.need = 1 + (uint32_t)below(j, j->w.workers);
+  s.soft = (uint32_t)below(j, 2);
+  s.only_fastest = (uint32_t)below(j, 2);
+  s.keep_late = (uint32_t)below(j, 2);
+  s.chance = (double)below(j, 5) / 4;
+  s.alpha = (double)below(j, 3) / 2;
+  return s;
+}
+
+static void compute(job *j, uint32_t k) {
+  double ms = 10.0 * j->speed[k] * (0.5 + (double)below(j, 1000) / 1000.0);
+  j->of[k].phase = COMPUTES;
+  j->of[k].until = mlfab_sim_clock(j->w.sim) + (uint64_t)(ms * 1e6);
+}
+
+/* What worker k's pull may have missed: at least so many updates of others are in it. */
+static double least(const job *j, double step) {
+  const mlfab_sync *s = &j->sync;
+  int always = s->kind == MLFAB_SYNC_PSSP && s->chance >= 1.0 && !s->only_fastest;
+  if (s->kind == MLFAB_SYNC_BSP) return step;
+  if (s->kind == MLFAB_SYNC_SSP || always) return step - (double)s->staleness;
+  if (s->kind == MLFAB_SYNC_DSPS) return step - (double)(4 * s->staleness + 4);
+  return s->kind == MLFAB_SYNC_USER ? step - 2.0 : 0.0;
+}
+
+static void judge(job *j, uint32_t k) {
+  const worker *me = &j->of[k];
+  double step = (double)me->step, own = step - (double)me->lost - me->early;
+  for (uint32_t i = 0; i < COUNT; i++) {
+    uint32_t o = i % j->w.workers;
+    double got = (double)me->w[i];
+    int done = j->of[o].step == STEPS;
+    if (o == k && (got > step || (got < own && !j->late)))
+      wrong(j, "worker %u has %g of its own %g updates, element %u", k, got, step, i);
+    if (j->change || o == k) continue;
+    if (j->sync.kind == MLFAB_SYNC_BSP && got != step)
+      wrong(j, "BSP: worker %u at %g got %g of worker %u", k, step, got, o);
+    if (!done && got < least(j, step))
+      wrong(j, "worker %u at %g got %g of worker %u", k, step, got, o);
+  }
+}
+
+static void begin_push(job *j, uint32_t k) {
+  worker *me = &j->of[k];
+  mlfab_buf u = {0, 0, me->u, COUNT}, w = {0, 0, me->w, COUNT};
+  for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->w.workers == k ? 1.0f : 0.0f;
+  OK(j->w.node[k], mlfab_push_start(j->w.node[k], &u, 1, NULL, &me->push));
+  me->step++;
+  me->phase = PUSHES;
+  me->asked_ns = mlfab_sim_clock(j->w.sim);
+  /* A pull right behind the push, or after its answer. */
+  me->pull = 0;
+  me->early = (int)below(j, 2);
+  if (me->early) OK(j->w.node[k], mlfab_pull_start(j->w.node[k], &w, 1, NULL, &me->pull));
+}
+
+static void advance(job *j, uint32_t k) {
+  worker *me = &j->of[k];
+  mlfab *node = j->w.node[k];
+  mlfab_result result;
+  int done = 0;
+  uint64_t now = mlfab_sim_clock(j->w.sim);
+  if (me->phase == COMPUTES && now >= me->until) begin_push(j, k);
+  if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 5000000000u)
+    wrong(j, "worker %u waits for more than 5 s in step %llu", k, (unsigned long long)me->step);
+  if (me->phase == PUSHES) {
+    mlfab_buf w = {0, 0, me->w, COUNT};
+    OK(node, mlfab_test(node, me->push, &done, &result));
+    if (!done) return;
+    if (result.status == MLFAB_ERR_DROPPED && j->late) {
+      me->lost++;
+    } else if (result.status == MLFAB_ERR_PARTIAL && j->late) {
+      me->lost++;
+    } else if (result.status) {
+      world_expect(node, result.status, 0, "push");
+    }
+    me->phase = PULLS;
+    if (!me->pull) OK(node, mlfab_pull_start(node, &w, 1, NULL, &me->pull));
+  }
+  if (me->phase == PULLS) {
+    OK(node, mlfab_test(node, me->pull, &done, &result));
+    if (!done) return;
+    world_expect(node, result.status, 0, "pull");
+    judge(j, k);
+    if (me->step < STEPS) {
+      compute(j, k);
+    } else {
+      me->phase = JOINED;
+      OK(node, mlfab_join(node, 0));
+    }
+  }
+}
+
+static void change(job *j) {
+  mlfab *node = j->w.node[below(j, j->w.workers)];
+  if (below(j, 100)) return;
+  mlfab_sync s = random_sync(j);
+  if (s.kind == MLFAB_SYNC_DROP) j->late = 1;
+  uint32_t server = below(j, 3) ? MLFAB_ALL : (uint32_t)below(j, j->w.servers);
+  OK(node, mlfab_set_sync(node, &s, server, MLFAB_ALL, 0));
+  j->changes++;
+}
+
+static void play(uint64_t seed, int changes) {
+  static job j;
+  mlfab_model_options options;
+  memset(&j, 0, sizeof j);
+  j.seed = seed;
+  j.change = changes;
+  j.random = seed;
+  uint32_t workers = 2 + (uint32_t)below(&j, MOST - 1);
+  uint32_t servers = 1 + (uint32_t)below(&j, SERVERS), dedicated = (uint32_t)below(&j, 2);
+  world_init(&j.w, workers, servers, dedicated);
+  j.w.config.pull_condition = may_pull;
+  j.w.config.push_condition = complete;
+  if (below(&j, 3) == 0) j.w.config.eager_bytes = 4096; /* updates are granted */
+  world_open(&j.w, seed);
+  j.sync = random_sync(&j);
+  j.late = j.sync.kind == MLFAB_SYNC_DROP;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.slices = 1 + (uint32_t)below(&j, 6);
+  options.consistency = j.sync;
+  for (uint32_t k = 0; k < workers; k++) {
+    j.speed[k] = 1.0 + (double)below(&j, 30) / 10.0;
+    OK(j.w.node[k], mlfab_tensor_add(j.w.node[k], 0, MLFAB_F32, COUNT));
+  }
+  for (uint32_t k = 0; k < workers; k++)
+    OK(j.w.node[k], mlfab_model_start(j.w.node[k], &options, NULL, 0));
+  uint32_t joined = 0;
+  for (uint32_t k = 0; k < workers; k++) compute(&j, k);
+  while (joined < workers) {
+    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    joined = 0;
+    for (uint32_t k = 0; k < workers; k++) {
+      if (j.of[k].phase != JOINED) advance(&j, k);
+      joined += j.of[k].phase == JOINED;
+    }
+    if (changes) change(&j);
+  }
+  /* In the end everything that was not dropped is there, once. */
+  mlfab_buf w = {0, 0, j.of[0].w, COUNT};
+  OK(j.w.node[0], mlfab_pull(j.w.node[0], &w, 1, NULL, NULL));
+  for (uint32_t i = 0; i < COUNT; i++) {
+    const worker *o = &j.of[i % workers];
+    double got = (double)j.of[0].w[i];
+    if (got > STEPS || got < STEPS - (double)o->lost)
+      wrong(&j, "in the end element %u is %g, of %d updates with %llu dropped", i, got, STEPS,
+            (unsigned long long)o->lost);
+  }
+  world_close(&j.w);
+}
+
+/* One seed from the environment, or many. */
+static void many(uint64_t from, uint64_t n, int changes) {
+  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  if (one) {
+    play(strtoull(one, NULL, 10), changes);
+    return;
+  }
+  if (scale) n = n * strtoull(scale, NULL, 10);
+  for (uint64_t s = from; s < from + n; s++) play(s, changes);
+}
+
+static void test_models(void **state) {
+  (void)state;
+  many(1, 60, 0);
+}
+
+static void test_changes(void **state) {
+  (void)state;
+  many(1000, 60, 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_models), cmocka_unit_test(test_changes)};
+  return cmocka_run_group_tests_name("consistency", tests, NULL, NULL);
+}
