@@ -39,14 +39,17 @@ enum {
 };
 
 static const char *const usage_text =
-    "usage: mnist [--epochs N] [--lr X] [--batch N] [--sync async|bsp] [--momentum]\n"
+    "usage: mnist [--epochs N] [--lr X] [--batch N] [--momentum] [--sync MODEL] [--barrier]\n"
+    "             MODEL: async, bsp, ssp:S, dsps:S, drop:N, pssp:S:C, or dynamic:S (alpha 1)\n"
     "             [--slow RANK:FACTOR] [--seed N] [--save FILE] [--generated]\n"
     "Start it with mlfab-run; see the comment at the top of examples/mnist.c.\n";
 
 struct options {
   double epochs, lr;
   size_t batch;
-  int bsp, momentum, generated;
+  int momentum, generated;
+  int barrier; /* all workers wait for each other between push and pull */
+  mlfab_sync sync;
   int slow_rank; /* -1: none */
   double slow_factor;
   uint64_t seed;
@@ -313,7 +316,7 @@ struct worker {
   mlfab_buf weights[TENSORS_MAX], update[TENSORS_MAX];
   size_t *order, part; /* this worker's samples, shuffled each epoch */
   size_t next;         /* of order */
-  uint64_t updates, version, delay_sum, delay_max;
+  uint64_t updates, version, delay_sum, delay_max, dropped;
 };
 
 /* Says what failed and why, and which rank is to blame. */
@@ -340,7 +343,7 @@ static void weights_draw(struct worker *me) {
 
 static int model_agree(struct worker *me) {
   mlfab_model_options model = {.size = sizeof model};
-  model.sync = me->options->bsp ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  model.consistency = me->options->sync;
   model.rule = me->options->momentum ? MLFAB_RULE_MOMENTUM : MLFAB_RULE_PLAIN;
   weights_draw(me);
   for (size_t t = 0; t < me->task->tensors; t++) {
@@ -402,6 +405,14 @@ static void progress_print(const struct worker *me, double loss, double images_p
          seen / (double)me->task->samples, loss, images_per_s);
 }
 
+/* How many updates the model has, by what the last push was told. */
+static uint64_t updates_of_all(const struct worker *me, const mlfab_result *result) {
+  if (me->options->sync.kind == MLFAB_SYNC_BSP) return me->updates * me->workers;
+  /* Of a round the answer tells how many were complete before it. */
+  if (me->options->sync.kind == MLFAB_SYNC_DROP) return result->version * me->options->sync.need;
+  return result->version;
+}
+
 /* The whole training: until all workers together have made `total` updates. A slow worker makes fewer
  * of them, unless the rounds of BSP make everybody wait for it. */
 static int train(struct worker *me) {
@@ -418,13 +429,15 @@ static int train(struct worker *me) {
     }
     double l = gradient(me, &random);
     loss = me->updates ? 0.98 * loss + 0.02 * l : l;
-    if (mlfab_push(me->fabric, me->update, (uint32_t)me->task->tensors, &push, &result)) {
-      return failed(me, "a push");
-    }
+    int status = mlfab_push(me->fabric, me->update, (uint32_t)me->task->tensors, &push, &result);
+    if (status == MLFAB_ERR_DROPPED)
+      me->dropped++; /* too late for its round: go on with the next */
+    if (status && status != MLFAB_ERR_DROPPED) return failed(me, "a push");
+    if (me->options->barrier && mlfab_barrier(me->fabric, 0)) return failed(me, "a barrier");
     me->updates++;
     steps++;
-    /* The version counts everybody's updates; in a round everybody makes as many as this worker. */
-    me->version = me->options->bsp ? me->updates * me->workers : result.version;
+    uint64_t version = updates_of_all(me, &result);
+    if (version > me->version) me->version = version;
     me->delay_sum += result.delay;
     if (result.delay > me->delay_max) me->delay_max = result.delay;
     double t = now_s();
@@ -460,19 +473,22 @@ static int work(struct worker *me) {
   if (mlfab_barrier(me->fabric, 0)) return failed(me, "the first barrier");
   double begin = now_s();
   if (train(me)) return 1;
-  if (mlfab_barrier(me->fabric, 0)) return failed(me, "the last barrier");
+  /* Where others may be waiting for this worker's next update they have to hear that there is none. */
+  int counts = me->options->sync.kind > MLFAB_SYNC_BSP;
+  if (counts ? mlfab_join(me->fabric, 0) : mlfab_barrier(me->fabric, 0))
+    return failed(me, "the end of the training");
   double seconds = now_s() - begin;
   mlfab_stats stats;
   if (mlfab_get_stats(me->fabric, &stats, sizeof stats)) return failed(me, "asking for counters");
   printf(
       "result rank %d updates %llu seconds %.3f delay_sum %llu delay_max %llu bytes_sent %llu "
-      "bytes_received %llu\n",
+      "bytes_received %llu dropped %llu\n",
       (int)me->rank, (unsigned long long)me->updates, seconds, (unsigned long long)me->delay_sum,
       (unsigned long long)me->delay_max, (unsigned long long)stats.bytes_sent,
-      (unsigned long long)stats.bytes_received);
+      (unsigned long long)stats.bytes_received, (unsigned long long)me->dropped);
   if (me->rank == 0 && evaluate(me)) return 1;
   /* "No more data from here": nobody waits for this worker any more. */
-  return mlfab_join(me->fabric, 0) ? failed(me, "joining") : 0;
+  return !counts && mlfab_join(me->fabric, 0) ? failed(me, "joining") : 0;
 }
 
 static void work_end(struct worker *me, struct task *task) {
@@ -518,13 +534,34 @@ static void task_choose(struct task *task, struct options *options, int rank) {
   if (options->lr == 0) options->lr = limit * (options->momentum ? 0.025 : 0.25);
 }
 
+/* "ssp:3", "pssp:3:0.5"; 0 when it is no model. */
+static int sync_take(mlfab_sync *sync, const char *value) {
+  static const char *const names[] = {"async", "bsp", "ssp", "dsps", "drop", "pssp", "dynamic"};
+  double number[2] = {0, 0};
+  size_t n = strcspn(value, ":");
+  *sync = (mlfab_sync){.size = sizeof *sync, .alpha = 1};
+  for (uint32_t k = 0; k < 7; k++) {
+    if (strlen(names[k]) != n || memcmp(names[k], value, n) != 0) continue;
+    sync->kind = k;
+    const char *at = value + n;
+    for (int i = 0; i < 2 && *at == ':'; i++) {
+      char *end;
+      number[i] = strtod(at + 1, &end);
+      if (end == at + 1 || number[i] < 0) return 0;
+      at = end;
+    }
+    sync->staleness = (int64_t)number[0];
+    sync->need = (uint32_t)number[0];
+    sync->chance = number[1];
+    return *at == 0;
+  }
+  return 0;
+}
+
 /* Takes one option with its value; 0 when it is not one. */
 static int option_take(struct options *options, const char *name, const char *value) {
   char *end = NULL;
-  if (!strcmp(name, "--sync")) {
-    options->bsp = !strcmp(value, "bsp");
-    return options->bsp || !strcmp(value, "async");
-  }
+  if (!strcmp(name, "--sync")) return sync_take(&options->sync, value);
   if (!strcmp(name, "--save")) return (options->save = value) != NULL;
   double number = strtod(value, &end);
   if (end == value || number < 0) return 0;
@@ -542,9 +579,12 @@ static int option_take(struct options *options, const char *name, const char *va
 
 static int options_read(struct options *options, int argc, char **argv) {
   *options = (struct options){.epochs = 4, .slow_rank = -1, .seed = 1};
+  options->sync.size = sizeof options->sync;
   for (int i = 1; i < argc; i++) {
     if (!strcmp(argv[i], "--momentum")) {
       options->momentum = 1;
+    } else if (!strcmp(argv[i], "--barrier")) {
+      options->barrier = 1;
     } else if (!strcmp(argv[i], "--generated")) {
       options->generated = 1;
     } else if (i + 1 < argc && option_take(options, argv[i], argv[i + 1])) {
