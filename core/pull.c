@@ -97,7 +97,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts)
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, &fetch->sources, &fetch->nsources,
+  code = mlfab__worker_sources(worker, bufs, n, 0, &fetch->sources, &fetch->nsources,
                                &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;

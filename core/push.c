@@ -323,6 +323,8 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   while (worker->order[at] != slot) at++;
   memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
   worker->norder--;
+  int again = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  update->kept = again && update->filtered ? update->seq : 0;
   update->seq = 0;
   update->serial++;
   mlfab__worker_progress(worker, now_ns);
@@ -487,16 +489,15 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
 /* Copies a small update into one contiguous image in the order of the flat model, and remembers
  * where each of the caller's buffers went. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
-  if (!update->packed) update->packed = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
-  if (!update->packed) return MLFAB_ERR_MEMORY;
+  if (!update->image) update->image = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
+  if (!update->image) return MLFAB_ERR_MEMORY;
   uint64_t at = 0;
   for (uint32_t i = 0; i < update->nsources; i++) {
     mlfab__source *source = &update->sources[i];
-    memcpy(update->packed + at, source->data, source->bytes);
-    source->data = update->packed + at;
+    memcpy(update->image + at, source->data, source->bytes);
+    source->data = update->image + at;
     at += source->bytes;
   }
-  update->packed_bytes = at;
   update->nbufs = n;
   /* Neighbours in the flat model are neighbours in the image: join them. */
   uint32_t kept = 0;
@@ -512,11 +513,9 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+/* Which servers get a part. */
+static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker);
-  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
-  int planned =
-      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     memset(part, 0, sizeof *part);
@@ -530,11 +529,22 @@ static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_err
     }
     if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
       part->state = MLFAB__PART_QUEUED;
+  }
+  return 0;
+}
+
+/* What is known of the parts once the update's bytes are. */
+static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
+  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  int planned =
+      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    if (update->packed) part->bytes = mlfab__sift_bytes(worker, update, s, UINT64_MAX);
     part->planned = planned && part->bytes > worker->config->eager_bytes;
     /* Each is placed, or dropped, by itself. */
     if (part->planned) update->mergeable = 0;
   }
-  return 0;
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -589,10 +599,14 @@ static int push_check_progress(const mlfab__worker *worker, const mlfab__outgoin
 }
 
 /* Global norm of the update, and the scale after clipping by it. */
-static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update, double limit,
-                        double *norm_p) {
+static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        const mlfab__sparse *sparse, double limit, double *norm_p) {
   double sum = 0.0;
-  for (uint32_t i = 0; i < update->nsources; i++) {
+  if (sparse) {
+    const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+    sum = mlfab__reduce_norm2((int)tensor->dtype, sparse->values, sparse->count);
+  }
+  for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
     for (uint64_t at = 0; at < source->bytes;) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
@@ -616,6 +630,14 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
+/* Does it meet a filter? */
+static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+  mlfab__source source = {0, worker->layout.bytes, NULL};
+  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
+  return mlfab__sift_wanted(worker, &source, 1);
+}
+
 /* Adds a small update to the last one that waits, if they can be one. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
@@ -623,6 +645,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have numbers in a row; one between may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
+  if (worker->nsieves > 0 && push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->progress ||
@@ -646,12 +669,12 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
   if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
-      !mlfab__reduce_finite((int)tensor->dtype, update->packed, bufs->count)) {
+      !mlfab__reduce_finite((int)tensor->dtype, update->image, bufs->count)) {
     update->mergeable = 0;
     return NULL;
   }
-  mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
-                    bufs->count, 0);
+  mlfab__reduce_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
+                    0);
   update->members++;
   update->norm = 0.0; /* of the sum, it is not known */
   worker->stats->pushes_merged++;
@@ -659,13 +682,21 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   return update;
 }
 
-static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint32_t *slot_p) {
+/* The slot that keeps the packets of the update to be tried again; else one that keeps none; else
+ * the one whose packets are the oldest. */
+static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
+                                       uint32_t *slot_p) {
+  mlfab__outgoing *best = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
-    if (worker->updates[i].seq != 0) continue;
+    mlfab__outgoing *update = &worker->updates[i];
+    if (update->seq != 0) continue;
+    int wanted = retry_seq != 0 && update->kept == retry_seq;
+    if (best && !wanted && update->kept >= best->kept) continue;
+    best = update;
     *slot_p = i;
-    return &worker->updates[i];
+    if (wanted) break;
   }
-  return NULL;
+  return best;
 }
 
 /* The oldest number in flight must stay inside every server's window. */
@@ -689,14 +720,65 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab_buf *bufs,
-                     uint32_t n, const mlfab_push_options *options, uint32_t flags,
-                     mlfab_error *error) {
+/* What is pushed: buffers, or elements of one tensor. */
+typedef struct push_what {
+  const mlfab_buf *bufs;
+  uint32_t n;
+  const mlfab__sparse *sparse; /* or NULL */
+} push_what;
+
+/* Packets, or the image of a small update, or the caller's buffers as they are. */
+static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                       const mlfab_push_options *options, mlfab_error *error) {
+  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
+    shape = mlfab__hash(shape, stretch, sizeof stretch);
+  }
+  int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
+  if (again && update->shape != shape)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push: update %llu was of other tensors",
+                        (unsigned long long)options->retry_seq);
+  update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
+                               mlfab__sift_wanted(worker, update->sources, update->nsources));
+  update->packed = update->filtered || what->sparse;
+  update->shape = shape;
+  if (again) return 0;
+  update->kept = 0;
+  if (what->sparse) return mlfab__sift_sparse(worker, update, what->sparse, error);
+  if (update->filtered)
+    return mlfab__sift_encode(worker, update, push_progress(worker, update) + 1, error);
+  if (update->bytes > MLFAB__WORKER_PACK || worker->define.ghost) return 0;
+  if (push_pack(worker, update, what->n))
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for an update");
+  update->mergeable = !push_rounds(worker) && worker->define.rule == MLFAB_RULE_PLAIN &&
+                      !update->flags && worker->config->merge_max > 1 && options->clip_norm <= 0.0;
+  return 0;
+}
+
+static int push_sources(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                        mlfab_error *error) {
+  mlfab_buf whole;
+  if (!what->sparse)
+    return mlfab__worker_sources(worker, what->bufs, what->n, 0, &update->sources,
+                                 &update->nsources, &update->source_room, error);
+  int code = mlfab__sift_check(worker, what->sparse, error);
+  if (code) return code;
+  memset(&whole, 0, sizeof whole);
+  whole.tensor = what->sparse->tensor;
+  whole.count = mlfab__layout_find(&worker->layout, whole.tensor)->count;
+  return mlfab__worker_sources(worker, &whole, 1, 1, &update->sources, &update->nsources,
+                               &update->source_room, error);
+}
+
+static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                     const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
   if (push_prepare(worker, update))
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                         "out of memory for an update");
-  int code = mlfab__worker_sources(worker, bufs, n, &update->sources, &update->nsources,
-                                   &update->source_room, error);
+  int code = push_sources(worker, update, what, error);
   if (code) return code;
   update->members = 1;
   update->flags = flags;
@@ -705,24 +787,20 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
   update->version = update->bytes = 0;
-  update->nbufs = n;
+  update->nbufs = what->n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
   for (uint32_t i = 0; i < worker->layout.nslices; i++) {
     update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
   }
   if (options->clip_norm > 0.0 && !worker->define.ghost) {
-    update->scale = push_clip(worker, update, options->clip_norm, &update->norm);
+    update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
-  if (update->bytes <= MLFAB__WORKER_PACK && !worker->define.ghost) {
-    if (push_pack(worker, update, n))
-      return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
-                          "out of memory for an update");
-    update->mergeable = !push_rounds(worker) && worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
-                        worker->config->merge_max > 1 && options->clip_norm <= 0.0;
-  }
-  code = push_shards(worker, update, error);
-  return code ? code : push_check_progress(worker, update, options->progress, error);
+  code = push_parts_begin(worker, update, error);
+  if (!code) code = push_check_progress(worker, update, options->progress, error);
+  if (!code) code = push_encode(worker, update, what, options, error);
+  if (!code) push_parts_end(worker, update);
+  return code;
 }
 
 /* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
@@ -749,9 +827,8 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_push_options *given, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+static int push_start(mlfab__worker *worker, const push_what *what, const mlfab_push_options *given,
+                      uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab_push_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -783,19 +860,20 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
     mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
     return 0;
   }
-  if (bufs && !options.flags) update = push_merge(worker, bufs, n, &options);
+  if (what->bufs && !options.flags) update = push_merge(worker, what->bufs, what->n, &options);
   if (update) {
     slot = (uint32_t)(update - worker->updates);
     if (update->members == worker->config->merge_max) {
       for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
     }
   } else {
-    update = push_window_open(worker, seq) ? push_free_slot(worker, &slot) : NULL;
+    update =
+        push_window_open(worker, seq) ? push_free_slot(worker, options.retry_seq, &slot) : NULL;
     if (!update) {
       return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                           "push: %u updates are under way", worker->norder);
     }
-    code = push_fill(worker, update, bufs, n, &options,
+    code = push_fill(worker, update, what, &options,
                      options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0, error);
     if (code) return code;
     update->seq = worker->next_seq++;
@@ -811,17 +889,35 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_push_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  push_what what = {bufs, n, NULL};
+  return push_start(worker, &what, options, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error) {
+  mlfab__sparse sparse = {tensor, indices, values, count};
+  push_what what = {NULL, 1, &sparse};
+  return push_start(worker, &what, options, now_ns, request_p, error);
+}
+
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error) {
   mlfab_push_options options;
   memset(&options, 0, sizeof options);
   options.scale = 1.0;
   uint32_t slot = 0;
-  mlfab__outgoing *update = push_free_slot(worker, &slot);
+  push_what what = {bufs, n, NULL};
+  mlfab__outgoing *update = push_free_slot(worker, 0, &slot);
   if (!update)
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "%u updates are under way",
                         worker->norder);
-  int code = push_fill(worker, update, bufs, n, &options, MLFAB__PUSH_INIT, error);
+  int code = push_fill(worker, update, &what, &options, MLFAB__PUSH_INIT, error);
   if (code) return code;
   update->seq = worker->next_seq++;
   push_enqueue(worker, update, slot, now_ns);
@@ -846,11 +942,18 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* The next contiguous bytes at the part's cursor: in one source and in one run of the server's
- * slices. */
+/* The next contiguous bytes at the part's cursor, at most `most` and what a frame holds: in one source
+ * and in one run of the server's slices, or whole packets, which may be none. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
-                           uint32_t server, const mlfab__part *part, const uint8_t **data_p) {
+                           uint32_t server, const mlfab__part *part, uint64_t most,
+                           const uint8_t **data_p) {
   uint64_t begin = 0, end = 0, in_source = part->in_source;
+  *data_p = NULL;
+  if (update->packed) {
+    uint64_t bytes = mlfab__sift_piece(worker, update, server, in_source, most, &begin);
+    if (bytes > 0) *data_p = update->packets + begin;
+    return bytes;
+  }
   for (uint32_t i = part->source; i < update->nsources; i++, in_source = 0) {
     const mlfab__source *source = &update->sources[i];
     uint64_t from = source->offset + in_source;
@@ -858,16 +961,20 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
     from = mlfab__max(from, begin);
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
-    *data_p = source->data ? source->data + (from - source->offset) : NULL;
-    return to - from;
+    if (source->data) *data_p = source->data + (from - source->offset);
+    return mlfab__min(to - from, mlfab__min(most, worker->config->chunk_bytes));
   }
-  *data_p = NULL;
   return 0;
 }
 
 static void push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
                          uint32_t server, mlfab__part *part, uint64_t bytes) {
   uint64_t begin = 0, end = 0;
+  if (update->packed && bytes > 0) {
+    mlfab__sift_piece(worker, update, server, part->in_source, 0, &begin);
+    part->in_source = begin + bytes;
+    return;
+  }
   while (bytes > 0) {
     const mlfab__source *source = &update->sources[part->source];
     uint64_t from = source->offset + part->in_source, stop = source->offset + source->bytes;
@@ -905,12 +1012,17 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
 }
 
 /* Bytes of credit that go with an announcement, and take nobody's turn. */
-static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
+static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__part *part = &update->parts[server];
   if (part->planned) return 0;
   /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
    * first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
+  if (update->packed && eager < part->bytes)
+    return (uint32_t)mlfab__sift_bytes(worker, update, server, eager);
   /* What is left of the credit may be any number: no element is cut. */
   return eager < part->bytes ? eager - eager % 8 : eager;
 }
@@ -938,16 +1050,16 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.seq = update->seq;
   push.members = update->members;
   push.generation = stream->generation;
-  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u);
-  push.eager = push_eager(stream, part);
+  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
+               (update->packed && !part->empty ? MLFAB__PUSH_PACKED : 0u);
+  push.eager = push_eager(worker, update, server);
   push.parts = push_parts(worker, update);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
   push.norm = update->norm;
-  const uint8_t *data;
-  uint64_t piece = push_piece(worker, update, server, part, &data);
-  piece = mlfab__min(mlfab__min(piece, push.eager), worker->config->chunk_bytes);
+  const uint8_t *data = NULL;
+  uint64_t piece = part->empty ? 0 : push_piece(worker, update, server, part, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
@@ -957,15 +1069,15 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-/* The next bytes that were granted, as the bulk. */
-static void push_granted_piece(const mlfab__worker *worker, uint32_t server,
-                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
+/* The next bytes that were granted, as the bulk. 0 when no packet is granted whole. */
+static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
+                              const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
-  uint64_t piece = push_piece(worker, update, server, part, &data);
-  piece = mlfab__min(mlfab__min(piece, part->granted - part->sent), worker->config->chunk_bytes);
+  uint64_t most = part->granted - part->sent;
+  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, part, most, &data);
   frame->bulk = data;
-  frame->bulk_bytes = (uint32_t)piece;
+  return frame->bulk_bytes > 0;
 }
 
 static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
@@ -974,8 +1086,7 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
                         worker->streams[server].generation};
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
-  push_granted_piece(worker, server, update, frame);
-  return 1;
+  return push_granted_piece(worker, server, update, frame);
 }
 
 /* Is it to be borrowed, or will the transport copy it? */
@@ -1047,7 +1158,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
       frame->type = MLFAB__HOP_CHUNK;
       frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
-      push_granted_piece(worker, s, update, frame);
+      if (!push_granted_piece(worker, s, update, frame)) continue;
       frame->slot = worker->order[i];
       frame->note[0] = s;
       frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
@@ -1153,7 +1264,7 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
     mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
     update->versions = NULL;
     if (update->seq != 0) update->serial++;
-    update->seq = 0;
+    update->seq = update->kept = 0;
   }
 }
 
@@ -1162,7 +1273,8 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
-    mlfab__free(env, update->packed, MLFAB__WORKER_PACK);
+    mlfab__free(env, update->image, MLFAB__WORKER_PACK);
+    mlfab__free_aligned(env, update->packets, update->packet_room);
     mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
     memset(update, 0, sizeof *update);
   }

@@ -33,6 +33,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
+  mlfab__sift_free(worker);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
@@ -62,11 +63,11 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 /* --- buffers --- */
 
 /* One buffer's place in the flat model. */
-static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, mlfab__source *source,
-                         mlfab_error *error) {
+static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int bare,
+                         mlfab__source *source, mlfab_error *error) {
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
-  if (!buf->data && !worker->define.ghost) {
+  if (!buf->data && !bare && !worker->define.ghost) {
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "the buffer of tensor %u is NULL", buf->tensor);
   }
@@ -95,7 +96,7 @@ static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, mlfa
 }
 
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                          mlfab__source **sources, uint32_t *nsources,
+                                          int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error) {
   if (!bufs || n == 0)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "no buffers");
@@ -110,7 +111,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   mlfab__source *list = *sources;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__source source = {0, 0, NULL};
-    int code = worker_source(worker, &bufs[i], &source, error);
+    int code = worker_source(worker, &bufs[i], bare, &source, error);
     if (code) return code;
     /* Insertion: callers list tensors in order, so this is one comparison each. */
     uint32_t at = i;
@@ -224,7 +225,7 @@ static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, ui
   mlfab__source *sources = NULL;
   uint32_t nsources = 0, room = 0;
   if (n == 0) return 0;
-  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, error);
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, error);
   mlfab__free(worker->env, sources, room * sizeof *sources);
   return code;
 }

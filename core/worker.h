@@ -79,8 +79,14 @@ typedef struct mlfab__outgoing {
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
-  uint8_t *packed;    /* MLFAB__WORKER_PACK, once it was needed */
-  uint64_t bytes, packed_bytes;
+  uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
+  uint8_t *packets;   /* of the whole update, ascending: see sift.c; kept for the slot's next one */
+  uint64_t packet_room, packet_bytes;
+  int packed;     /* it goes as packets ... */
+  int filtered;   /* ... that filters have made */
+  uint64_t shape; /* hash of which stretches these are of */
+  uint64_t kept;  /* free: the number of the one whose packets a retry would send again, or 0 */
+  uint64_t bytes;
   uint32_t nbufs;
   uint64_t pull_count; /* pulls finished when it was made */
   int mergeable, withdrawn;
@@ -88,6 +94,21 @@ typedef struct mlfab__outgoing {
   uint64_t version;
   uint64_t started_ns;
 } mlfab__outgoing;
+
+/* The filter of a tensor, and what it holds back. */
+typedef struct mlfab__sieve {
+  mlfab_filter filter;
+  uint8_t *residual; /* as large as the tensor; NULL: there is no filter */
+  uint8_t leaves;    /* taken away: the next update takes the residual along */
+  uint8_t fresh;     /* the residual was made by the call under way */
+} mlfab__sieve;
+
+typedef struct mlfab__sparse { /* a sparse update, as its caller tells it */
+  uint32_t tensor;
+  const uint64_t *indices;
+  const void *values;
+  uint64_t count;
+} mlfab__sparse;
 
 typedef struct mlfab__fetch_part { /* of a pull, at a server */
   uint8_t waiting;
@@ -155,6 +176,10 @@ typedef struct mlfab__worker {
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   mlfab__sync_change change;
+  mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
+  uint32_t nsieves;     /* with a residual */
+  uint64_t *marks;      /* scratch: bitmaps of what is sent of an update */
+  uint64_t mark_room;
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
@@ -177,6 +202,15 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_push_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* A sparse update of one tensor: all of it is copied. */
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error);
+/* The filter of a tensor, or of all; NULL: none from now on. */
+MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
+                                             const mlfab_filter *filter, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
@@ -227,9 +261,10 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
 /* --- between worker.c, push.c (updates) and pull.c --- */
 
-/* Resolves buffers to sources, ascending. Errors: ARGUMENT, TENSOR, SHAPE, DTYPE, LIMIT, MEMORY. */
+/* Resolves buffers to sources, ascending; bare: they may be NULL. Errors: ARGUMENT, TENSOR, SHAPE,
+ * DTYPE, LIMIT, MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                          mlfab__source **sources, uint32_t *nsources,
+                                          int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
 /* The stretches of sources in a server's shard, neighbours joined, into segments_scratch. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
@@ -271,6 +306,29 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
 /* Withdraws every update without waiting, and drops what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
+/* 1 when some of these tensors has a filter, or had one and a residual is left. */
+MLFAB__INTERNAL int mlfab__sift_wanted(const mlfab__worker *worker, const mlfab__source *sources,
+                                       uint32_t n);
+/* Filters the update's sources in iteration t (from 1) into its packets; those without filter are
+ * packets as they are. Errors: NOT_FINITE, MEMORY; nothing is changed then. A pass over all to mark
+ * what goes, another to write it. */
+MLFAB__INTERNAL int mlfab__sift_encode(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t,
+                                       mlfab_error *error);
+/* Is it in order? TENSOR, UNSUPPORTED (ghosts), ARGUMENT, NOT_FINITE. */
+MLFAB__INTERNAL int mlfab__sift_check(const mlfab__worker *worker, const mlfab__sparse *sparse,
+                                      mlfab_error *error);
+MLFAB__INTERNAL int mlfab__sift_sparse(mlfab__worker *worker, mlfab__outgoing *update,
+                                       const mlfab__sparse *sparse, mlfab_error *error);
+/* Bytes of the server's first packets, whole ones, as far as they are not more than `most`. */
+MLFAB__INTERNAL uint64_t mlfab__sift_bytes(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t most);
+/* The server's next packets at or behind `from` that are neighbours, at most a frame's and not more
+ * than `most`: their bytes, and where they begin. */
+MLFAB__INTERNAL uint64_t mlfab__sift_piece(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t from, uint64_t most, uint64_t *at_p);
+MLFAB__INTERNAL void mlfab__sift_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 /* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */

@@ -455,6 +455,23 @@ static void test_announce(void **state) {
   assert_int_equal(f->out.bulk_bytes, 2048);
 }
 
+/* Of a sparse update the values are measured. */
+static void test_clip_sparse(void **state) {
+  fixture *f = *state;
+  const uint64_t indices[3] = {0, 5, 4000};
+  const float values[3] = {2.0f, 3.0f, 6.0f};
+  mlfab_push_options options = {.size = sizeof options, .clip_norm = 3.5};
+  mlfab_error error;
+  assert_int_equal(
+      mlfab__worker_push_sparse(&f->worker, 0, indices, values, 3, &options, f->now, NULL, &error),
+      0);
+  mlfab__push m = announced(f, 0);
+  assert_int_equal(m.flags, MLFAB__PUSH_PACKED);
+  assert_int_equal(m.bytes, 40 + 32); /* of two slices */
+  assert_true(m.norm >= 7.0 && m.norm <= 7.0);
+  assert_true(m.scale >= 0.5 && m.scale <= 0.5);
+}
+
 static void test_norm_is_checked(void **state) {
   fixture *f = *state;
   static const double wrong[] = {-1.0, 1e308 * 10.0, -(1e308 * 10.0)};
@@ -2395,6 +2412,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_scattered_slices, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_announce, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_clip_sparse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_norm_is_checked, open_worker, close_worker),
       cmocka_unit_test(test_what_is_planned),
       cmocka_unit_test(test_first_weights),
