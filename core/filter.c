@@ -540,11 +540,11 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* Without branches: signs, and which changes are small, are as good as random. */
 static inline double filter_size(double x) {
-  uint64_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  bits &= FILTER_F64_MAGNITUDE;
-  memcpy(&x, &bits, sizeof x);
-  return x;
+#if defined(__GNUC__) || defined(__clang__)
+  return __builtin_fabs(x);
+#else
+  return x < 0 ? -x : x;
+#endif
 }
 
 #define FILTER_CHANGE(name, real, word)                                           \
