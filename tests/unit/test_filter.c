@@ -55,10 +55,12 @@ static double get(const update *u, const void *array, uint32_t i) {
 }
 
 static double some_number(mlfab__prng *prng) {
-  static const double special[] = {0.0,     -0.0,     0x1p-25,       0x1.8p-25,         65504.0,
-                                   65519.0, -65520.0, 1e9,           3.389e38,          3.395e38,
-                                   -3.4e38, 1e-40,    0x1p-134,      0x1p-133,          0x1p-149,
-                                   0.5,     -0.5,     0x1.000002p-1, 0x1p-25 + 0x1p-60, 65504.5};
+  static const double special[] = {0.0,      -0.0,          0x1p-25,           0x1.8p-25,
+                                   65504.0,  65519.0,       -65520.0,          1e9,
+                                   3.389e38, 3.395e38,      -3.4e38,           1e-40,
+                                   0x1p-134, 0x1p-133,      0x1p-149,          0.5,
+                                   -0.5,     0x1.000002p-1, 0x1p-25 + 0x1p-60, 0x1p-25 + 0x1p-49,
+                                   65504.5};
   double x = (mlfab__prng_unit(prng) - 0.5) * 2;
   switch (mlfab__prng_below(prng, 8)) {
     case 0:
@@ -87,6 +89,10 @@ static void make(update *u, uint64_t seed) {
                                  .t = 1 + mlfab__prng_below(&prng, 1000)};
   u->first = mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 10 : UINT64_C(1) << 40);
   u->n = (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 130 : LENGTH_MAX + 1);
+  if (mlfab__prng_below(&prng, 4) == 0) { /* to the last bit, below or not */
+    double draw = mlfab__filter_draw(u->rule.seed, u->rule.t, u->first + u->n / 2);
+    u->rule.p = draw + (mlfab__prng_below(&prng, 2) ? 0x1p-33 : 0);
+  }
   u->width = mlfab__dtype_bytes(u->rule.dtype);
   for (uint32_t i = 0; i < u->n; i++) {
     double g = some_number(&prng), residual = some_number(&prng);
@@ -206,20 +212,22 @@ static void stretches_do_not_show(void **state) {
   }
 }
 
-/* As many as the probability says, within 5 standard deviations, for neighbours alike. */
+/* As many as the probability says, within 5 standard deviations, for neighbours and the next iteration alike. */
 static void draws_are_uniform(void **state) {
   (void)state;
   enum { N = 100000 };
   for (int k = 1; k < 10; k++) {
     double p = k / 10.0, sigma = sqrt(N * p * (1 - p));
-    int below = 0, both = 0;
+    int below = 0, both = 0, again = 0;
     for (uint64_t i = 0; i < N; i++) {
       int is = mlfab__filter_draw(3, (uint64_t)k, i) < p;
       below += is;
       both += is && mlfab__filter_draw(3, (uint64_t)k, i + 1) < p;
+      again += is && mlfab__filter_draw(3, (uint64_t)k + 1, i) < p;
     }
     assert_true(fabs(below - N * p) < 5 * sigma);
     assert_true(fabs(both - N * p * p) < 10 * sigma);
+    assert_true(fabs(again - N * p * p) < 10 * sigma);
   }
 }
 

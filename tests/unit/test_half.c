@@ -89,6 +89,10 @@ static void rounds_to_the_nearest(void **state) {
       }
       expect_one(halves[h], (float)low);
     }
+    /* Beyond the largest as well, where rounding alone would give infinity. */
+    uint32_t top = mlfab__half_top(halves[h]);
+    for (uint32_t bits = top; bits < top + 0x20000u && bits < 0x7f800000u; bits += 0x100)
+      expect_one(halves[h], of_bits(bits));
     for (int i = 0; i < 200000; i++) {
       uint32_t bits = (uint32_t)mlfab__prng_next(&prng);
       if ((bits & 0x7f800000u) != 0x7f800000u) expect_one(halves[h], of_bits(bits));

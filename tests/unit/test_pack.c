@@ -402,7 +402,8 @@ static void refuses_each_flaw(void **state) {
   REFUSES("grain 2^255", good_index(out), out[22] = 255);
   REFUSES("no type", good_index(out), out[23] = 0);
   REFUSES("type 4", good_index(out), out[23] = 4);
-  REFUSES("halves of integers", good_index(out), out[23] = MLFAB_I64; out[21] = 1);
+  REFUSES("halves of integers", good_index(out), out[23] = MLFAB_I64; out[21] = 1; bytes -= 8;
+          put32(out + 16, 16); memset(out + 24 + 8, 0, 8));
   REFUSES("an index twice", good_index(out), put16(out + 26, 0));
   REFUSES("indices descending", good_index(out), put16(out + 26, 99); put16(out + 28, 41));
   REFUSES("an index beyond", good_index(out), put16(out + 28, 100));
