@@ -798,6 +798,29 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   DRIVE_START(mlfab_node_pull(ctx->node, bufs, n, options, now, request_p));
 }
 
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(
+      mlfab_node_push_sparse(ctx->node, tensor, indices, values, count, options, now, &request),
+      result_p);
+}
+
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options,
+                                      mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(
+      mlfab_node_push_sparse(ctx->node, tensor, indices, values, count, options, now, request_p));
+}
+
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_set_filter(ctx->node, tensor, filter)));
+}
+
 MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
                              uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);

@@ -1718,6 +1718,19 @@ MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count,
                               &error));
 }
 
+MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
+                                     const void *values, uint64_t count,
+                                     const mlfab_push_options *options, uint64_t now_ns,
+                                     mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__worker_push_sparse(&node->worker, tensor, indices, values, count, options,
+                                     node->now_ns, request_p, &error);
+  return node_return(node, code, &error);
+}
+
 MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
                                   uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
                                   mlfab_request *request_p) {
@@ -1725,6 +1738,14 @@ MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint
                                    request_p, &error));
 }
 #undef NODE_CALL
+
+MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_set_filter(&node->worker, tensor, filter, &error);
+  return node_return(node, code, &error);
+}
 
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
                                       uint64_t now_ns) {
