@@ -1116,7 +1116,7 @@ static int drive_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   if (!ctx->node->is_worker || !worker->stands)
     return mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "snapshot: before the model exists");
-  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, last);
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
   return code;
 }
