@@ -538,7 +538,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: signs, and which changes are small, are as good as random. */
+/* Without branches: signs, and which changes are small, are as good as random. What
+ * is not finite is left as it is, to be found by whoever looks for it. */
 static inline double filter_size(double x) {
 #if defined(__GNUC__) || defined(__clang__)
   return __builtin_fabs(x);
@@ -547,17 +548,19 @@ static inline double filter_size(double x) {
 #endif
 }
 
-#define FILTER_CHANGE(name, real, word)                                           \
+#define FILTER_CHANGE(name, real, word, infinity)                                 \
   static uint64_t name(const real *before, real *after, uint64_t n, double tau) { \
     uint64_t back = 0;                                                            \
     for (uint64_t i = 0; i < n; i++) {                                            \
       real is = after[i], was = before[i];                                        \
-      double change = filter_size((double)is - (double)was);                      \
-      double size = filter_size((double)was);                                     \
-      int small = (size > 0) & (change > 0) & (change / size < tau);              \
-      word old = (word)0 - (word)(small | (is == was)), x, y;                     \
+      word x, y;                                                                  \
       memcpy(&x, &was, sizeof x);                                                 \
       memcpy(&y, &is, sizeof y);                                                  \
+      double change = filter_size((double)is - (double)was);                      \
+      double size = filter_size((double)was);                                     \
+      int finite = (y & (infinity)) != (infinity);                                \
+      int small = finite & (size > 0) & (change > 0) & (change / size < tau);     \
+      word old = (word)0 - (word)(small | (finite & (is == was)));                \
       y = (x & old) | (y & ~old);                                                 \
       memcpy(&after[i], &y, sizeof y);                                            \
       back += (uint64_t)small;                                                    \
@@ -565,36 +568,40 @@ static inline double filter_size(double x) {
     return back;                                                                  \
   }
 
-FILTER_CHANGE(filter_change_f32, float, uint32_t)
-FILTER_CHANGE(filter_change_f64, double, uint64_t)
+FILTER_CHANGE(filter_change_f32, float, uint32_t, FILTER_F32_INFINITY)
+FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
 
 #if FILTER_X86
 /* The same for eight at a time; what is left over goes the portable way. */
-#define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                                      \
-  typedef real name##_items                                                                        \
-      __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias));            \
-  typedef word name##_words __attribute__((vector_size(8 * sizeof(word))));                        \
-  typedef double name##_wide __attribute__((vector_size(64)));                                     \
-  typedef int64_t name##_marks __attribute__((vector_size(64)));                                   \
-  isa static uint64_t name(const real *before, real *after, uint64_t n, double tau) {              \
-    const name##_marks magnitude = {0};                                                            \
-    name##_marks sum = {0};                                                                        \
-    uint64_t back = 0, i = 0;                                                                      \
-    for (; i + 8 <= n; i += 8) {                                                                   \
-      name##_items was = *(const name##_items *)(before + i);                                      \
-      name##_items is = *(const name##_items *)(after + i);                                        \
-      name##_wide size = __builtin_convertvector(was, name##_wide);                                \
-      name##_wide change = __builtin_convertvector(is, name##_wide) - size;                        \
-      size = (name##_wide)((name##_marks)size & (magnitude + INT64_MAX));                          \
-      change = (name##_wide)((name##_marks)change & (magnitude + INT64_MAX));                      \
-      name##_marks small = (size > 0) & (change > 0) & (change / size < tau);                      \
-      name##_words old = __builtin_convertvector(small, name##_words) | (name##_words)(is == was); \
-      *(name##_items *)(after + i) =                                                               \
-          (name##_items)(((name##_words)was & old) | ((name##_words)is & ~old));                   \
-      sum -= small;                                                                                \
-    }                                                                                              \
-    for (size_t j = 0; j < 8; j++) back += (uint64_t)sum[j];                                       \
-    return back + portable(before + i, after + i, n - i, tau);                                     \
+#define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                           \
+  typedef real name##_items                                                             \
+      __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias)); \
+  typedef word name##_words __attribute__((vector_size(8 * sizeof(word))));             \
+  typedef double name##_wide __attribute__((vector_size(64)));                          \
+  typedef int64_t name##_marks __attribute__((vector_size(64)));                        \
+  isa static uint64_t name(const real *before, real *after, uint64_t n, double tau) {   \
+    const name##_marks zero = {0}, magnitude = zero + INT64_MAX;                        \
+    const name##_marks infinity = zero + (int64_t)FILTER_F64_INFINITY;                  \
+    name##_marks sum = {0};                                                             \
+    uint64_t back = 0, i = 0;                                                           \
+    for (; i + 8 <= n; i += 8) {                                                        \
+      name##_items was = *(const name##_items *)(before + i);                           \
+      name##_items is = *(const name##_items *)(after + i);                             \
+      name##_wide size = __builtin_convertvector(was, name##_wide);                     \
+      name##_wide change = __builtin_convertvector(is, name##_wide) - size;             \
+      size = (name##_wide)((name##_marks)size & magnitude);                             \
+      change = (name##_wide)((name##_marks)change & magnitude);                         \
+      name##_marks finite = ((name##_marks)change & infinity) != infinity;              \
+      name##_marks small = finite & (size > 0) & (change > 0) & (change / size < tau);  \
+      name##_words old = (name##_words)(is == was);                                     \
+      old &= __builtin_convertvector(finite, name##_words);                             \
+      old |= __builtin_convertvector(small, name##_words);                              \
+      *(name##_items *)(after + i) =                                                    \
+          (name##_items)(((name##_words)was & old) | ((name##_words)is & ~old));        \
+      sum -= small;                                                                     \
+    }                                                                                   \
+    for (size_t j = 0; j < 8; j++) back += (uint64_t)sum[j];                            \
+    return back + portable(before + i, after + i, n - i, tau);                          \
   }
 
 FILTER_CHANGE_VECTOR(filter_change_f32_avx2, FILTER_AVX2, filter_change_f32, float, int32_t)
