@@ -246,9 +246,10 @@ $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/p
 
 ##: measures against memcpy, plain sockets, ZeroMQ and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%)
+	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
 	for name in $(PART_BENCHES); do $(BUILD)/bench-$$name $(BUILD)/bench.tsv || exit 1; done
+	$(PYTHON) tests/bench/train.py $(BUILD) $(BUILD)/bench.tsv
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 
