@@ -41,7 +41,7 @@ CORE = [
     (3, "store"),
     (3, "dedup"),
     (3, "plan"),
-    (4, "worker", "push.c", "sift.c", "pull.c"),
+    (4, "worker", "push.c", "sift.c", "pull.c", "cache.c"),
     (4, "server", "gate.c", "round.c", "packed.c", "changed.c", "intake.c", "place.c", "answer.c"),
     (4, "member"),
     (4, "tree", "carry.c", "muster.c"),

@@ -1687,13 +1687,8 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  uint64_t timeout = 0;
-  int sized = !options || options->size >= sizeof options->size;
-  if (options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns)) timeout = options->timeout_ns;
   NODE_CALL(
-      sized ? mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error)
-            : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
-                           "pull: options.size is not set"));
+      mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,

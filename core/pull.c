@@ -11,10 +11,14 @@
  * what was sent before it was changed. */
 #include "worker.h"
 
+#include "pack.h"
+#include "reduce.h"
+
 #include <stdio.h>
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  mlfab__cache_done(worker, fetch);
   fetch->request = 0;
   worker->pull_count++;
   worker->stats->pulls_finished++;
@@ -23,6 +27,58 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
     request->result.version = fetch->version;
   }
   mlfab__worker_progress(worker, now_ns);
+}
+
+static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
+  }
+  return NULL;
+}
+
+static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  uint64_t bytes;
+  fetch->parts[server].asked = 1;
+  fetch->parts[server].slice = UINT32_MAX;
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by
+   * the former hop is void. */
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  mlfab__pull pull;
+  memset(&pull, 0, sizeof pull);
+  pull.request = fetch->request;
+  if (worker->cache.bytes) {
+    mlfab__cache_ask(worker, server, fetch, &pull);
+  } else {
+    pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
+  }
+  /* The first weights are those of any round: others may be waiting for this worker. */
+  if (worker->stands) {
+    pull.progress =
+        worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
+  }
+  uint8_t meta[MLFAB_META_MAX];
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
+  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
+}
+
+/* Asks the next pull of the cache, when none is asked. */
+static void pull_turn(mlfab__worker *worker, uint32_t server) {
+  mlfab__fetch *next = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    if (fetch->parts[server].asked) return;
+    if (!next || fetch->request < next->request) next = fetch;
+  }
+  if (next && worker->cache.bytes && worker->streams[server].up) pull_ask(worker, server, next);
+}
+
+static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  if (worker->cache.bytes) {
+    pull_turn(worker, server);
+  } else {
+    pull_ask(worker, server, fetch);
+  }
 }
 
 /* Ends a pull with an error, and tells the servers that still answer. */
@@ -37,42 +93,22 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
   fetch->request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   if (request)
     mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   mlfab__worker_progress(worker, now_ns);
 }
 
-static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
-  }
-  return NULL;
-}
-
-static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  uint64_t bytes;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by
-   * the former hop is void. */
-  fetch->parts[server].hop = MLFAB__NO_NODE;
-  mlfab__pull pull;
-  memset(&pull, 0, sizeof pull);
-  pull.request = fetch->request;
-  pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
-  /* The first weights are those of any round: others may be waiting for this worker. */
-  if (worker->stands) {
-    pull.progress =
-        worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
-  }
-  uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
-  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
-}
-
-static int pull_check(const mlfab__worker *worker, mlfab_error *error) {
+static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *error) {
+  if (flags & ~(uint32_t)(MLFAB_PULL_FULL | MLFAB_PULL_KEPT))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "pull: unknown flags");
   if (!worker->stands && !worker->model_request) {
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "pull: before the model exists");
   }
+  if (flags && !worker->cache.bytes)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "pull: flags that only a model with version tags has");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
@@ -81,9 +117,15 @@ static int pull_check(const mlfab__worker *worker, mlfab_error *error) {
 }
 
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       const mlfab_pull_options *given, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
-  int code = pull_check(worker, error);
+  mlfab_pull_options options;
+  memset(&options, 0, sizeof options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_pull_options, flags))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "pull: options.size is not set");
+  int code = pull_check(worker, options.flags, error);
   if (code) return code;
   mlfab__fetch *fetch = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && !fetch; i++) {
@@ -97,23 +139,26 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts)
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, 0, &fetch->sources, &fetch->nsources,
-                               &fetch->source_room, error);
+  code = mlfab__worker_sources(worker, bufs, n, worker->cache.bytes != NULL, &fetch->sources,
+                               &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX) {
+    if (segments == UINT32_MAX && !worker->cache.bytes) {
       return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                           "pull: more than %d separate stretches of the model",
                           MLFAB__SEGMENTS_MAX);
     }
-    fetch->parts[s] = (mlfab__fetch_part){segments > 0, 0, MLFAB__NO_NODE, 0};
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+    fetch->parts[s].waiting = segments > 0;
+    fetch->parts[s].hop = MLFAB__NO_NODE;
   }
   mlfab__request *request = mlfab__request_open(
       worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
-      timeout_ns ? timeout_ns : worker->config->timeout_ns);
+      options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns);
   fetch->request = request->id;
+  fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
   fetch->missing = MLFAB_NO_RANK;
@@ -121,16 +166,14 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before its greeting a server would be asked twice. */
-    if (fetch->parts[s].waiting && worker->streams[s].up) pull_ask(worker, s, fetch);
+    if (fetch->parts[s].waiting && worker->streams[s].up) pull_begin(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
 }
 
-/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not
- * what was asked for. */
-static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_t *from,
-                        uint64_t bytes) {
+/* The source that has this byte, or NULL. */
+static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
   while (high - low > 1) {
     uint32_t middle = low + (high - low) / 2;
@@ -140,17 +183,67 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
       high = middle;
     }
   }
-  for (; bytes > 0; low++) {
-    if (low >= fetch->nsources) return MLFAB_ERR_FRAME;
-    const mlfab__source *source = &fetch->sources[low];
-    if (offset < source->offset || offset - source->offset >= source->bytes) return MLFAB_ERR_FRAME;
-    uint64_t n = mlfab__min(bytes, source->bytes - (offset - source->offset));
-    if (from) {
-      memcpy(source->data + (offset - source->offset), from, n);
-      from += n;
-    }
-    offset += n;
-    bytes -= n;
+  const mlfab__source *source = &fetch->sources[low];
+  return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
+}
+
+/* Was all of the stretch asked for? With a cache, slices are. */
+static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                      const mlfab__model *model) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  uint64_t at = model->offset, end = at + model->bytes;
+  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (source->offset < slice->offset + slice->bytes &&
+        slice->offset < source->offset + source->bytes)
+      return 1;
+  }
+  while (at < end && !worker->cache.bytes) {
+    const mlfab__source *source = pull_source(fetch, at);
+    if (!source) return 0;
+    at = source->offset + source->bytes;
+  }
+  return at >= end;
+}
+
+/* 1 when what comes is written into the buffers right away. */
+static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
+}
+
+/* Writes a stretch as it is; what no buffer has is passed over. */
+static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
+                       const uint8_t *from, uint64_t bytes) {
+  if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
+  for (uint32_t i = 0; pull_into_buffers(worker, fetch) && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      memcpy(source->data + (at - source->offset), from + (at - offset), end - at);
+  }
+}
+
+/* Writes packets. 0, or FRAME when they are malformed or not of the stretch. */
+static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
+                       const uint8_t *bulk, uint64_t room) {
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__pack_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    const mlfab__source *source =
+        pull_into_buffers(worker, fetch) ? pull_source(fetch, packet.offset) : NULL;
+    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
+    if (source && source->data)
+      mlfab__unpack_store(&packet, source->data + (packet.offset - source->offset));
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
   }
   return 0;
 }
@@ -160,15 +253,22 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.ghost != 0;
   if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
-  if (frame->bulk_bytes == 0) return 0;
+  if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
       model->offset - slice->offset > slice->bytes ||
-      frame->bulk_bytes > slice->bytes - (model->offset - slice->offset) ||
-      (frame->bulk == NULL) != (worker->define.ghost != 0) ||
-      pull_scatter(fetch, model->offset, frame->bulk, frame->bulk_bytes))
+      model->bytes > slice->bytes - (model->offset - slice->offset) ||
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
+      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
     return MLFAB_ERR_FRAME;
+  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
+    return MLFAB_ERR_FRAME;
+  if (packed && pull_unpack(worker, fetch, model, frame->bulk, frame->bulk_bytes))
+    return MLFAB_ERR_FRAME;
+  if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
+  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
   return 0;
@@ -180,6 +280,7 @@ static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t 
   fetch->parts[server].waiting = 0;
   fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+  pull_turn(worker, server);
 }
 
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
@@ -301,8 +402,11 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (worker->fetches[i].request != 0) worker->fetches[i].parts[server].asked = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) pull_ask(worker, server, fetch);
+    if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
   }
 }
 
@@ -311,7 +415,9 @@ MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server,
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     uint8_t meta[32];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || fetch->after_seq <= seq) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->parts[server].asked ||
+        fetch->after_seq <= seq)
+      continue;
     worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
     pull_ask(worker, server, fetch);

@@ -34,6 +34,7 @@ static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
   mlfab__sift_free(worker);
+  mlfab__cache_free(worker);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
@@ -220,6 +221,34 @@ static void worker_options(const mlfab_model_options *o, mlfab__define *define) 
   define->weight_decay = o->weight_decay;
 }
 
+/* Options that concern how values travel; the others are the servers' to check. */
+static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
+                                mlfab_error *error) {
+  if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: tags is %u, not a power of two up to 65536", o->tags);
+  if (o->pull_half > MLFAB_HALF_BF16)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
+  int decay = !(o->change_decay >= 0.0 && o->change_decay - o->change_decay == 0.0);
+  if (decay || !(o->change_threshold >= 0.0 && o->change_threshold - o->change_threshold == 0.0))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: %s is %g, not a number of at least 0",
+                        decay ? "change_decay" : "change_threshold",
+                        decay ? o->change_decay : o->change_threshold);
+  if (o->ghost && o->tags > 0)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: version tags of ghost tensors");
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    if (worker->tensors[i].dtype != MLFAB_I64) continue;
+    if (o->pull_half == MLFAB_HALF_NONE && !(o->change_threshold > 0.0)) continue;
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: filters on int64 (%s, tensor %u)",
+                        o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
+  }
+  return 0;
+}
+
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                 mlfab_error *error) {
   mlfab__source *sources = NULL;
@@ -242,6 +271,8 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",
                         MLFAB__SLICES_MAX);
   worker_options(options, &worker->define);
+  code = worker_check_options(worker, options, error);
+  if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
   if (code) return code;
   worker->define.tensors = worker->ntensors;
@@ -372,7 +403,7 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   mlfab_error error;
-  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, 0, now_ns,
+  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
                                 &worker->model_pull, &error);
   if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
@@ -413,7 +444,13 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].defined) return;
   }
-  if (worker->norder == 0) worker_model_pull(worker, now_ns);
+  if (worker->norder > 0) return;
+  if (mlfab__cache_open(worker)) {
+    worker_model_end(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                     "model_start: out of memory for the cache of the model");
+    return;
+  }
+  worker_model_pull(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,

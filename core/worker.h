@@ -115,12 +115,18 @@ typedef struct mlfab__fetch_part { /* of a pull, at a server */
   uint8_t begun;    /* something came by way of the hop */
   uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
   uint32_t attempt; /* newest way: what comes by an older one is void */
+  /* With a cache: */
+  uint8_t asked;         /* it is this pull's turn */
+  uint8_t changed;       /* something has come of the slice ... */
+  uint32_t slice;        /* ... that is coming in, */
+  uint64_t upto, commit; /* so far, and which of it */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
   uint32_t nsources, source_room;
+  uint32_t flags;           /* MLFAB_PULL_* */
   uint64_t after_seq;       /* numbers below are of pushes before it */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
@@ -138,9 +144,19 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
-  uint32_t small; /* mergeable updates announced and not decided */
-  uint64_t round; /* whole updates decided: rounds this worker is through with here */
+  uint32_t small;       /* mergeable updates announced and not decided */
+  uint64_t round;       /* whole updates decided: rounds this worker is through with here */
+  uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
 } mlfab__stream;
+
+/* A copy of the model: see cache.c. Pulls are told by their requests, which ascend. */
+typedef struct mlfab__cache {
+  uint8_t *bytes;    /* NULL: there are no tags */
+  uint64_t *commits; /* by slice: which one the copy has, 0: none */
+  uint64_t *brought; /* by slice: the pull that changed it last, ... */
+  uint64_t *before;  /* ... and the last other one */
+  uint64_t *written; /* by tensor: the pull that handed it out last */
+} mlfab__cache;
 
 typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
   uint64_t request;                 /* 0: none */
@@ -176,6 +192,7 @@ typedef struct mlfab__worker {
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   mlfab__sync_change change;
+  mlfab__cache cache;
   mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
   uint32_t nsieves;     /* with a residual */
   uint64_t *marks;      /* scratch: bitmaps of what is sent of an update */
@@ -212,8 +229,12 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* A tensor in the cache. */
+MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
+                                         const void **data_p, uint64_t *count_p,
+                                         mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
 /* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
@@ -349,6 +370,22 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
+/* The cache of a model that has version tags, else nothing. Errors: MEMORY (free it). */
+MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
+/* Its copies of a server's slices, or of all, are no good: what they are stays, and is brought again. */
+MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
+/* What to ask the server for, into the scratches. */
+MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__fetch *fetch, mlfab__pull *pull);
+/* A frame of a pull: before its bytes are written (FRAME: it does not go on where the one before
+ * ended), and after it; `changed`: there were some. */
+MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                       const mlfab__model *model);
+MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                        const mlfab__model *model, int changed);
+/* All of a pull is here. */
+MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 /* The model has been asked for by model_start and is here, or failed. */
 MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns);
 
