@@ -1,0 +1,107 @@
+/* 07_filters.c - which bytes travel: gradient filter, half precision, version tags, parameter filter.
+ *
+ * Four workers learn a linear model of 20,000 weights, of which each sample shows 30: most of a gradient is
+ * zero, most of what is left is small, and most weights stay what they were from one pull to the next.
+ * Shows:  mlfab_set_filter on the worker (what is held back stays in a residual and comes later), tags and
+ *         change_threshold of the model, and pulls that bring only what changed; what each saves in bytes, and
+ *         that the model learns as before.
+ * Run:    build/examples/07_filters
+ * SPDX-License-Identifier: MIT
+ */
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { WORKERS = 4, COUNT = 20000, SHOWN = 20, BATCH = 16, STEPS = 400 };
+
+static float truth[COUNT], weights[WORKERS][COUNT], gradient[COUNT];
+static mlfab *node[WORKERS];
+static mlfab_sim *sim;
+
+static uint32_t draw(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*state >> 33);
+}
+
+static int open_all(const mlfab_model_options *model, const mlfab_filter *filter) {
+  mlfab_config config;
+  mlfab_config_init(&config);
+  config.workers = WORKERS;
+  strcpy(config.coordinator, "sim:0");
+  for (int i = 0; i < WORKERS; i++) {
+    config.rank = i;
+    if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
+  }
+  for (int i = 0; i < WORKERS; i++) {
+    while (!mlfab_is_ready(node[i], NULL)) mlfab_sim_step(sim);
+    if (mlfab_tensor_add(node[i], 0, MLFAB_F32, COUNT)) return 1;
+    if (mlfab_model_start(node[i], model, NULL, 0)) return 1;
+    if (filter && mlfab_set_filter(node[i], MLFAB_ALL, filter)) return 1;
+  }
+  return 0;
+}
+
+/* The mean squared error of a batch, whose gradient is left in `gradient`. Low numbers are frequent words:
+ * they are shown more often. */
+static double learn(int worker, int step) {
+  uint64_t state = (uint64_t)(step * WORKERS + worker + 1) * 977;
+  double loss = 0;
+  memset(gradient, 0, sizeof gradient);
+  for (int b = 0; b < BATCH; b++) {
+    uint32_t shown[SHOWN];
+    float error = 0;
+    for (int k = 0; k < SHOWN; k++) {
+      double a = draw(&state) % 1000 / 1000.0, c = a * a * a;
+      shown[k] = (uint32_t)(c * c * COUNT) + draw(&state) % 4 * (uint32_t)(c > 0.1);
+      error += weights[worker][shown[k]] - truth[shown[k]];
+    }
+    for (int k = 0; k < SHOWN; k++) gradient[shown[k]] += error / BATCH;
+    loss += (double)(error * error) / BATCH;
+  }
+  return loss;
+}
+
+static int run(const char *name, const mlfab_model_options *model, const mlfab_filter *filter) {
+  mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS};
+  mlfab_push_options push = {.size = sizeof push, .scale = -0.03};
+  double loss = 0;
+  memset(weights, 0, sizeof weights);
+  if (mlfab_sim_create(&network, &sim) || open_all(model, filter)) return 1;
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < WORKERS; i++) {
+      mlfab_buf w = {0, 0, weights[i], COUNT}, u = {0, 0, gradient, COUNT};
+      if (mlfab_pull(node[i], &w, 1, NULL, NULL)) return 1;
+      double l = learn(i, step);
+      if (step >= STEPS - 10) loss += l / (10 * WORKERS);
+      if (mlfab_push(node[i], &u, 1, &push, NULL)) return 1;
+    }
+  }
+  mlfab_stats all = {0}, one;
+  for (int i = 0; i < WORKERS; i++) {
+    if (mlfab_get_stats(node[i], &one, sizeof one)) return 1;
+    all.filter_bytes += filter ? one.filter_bytes : (uint64_t)STEPS * COUNT * 4;
+    all.pull_bytes += one.pull_bytes;
+  }
+  printf("%-32s pushes %6.2f MB  pulls %6.2f MB  loss at the end %.3f\n", name,
+         (double)all.filter_bytes / 1e6, (double)all.pull_bytes / 1e6, loss);
+  for (int i = 0; i < WORKERS; i++) mlfab_abandon(&node[i]);
+  mlfab_sim_destroy(&sim);
+  return 0;
+}
+
+int main(void) {
+  mlfab_model_options dense = {.size = sizeof dense}, tagged = dense, all;
+  mlfab_filter zeros = {.size = sizeof zeros, .half = MLFAB_HALF_F16}, some = zeros;
+  uint64_t state = 7;
+  for (int i = 0; i < COUNT; i++) truth[i] = (float)(draw(&state) % 2000) / 1000 - 1;
+  some.threshold = 0.1; /* phi: what is smaller is held back ... */
+  some.decay = 0.1;     /* ... less and less as learning goes on */
+  tagged.tags = 1;      /* every weight has the version that changed it last */
+  all = tagged;
+  all.pull_half = MLFAB_HALF_F16;
+  all.change_threshold = 0.002; /* a change of less than 0.2 % of a weight is not made */
+  return run("everything", &dense, NULL) || run("no zeros, half precision", &dense, &zeros) ||
+         run("and a threshold", &dense, &some) || run("and version tags", &tagged, &some) ||
+         run("and a parameter filter, half", &all, &some);
+}
