@@ -59,5 +59,31 @@ def test_scheduling():
            re.search(r"^pull .*, group 1 at worker", out, re.M), "no group", out)
 
 
+def test_consistency():
+    """Who waits more is less out of date, and the other way round."""
+    out = example("06_consistency")
+    rows = re.findall(r"^(\S.*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", out, re.M)
+    expect(len(rows) == 6, "six runs", out)
+    fast, _, waited, oldest, dropped = ({row[0]: int(row[i]) for row in rows} for i in range(1, 6))
+    expect(oldest["bulk-synchronous"] == 0 and oldest["stale synchronous, 3"] <= 3,
+           "a bound does not hold", out)
+    expect(fast["asynchronous"] < fast["stale synchronous, 3"] <= fast["bulk-synchronous"]
+           and waited["asynchronous"] < waited["bulk-synchronous"], "nobody waits", out)
+    expect(dropped["drop-stragglers, 5 of 6"] > 0 and
+           fast["drop-stragglers, 5 of 6"] < fast["bulk-synchronous"], "nothing is dropped", out)
+    expect(fast["bulk-, then asynchronous"] < fast["bulk-synchronous"],
+           "the change has no effect", out)
+
+
+def test_filters():
+    out = example("07_filters")
+    rows = re.findall(r"pushes +([\d.]+) MB  pulls +([\d.]+) MB  loss at the end ([\d.]+)", out)
+    expect(len(rows) == 5, "five runs", out)
+    pushes, pulls, loss = ([float(row[i]) for row in rows] for i in range(3))
+    expect(pushes[2] < pushes[1] < pushes[0] and pulls[4] < pulls[3] < pulls[2],
+           "nothing is saved", out)
+    expect(max(loss) < 1.01 * min(loss), "it learns worse", out)
+
+
 if __name__ == "__main__":
     main(globals())
