@@ -9,6 +9,7 @@
 #include "core/reduce.h"
 #include "core/server.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,35 +161,40 @@ static void node_read(const node *n, uint8_t *out) {
 }
 
 /* The same bits, but for the sign of zeros. */
-static void same_models(const node *a, const node *b) {
-  static uint8_t x[MODEL], y[MODEL];
-  const mlfab__layout *layout = &a->server.layout;
-  node_read(a, x);
-  node_read(b, y);
+static void same_values(const mlfab__layout *layout, const uint8_t *x, const uint8_t *y) {
   for (uint32_t i = 0; i < layout->ntensors; i++) {
     const mlfab__tensor *t = &layout->tensors[i];
     uint32_t width = mlfab__dtype_bytes((int)t->dtype);
     for (uint64_t k = 0; k < t->count; k++) {
       const uint8_t *p = x + t->offset + k * width, *q = y + t->offset + k * width;
       float f[2];
-      double d[2];
+      double d[2] = {1.0, 1.0};
       if (memcmp(p, q, width) == 0) continue;
       memcpy(&f[0], p, 4), memcpy(&f[1], q, 4);
-      memcpy(&d[0], p, 8 * (t->dtype == MLFAB_F64)), memcpy(&d[1], q, 8 * (t->dtype == MLFAB_F64));
-      int zeros = t->dtype == MLFAB_F32   ? f[0] == 0.0f && f[1] == 0.0f
-                  : t->dtype == MLFAB_F64 ? d[0] == 0.0 && d[1] == 0.0
-                                          : 0;
-      if (!zeros)
-        fail_msg("tensor %u (type %u), element %llu: %g, %g", i, t->dtype, (unsigned long long)k,
-                 (double)f[0], (double)f[1]);
+      if (t->dtype == MLFAB_F32) d[0] = (double)f[0], d[1] = (double)f[1];
+      if (t->dtype == MLFAB_F64) memcpy(&d[0], p, 8), memcpy(&d[1], q, 8);
+      if (d[0] != 0.0 || d[1] != 0.0)
+        fail_msg("tensor %u (type %u), element %llu: %.9g, %.9g", i, t->dtype,
+                 (unsigned long long)k, d[0], d[1]);
     }
   }
+}
+
+static void same_models(const node *a, const node *b) {
+  static uint8_t x[MODEL], y[MODEL];
+  node_read(a, x);
+  node_read(b, y);
+  same_values(&a->server.layout, x, y);
   for (uint32_t i = 0; i < a->server.store.nslices; i++) {
     assert_int_equal(a->server.store.slices[i].version, b->server.store.slices[i].version);
     assert_int_equal(a->server.store.slices[i].commit, b->server.store.slices[i].commit);
   }
   assert_int_equal(a->stats.updates_applied, b->stats.updates_applied);
   assert_int_equal(a->stats.updates_refused, b->stats.updates_refused);
+  for (uint32_t w = 0; w < W; w++) {
+    double g = a->server.peers[w].significance, h = b->server.peers[w].significance;
+    assert_true(g == h || fabs(g - h) <= 1e-9 * fabs(h));
+  }
 }
 
 /* --- updates --- */
@@ -440,6 +446,8 @@ static void test_updates(void **state) {
     mlfab__prng_seed(&at_a, round);
     mlfab__prng_seed(&at_b, round + 1);
     random_setting(&prng, &s);
+    if (mlfab__prng_below(&prng, 4) == 0) /* looks at |g| / |w| */
+      s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
     node *a = node_open(&s), *b = node_open(&s);
     uint32_t w = 0;
     for (uint32_t i = 0; i < 24; i++) {
@@ -511,7 +519,10 @@ static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__prng *prng, int
     }
   }
   if (!exact && mlfab__prng_below(prng, 8) == 0) p.sinces = 0;
-  if (!exact && mlfab__prng_below(prng, 8) == 0) p.epoch++; /* of another life: void */
+  if (!exact && mlfab__prng_below(prng, 8) == 0) { /* of another life: void */
+    p.epoch++;
+    for (uint32_t i = 0; i < p.sinces; i++) sinces[i] = UINT64_MAX - i;
+  }
   if (p.segments == 0) p.sinces = 0;
   frame(n, worker, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, segments, sinces), NULL, 0);
   assert_int_equal(n->fails, 0);
@@ -719,10 +730,250 @@ static void test_caches(void **state) {
   }
 }
 
+/* --- the parameter filter --- */
+
+/* One element, as TDF 4.2 says it. */
+static void filter_literal(const mlfab__tensor *t, double tau, int even_only, uint64_t k,
+                           const uint8_t *before, uint8_t *after) {
+  uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+  float f[2];
+  double d[2] = {0.0, 0.0};
+  memcpy(&f[0], before, 4), memcpy(&f[1], after, 4);
+  if (t->dtype == MLFAB_F64) memcpy(&d[0], before, 8), memcpy(&d[1], after, 8);
+  if (t->dtype == MLFAB_F32) d[0] = (double)f[0], d[1] = (double)f[1];
+  int small = d[0] != d[1] && d[0] != 0.0 && fabs(d[1] - d[0]) / fabs(d[0]) < tau;
+  if (small || (even_only && k % 2)) memcpy(after, before, width);
+}
+
+static void test_filter(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL], got[MODEL], s0[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < 200 * scale_of_test; round++) {
+    mlfab__prng prng;
+    setting s;
+    mlfab__rule rule;
+    mlfab_model_options options;
+    mlfab__prng_seed(&prng, base_seed + 3000 + round);
+    random_setting(&prng, &s);
+    s.on_update = NULL;
+    s.define.rule = mlfab__prng_below(&prng, 2) ? MLFAB_RULE_PLAIN : MLFAB_RULE_MOMENTUM;
+    s.define.gamma = 0.5;
+    for (uint32_t i = 0; i < s.define.tensors; i++)
+      s.tensors[i].dtype = mlfab__prng_below(&prng, 2) ? MLFAB_F32 : MLFAB_F64;
+    s.define.change_threshold = mlfab__prng_below(&prng, 4) ? 0.2 : 0.0;
+    s.define.change_decay = mlfab__prng_below(&prng, 2) ? 0.5 : 0.0;
+    if (mlfab__prng_below(&prng, 2)) s.change_filter = keep_even;
+    s.define.tags = mlfab__prng_below(&prng, 2) ? 16 : 0;
+    node *n = node_open(&s);
+    const mlfab__layout *layout = &n->server.layout;
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    options.rule = s.define.rule;
+    options.gamma = s.define.gamma;
+    assert_int_equal(mlfab__rule_init(&rule, &options, NULL), 0);
+    memset(s0, 0, sizeof s0);
+    int rounds = mlfab__sync_rounds(s.define.consistency.kind);
+    for (uint32_t i = 0; i < 12; i++) {
+      uint64_t iteration = n->server.gates[0].v_train + 1;
+      double tau = s.define.change_threshold;
+      if (tau > 0.0) tau = tau / (1.0 + s.define.change_decay * log((double)iteration));
+      node_read(n, before);
+      memcpy(after, before, sizeof after);
+      update_make(layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, layout->bytes};
+      u.scale = 1.0;
+      for (uint32_t w = 0; w < (rounds ? W : 1); w++) {
+        if (w > 0) memset(u.values, 0, layout->bytes); /* the sum is the first one's */
+        if (mlfab__prng_below(&prng, 2)) {
+          push_dense(n, w, &u, (uint32_t)mlfab__prng_below(&prng, n->server.eager_bytes));
+        } else {
+          push_packed(n, w, &u, (uint32_t)mlfab__prng_below(&prng, n->server.eager_bytes), &prng);
+        }
+        if (w > 0) continue;
+        mlfab__rule_step step = {1.0, 1, 0};
+        for (uint32_t k = 0; k < layout->ntensors; k++) {
+          const mlfab__tensor *t = &layout->tensors[k];
+          mlfab__rule_apply(&rule, &step, (int)t->dtype, after + t->offset, after + t->offset,
+                            u.values + t->offset, s0 + t->offset, NULL, t->count);
+          for (uint64_t e = 0; e < t->count; e++) {
+            uint64_t at = t->offset + e * mlfab__dtype_bytes((int)t->dtype);
+            filter_literal(t, tau, s.change_filter != NULL, e, before + at, after + at);
+          }
+        }
+      }
+      drain(n, &prng);
+      node_read(n, got);
+      same_values(layout, got, after);
+    }
+    node_close(n);
+  }
+}
+
+/* --- what breaks the rules --- */
+
+static void fixed_setting(setting *s, uint32_t rule) {
+  memset(s, 0, sizeof *s);
+  s->define.rule = rule;
+  s->define.slices = 4;
+  s->define.tensors = 2;
+  s->define.tags = 4;
+  s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
+  s->tensors[1] = (mlfab__tensor_info){1, MLFAB_F32, 4000};
+  s->block_bytes = 4096;
+  s->chunk_bytes = 65536;
+  s->eager_bytes = 65536;
+}
+
+/* Two packets of 8 elements, `first` and `second` in the model, of an update of [from, to). Returns the
+ * text of the drop, or "" */
+static const char *say_packets(node *n, uint64_t from, uint64_t to, uint64_t first, uint64_t second,
+                               int dtype, uint32_t flags, uint32_t less, uint32_t eager_less) {
+  static update u;
+  static double values[8];
+  mlfab__pack_shape shape = {first, dtype, 0, 0, 8};
+  memset(&u, 0, sizeof u);
+  u.scale = 1.0;
+  u.nsegments = 1;
+  u.segments[0] = (mlfab__segment){from, to - from};
+  sending *s = begin(n, 0);
+  uint32_t bytes = mlfab__pack_dense(s->data, &shape, values);
+  shape.offset = second;
+  bytes += mlfab__pack_dense(s->data + bytes, &shape, values);
+  s->bytes = bytes;
+  n->drops = 0;
+  n->text[0] = 0;
+  if (eager_less > 0) {
+    static uint8_t meta[1024], ahead[1024];
+    mlfab__chunk chunk = {s->seq, bytes / 2 - eager_less, n->generation[0]};
+    memcpy(ahead, s->data, bytes);
+    announce(n, s, &u, flags, bytes / 2 - eager_less);
+    if (n->drops == 0)
+      frame(n, 0, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), ahead + chunk.offset,
+            bytes - (uint32_t)chunk.offset);
+  } else {
+    s->bytes -= less;
+    announce(n, s, &u, flags, bytes - less);
+  }
+  s->used = 0;
+  mlfab__server_lost(&n->server, 0, 1000);
+  hello(n, 0);
+  return n->text;
+}
+
+static void test_refused_packets(void **state) {
+  setting s;
+  static uint8_t before[MODEL], after[MODEL];
+  (void)state;
+  fixed_setting(&s, MLFAB_RULE_PLAIN);
+  node *n = node_open(&s);
+  uint64_t slice = n->server.layout.slices[0].bytes, tensor = 16000;
+  node_read(n, before);
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0), "");
+  assert_string_equal(say_packets(n, 0, 32000, 32, 0, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "packets out of order, or overlapping");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 28, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "packets out of order, or overlapping");
+  assert_string_equal(say_packets(n, 64, 640, 64, 632, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet outside the stretches that were announced");
+  assert_string_equal(say_packets(n, 64, 640, 32, 128, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet outside the stretches that were announced");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 64, MLFAB_F64, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet of another type than its tensor");
+  assert_string_equal(say_packets(n, 0, 32000, 0, tensor - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet that is not of one tensor");
+  assert_string_equal(say_packets(n, 0, 32000, 0, slice - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet that is not of one slice");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 8, 0),
+                      "a packet that is malformed, or cut by the end of its frame");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 8),
+                      "a packet that is malformed, or cut by the end of its frame");
+  node_read(n, after);
+  assert_memory_equal(before, after, 32000);
+  node_close(n);
+}
+
+/* An update that holds a NaN changes nothing, whatever way it comes in; the next one is applied. */
+static void test_not_finite(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < 60; round++) {
+    mlfab__prng prng;
+    setting s;
+    mlfab__prng_seed(&prng, base_seed + round);
+    fixed_setting(&s, round % 3 == 0 ? MLFAB_RULE_ADAM : MLFAB_RULE_PLAIN);
+    if (round % 2) s.eager_bytes = 4096;
+    node *n = node_open(&s);
+    for (uint32_t i = 0; i < 4; i++) {
+      update_make(&n->server.layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, n->server.layout.bytes};
+      if (i == 2) {
+        float bad = mlfab__prng_below(&prng, 2) ? NAN : INFINITY;
+        memcpy(u.values + 4 * mlfab__prng_below(&prng, 8000), &bad, 4);
+      }
+      node_read(n, before);
+      if (i == 2) { /* halves saturate: as it is */
+        sending *out = begin(n, 0);
+        for (uint32_t k = 0; k < n->server.layout.nslices; k++) {
+          const mlfab__slice *slice = &n->server.layout.slices[k];
+          for (uint64_t at = slice->offset, bytes; at < slice->offset + slice->bytes; at += bytes) {
+            bytes = mlfab__min(slice->offset + slice->bytes, at < 16000 ? 16000 : 32000) - at;
+            mlfab__pack_shape shape = {at, MLFAB_F32, 0, 0, (uint32_t)(bytes / 4)};
+            out->bytes += mlfab__pack_dense(out->data + out->bytes, &shape, u.values + at);
+            out->ends[out->nends++] = (uint32_t)out->bytes;
+          }
+        }
+        out->sent = 0;
+        announce(n, out, &u, MLFAB__PUSH_PACKED,
+                 (uint32_t)cut(out, mlfab__min(out->bytes, n->server.eager_bytes)));
+      } else {
+        push_packed(n, 0, &u, 0, &prng);
+      }
+      drain(n, &prng);
+      assert_int_equal(n->ack.code, i == 2 ? MLFAB_ERR_NOT_FINITE : 0);
+      node_read(n, after);
+      if (i == 2) assert_memory_equal(before, after, n->server.layout.bytes);
+    }
+    assert_int_equal(n->stats.updates_applied, 3);
+    node_close(n);
+  }
+}
+
+/* A cache that has what the server never had. */
+static void test_future(void **state) {
+  setting s;
+  uint8_t meta[256];
+  (void)state;
+  fixed_setting(&s, MLFAB_RULE_PLAIN);
+  node *n = node_open(&s);
+  mlfab__segment all = {0, n->server.layout.bytes};
+  uint64_t sinces[4] = {1, 1, 2, 1};
+  mlfab__pull p = {1, 0, n->server.epoch, 1, 4};
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->fails, 1);
+  assert_int_equal(n->fail.code, MLFAB_ERR_ARGUMENT);
+  assert_string_equal(n->fail.text,
+                      "a cache from the future: slice 2 is at commit 1, the cache at 2");
+  p.request = 2;
+  p.epoch++;
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->fails, 1);
+  p.request = 3;
+  p.sinces = 3;
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->drops, 1);
+  assert_string_equal(n->text, "a PULL with another number of commits than of slices");
+  node_close(n);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_updates),
-      cmocka_unit_test(test_caches),
+      cmocka_unit_test(test_updates),    cmocka_unit_test(test_caches),
+      cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
+      cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
   };
   const char *seed = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
   base_seed = seed ? strtoull(seed, NULL, 0) : 1;
