@@ -258,7 +258,7 @@ $(BUILD)/paper: $(PAPER_SOURCES) $(wildcard tests/paper/*.h) mlfab.h $(BUILD)/pa
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(PAPER_SOURCES) $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
-##: MLfabric's and FluentPS's evaluation, beside their figures: build/paper.tsv, docs/paper.md
+##: MLfabric's, FluentPS's and TDF's evaluation, beside their figures: build/paper.tsv, docs/paper.md
 paper: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md

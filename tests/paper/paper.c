@@ -1,4 +1,4 @@
-/* paper.c - runs MLfabric's evaluation, then FluentPS's, and puts the papers' figures beside ours.
+/* paper.c - runs the evaluations of MLfabric, FluentPS and TDF, and puts the papers' figures beside ours.
  *
  *    build/paper build/paper.tsv docs/paper.md [--quick]
  *
@@ -534,5 +534,6 @@ int main(int argc, char **argv) {
   against_trees();
   figure_8();
   failures += paper_consistency(seeds);
+  failures += paper_tdf(seeds);
   return paper_report_close() || failures;
 }

@@ -103,12 +103,17 @@ void paper_tree_run(const paper_case *run, int hosts, int kind, uint32_t rounds,
  * cannot be. */
 int paper_consistency(uint32_t seeds);
 
+/* ---- tdf.c: TDF's tags and filters ---- */
+
+/* Its part of the table. How many runs went wrong, or had another model than they must. */
+int paper_tdf(uint32_t seeds);
+
 /* ---- report.c ---- */
 
 typedef struct paper_row {
   const char *claim, *unit;
-  const char *paper; /* as printed; "-": the paper has no such figure */
-  double ours;
+  const char *paper;  /* as printed; "-": the paper has no such figure */
+  double ours;        /* NaN: it was not run */
   double least, most; /* what theory and a separate model lead one to expect; 0, 0: nothing */
   const char *note;   /* why it differs, or how it was measured */
 } paper_row;

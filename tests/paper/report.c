@@ -1,6 +1,7 @@
 /* report.c - the table: a file of tab-separated values and a page, from one run. */
 #include "paper.h"
 
+#include <math.h>
 #include <stdio.h>
 
 static FILE *tsv, *page;
@@ -26,7 +27,8 @@ void paper_table(void) {
 
 /* Whole from 100 on; below, as many digits as say something. */
 static const char *figure(char text[32], double value) {
-  double size = value < 0 ? -value : value;
+  double size = fabs(value);
+  if (isnan(value)) return "-";
   snprintf(text, 32, "%.*f", size >= 100 ? 0 : size >= 10 ? 1 : 2, value);
   return text;
 }
@@ -38,7 +40,7 @@ void paper_add(const paper_row *row) {
     int inside = row->ours >= row->least && row->ours <= row->most;
     if (row->most > 1e9) {
       snprintf(range, sizeof range, "&ge; %s", figure(least, row->least));
-    } else if (row->least == 0) {
+    } else if (row->least == 0 || row->least < -1e9) {
       snprintf(range, sizeof range, "&le; %s", figure(most, row->most));
     } else {
       snprintf(range, sizeof range, "%s to %s", figure(least, row->least), figure(most, row->most));
