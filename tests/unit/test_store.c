@@ -5,6 +5,7 @@
 #include "core/store.h"
 #include "core/sync.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <cmocka.h>
@@ -227,6 +228,15 @@ static void test_memory(void **state) {
       left = 2;
       assert_int_equal(mlfab__store_grow(&poor, &s), 0);
       assert_int_equal(s.free_count, spare + 1);
+      for (int tagged = 0, n = 0; !tagged;
+           n++) { /* what it has by then is given back with the rest */
+        left = n;
+        tagged = mlfab__store_tag(&poor, &s, 4) == 0;
+        mlfab__store_free(&poor, &s);
+        assert_int_equal(poor.bytes, 0);
+        left = 100000;
+        assert_int_equal(mlfab__store_init(&poor, &s, &layout, 0, 4096, 1, 2, 0), 0);
+      }
       mlfab__store_free(&poor, &s);
     }
     assert_int_equal(poor.bytes, 0);
@@ -267,10 +277,94 @@ static void test_options(void **state) {
   }
 }
 
+/* Numbers that are out of range, and filters with what they cannot be for. */
+static void test_numbers(void **state) {
+  static const struct {
+    uint32_t tags, half, ghost;
+    double threshold, decay;
+    uint32_t dtype;
+    int code;
+    const char *text;
+  } cases[] = {
+      {0, 0, 0, 0.0, 0.0, MLFAB_F32, 0, NULL},
+      {1, 2, 0, 0.5, 7.0, MLFAB_F64, 0, NULL},
+      {65536, 0, 0, 0.0, 0.0, MLFAB_I64, 0, NULL},
+      {3, 0, 0, 0.0, 0.0, MLFAB_F32, MLFAB_ERR_CONFIG,
+       "tags is 3: not a power of two up to 65536, nor 0"},
+      {131072, 0, 0, 0.0, 0.0, MLFAB_F32, MLFAB_ERR_CONFIG,
+       "tags is 131072: not a power of two up to 65536, nor 0"},
+      {0, 3, 0, 0.0, 0.0, MLFAB_F32, MLFAB_ERR_CONFIG, "pull_half is 3: not one of MLFAB_HALF_*"},
+      {0, 0, 0, -0.5, 0.0, MLFAB_F32, MLFAB_ERR_CONFIG,
+       "change_threshold is -0.5: not 0 or more, and finite"},
+      {0, 0, 0, INFINITY, 0.0, MLFAB_F32, MLFAB_ERR_CONFIG,
+       "change_threshold is inf: not 0 or more, and finite"},
+      {0, 0, 0, 0.0, -1.0, MLFAB_F32, MLFAB_ERR_CONFIG,
+       "change_decay is -1: not 0 or more, and finite"},
+      {8, 0, 1, 0.0, 0.0, MLFAB_F32, MLFAB_ERR_UNSUPPORTED,
+       "not supported: ghost with tags: there are no bytes that change"},
+      {0, 1, 0, 0.0, 0.0, MLFAB_I64, MLFAB_ERR_UNSUPPORTED,
+       "not supported: int64 tensors (tensor 2) with pull_half (16-bit parameters)"},
+      {0, 0, 0, 0.1, 0.0, MLFAB_I64, MLFAB_ERR_UNSUPPORTED,
+       "not supported: int64 tensors (tensor 2) with change_threshold (a parameter filter)"},
+  };
+  (void)state;
+  for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
+    mlfab_model_options o = {0};
+    mlfab__tensor_info info[] = {{1, MLFAB_F32, 4}, {2, cases[i].dtype, 4}};
+    mlfab__layout layout;
+    mlfab__rule made;
+    mlfab_error error;
+    o.size = sizeof o;
+    o.tags = cases[i].tags;
+    o.pull_half = cases[i].half;
+    o.ghost = cases[i].ghost;
+    o.change_threshold = cases[i].threshold;
+    o.change_decay = cases[i].decay;
+    assert_int_equal(mlfab__layout_build(&env, info, 2, 0, 1, 0, 1u << 30, &layout, NULL), 0);
+    assert_int_equal(mlfab__store_check(&o, &layout, &made, &error), cases[i].code);
+    if (cases[i].code) assert_string_equal(error.text, cases[i].text);
+    mlfab__layout_free(&env, &layout);
+  }
+}
+
+/* No grain is smaller than an element that is in the slice. */
+static void test_grains(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 200; seed++) {
+    mlfab__prng prng;
+    mlfab__layout layout;
+    mlfab__store s;
+    mlfab__prng_seed(&prng, seed);
+    random_layout(&prng, 1, &layout);
+    uint32_t tags = 1u << mlfab__prng_below(&prng, 17);
+    assert_int_equal(mlfab__store_init(&env, &s, &layout, 0, 4096, 0, 0, 0), 0);
+    uint64_t before = env.bytes, wanted = 0;
+    assert_int_equal(mlfab__store_tag(&env, &s, tags), 0);
+    for (uint32_t i = 0; i < s.nslices; i++) {
+      uint64_t smallest = 8, largest = 0;
+      for (uint32_t k = 0; k < layout.ntensors; k++) {
+        const mlfab__tensor *t = &layout.tensors[k];
+        if (t->offset >= s.slices[i].offset + s.slices[i].bytes ||
+            t->offset + t->bytes <= s.slices[i].offset)
+          continue;
+        smallest = mlfab__min(smallest, mlfab__dtype_bytes((int)t->dtype));
+        largest = mlfab__max(largest, mlfab__dtype_bytes((int)t->dtype));
+      }
+      assert_int_equal(s.tags[i].grain_bytes, mlfab__max(tags * smallest, largest));
+      wanted += mlfab__tags_memory(s.slices[i].bytes, s.tags[i].grain_bytes);
+    }
+    assert_int_equal(env.bytes - before, wanted + s.nslices * sizeof *s.tags);
+    mlfab__store_free(&env, &s);
+    mlfab__layout_free(&env, &layout);
+    assert_int_equal(env.bytes, 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_pieces), cmocka_unit_test(test_references),
-      cmocka_unit_test(test_memory), cmocka_unit_test(test_options),
+      cmocka_unit_test(test_pieces),  cmocka_unit_test(test_references),
+      cmocka_unit_test(test_memory),  cmocka_unit_test(test_options),
+      cmocka_unit_test(test_numbers), cmocka_unit_test(test_grains),
   };
   mlfab__env_init(&env, NULL);
   return cmocka_run_group_tests(tests, NULL, NULL);
