@@ -13,6 +13,13 @@
 #include "pack.h"
 #include "reduce.h"
 
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define GATHER_X86 1
+#include <immintrin.h>
+#else
+#define GATHER_X86 0
+#endif
+
 enum {
   GATHER_TICK_BYTES = 4 << 20, /* of the sum that become packets at a time */
   GATHER_MOST = 8,             /* times their elements: what packets may take */
@@ -79,8 +86,8 @@ MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__ac
                                         const mlfab__segment *segments, uint32_t n) {
   uint64_t at = 0;
   if (aggregator->ghost) return MLFAB_ERR_UNSUPPORTED;
-  mlfab__gather_stretch *stretches = mlfab__aggregator_grow(aggregator, group->stretches,
-                                                     &group->stretch_room, n, 0, sizeof *stretches);
+  mlfab__gather_stretch *stretches = mlfab__aggregator_grow(
+      aggregator, group->stretches, &group->stretch_room, n, 0, sizeof *stretches);
   if (!stretches) return MLFAB_ERR_AGAIN;
   for (uint32_t i = 0; i < n; i++) {
     stretches[i] = (mlfab__gather_stretch){segments[i], at};
@@ -197,42 +204,67 @@ MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__adde
 
 /* --- packets of the sum --- */
 
-/* Marks what is not zero, in words of 64; returns how many. -0 is zero, and -ffast-math changes
- * nothing. */
-#define GATHER_MARK(name, word, zeros)                                               \
-  static uint32_t gather_mark_##name(const void *data, uint32_t n, uint64_t *keep) { \
-    const uint8_t *at = (const uint8_t *)data;                                       \
-    uint32_t kept = 0;                                                               \
-    for (uint32_t first = 0; first < n; first += 64) {                               \
-      uint32_t count = (uint32_t)mlfab__min(n - first, 64);                          \
-      word x[64], any = 0;                                                           \
-      uint64_t bits = 0;                                                             \
-      memcpy(x, at + (size_t)first * sizeof(word), count * sizeof(word));            \
-      for (uint32_t i = 0; i < count; i++) any |= (word)(x[i] << (zeros));           \
-      for (uint32_t i = 0; any != 0 && i < count; i++) {                             \
-        uint64_t set = (word)(x[i] << (zeros)) != 0;                                 \
-        bits |= set << i;                                                            \
-        kept += (uint32_t)set;                                                       \
-      }                                                                              \
-      keep[first / 64] = bits;                                                       \
-    }                                                                                \
-    return kept;                                                                     \
+/* Bit i: the i-th of 64 words of 4 bytes is not zero. */
+static uint64_t gather_words(const uint8_t *at) {
+  uint64_t bits = 0;
+#if GATHER_X86
+  const __m128i *from = (const __m128i *)(const void *)at;
+  __m128i zero = _mm_setzero_si128(), are[4];
+  for (uint32_t i = 0; i < 64; i += 16, from += 4) {
+    for (uint32_t k = 0; k < 4; k++) are[k] = _mm_cmpeq_epi32(_mm_loadu_si128(from + k), zero);
+    __m128i all = _mm_packs_epi16(_mm_packs_epi32(are[0], are[1]), _mm_packs_epi32(are[2], are[3]));
+    bits |= (uint64_t)(~(uint32_t)_mm_movemask_epi8(all) & 0xffff) << i;
   }
+#else
+  uint32_t x[64];
+  memcpy(x, at, sizeof x);
+  for (uint32_t i = 0; i < 64; i++) bits |= (uint64_t)(x[i] != 0) << i;
+#endif
+  return bits;
+}
 
-GATHER_MARK(f32, uint32_t, 1)
-GATHER_MARK(f64, uint64_t, 1)
-GATHER_MARK(i64, uint64_t, 0)
+/* Bit i: one of the bits 2i and 2i + 1 is set. */
+static uint64_t gather_pairs(uint64_t x) {
+  x = (x | x >> 1) & 0x5555555555555555u;
+  x = (x | x >> 1) & 0x3333333333333333u;
+  x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0fu;
+  x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+  x = (x | x >> 8) & 0x0000ffff0000ffffu;
+  return (x | x >> 16) & 0xffffffffu;
+}
 
-static uint32_t gather_mark(int dtype, const void *data, uint32_t n, uint64_t *keep) {
-  if (dtype == MLFAB_F32) return gather_mark_f32(data, n, keep);
-  return dtype == MLFAB_F64 ? gather_mark_f64(data, n, keep) : gather_mark_i64(data, n, keep);
+static uint32_t gather_count(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+/* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
+ * is never -0. */
+static uint32_t gather_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
+  uint8_t last[64 * 8];
+  uint32_t kept = 0;
+  for (uint32_t first = 0; first < n; first += 64, at += 64 * width) {
+    const uint8_t *from = at;
+    if (n - first < 64) {
+      memset(last, 0, sizeof last);
+      memcpy(last, at, (size_t)(n - first) * width);
+      from = last;
+    }
+    uint64_t bits = gather_words(from);
+    if (width == 8) bits = gather_pairs(bits) | gather_pairs(gather_words(from + 256)) << 32;
+    kept += gather_count(bits);
+    keep[first / 64] = bits;
+  }
+  return kept;
 }
 
 /* Past half full it is dense. */
 static uint32_t gather_pack(uint8_t *out, const gather_piece *piece) {
   uint64_t keep[GATHER_WORDS];
   uint32_t n = piece->shape.elements;
-  uint32_t kept = gather_mark(piece->shape.dtype, piece->data, n, keep);
+  uint32_t kept = gather_mark(piece->data, mlfab__dtype_bytes(piece->shape.dtype), n, keep);
   if (kept > n / 2) return mlfab__pack_dense(out, &piece->shape, piece->data);
   return mlfab__pack_marked(out, &piece->shape, piece->data, keep, 1);
 }
@@ -277,4 +309,4 @@ MLFAB__INTERNAL uint32_t mlfab__gather_forwardable(const mlfab__aggregator *aggr
   return (uint32_t)n;
 }
 
-#undef GATHER_MARK
+#undef GATHER_X86

@@ -103,6 +103,7 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
     mlfab__intake_append(server, update, 1);
     server->place_due = 1;
     update->shape = mlfab__server_shape(update->segments, update->push.segments);
+    /* Not of one shape with what is dense. */
     if (place_packed(update)) update->shape = mlfab__mix(update->shape);
     peer->unplaced++;
   } else {
@@ -459,7 +460,7 @@ static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__
 
 /* May they be added up on their way? What has no bytes would be complete before it came. */
 static int place_alike(const mlfab__incoming *a, const mlfab__incoming *b) {
-  return a->shape == b->shape && place_packed(a) == place_packed(b) && b->push.bytes > 0 &&
+  return a->shape == b->shape && b->push.bytes > 0 &&
          (place_packed(a) || a->push.bytes == b->push.bytes);
 }
 
