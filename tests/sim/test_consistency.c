@@ -5,6 +5,8 @@
  * updates it has. A failing seed is printed with the command that replays it. */
 #include "../unit/world.h"
 
+#include <cmocka.h>
+
 enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 2 };
 
 typedef struct worker {

@@ -7,6 +7,8 @@
  * seed is printed with the command that replays it. */
 #include "../unit/world.h"
 
+#include <cmocka.h>
+
 enum { MOST = 5, TENSORS = 3, ROOM = 40000, STEPS = 7 };
 
 typedef struct worker {

@@ -917,7 +917,7 @@ static void test_cut_link(void **state) {
 static void test_too_large(void **state) {
   (void)state;
   setup s = standard(3);
-  s.schedule.delay_bound = 4;
+  s.schedule.delay_bound = 3;
   s.schedule.interval_ns = 40 * MS;
   s.pulls = 1;
   s.think_ns = 2 * MS;

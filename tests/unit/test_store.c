@@ -228,8 +228,8 @@ static void test_memory(void **state) {
       left = 2;
       assert_int_equal(mlfab__store_grow(&poor, &s), 0);
       assert_int_equal(s.free_count, spare + 1);
-      for (int tagged = 0, n = 0; !tagged;
-           n++) { /* what it has by then is given back with the rest */
+      /* What it has by then is given back with the rest. */
+      for (int tagged = 0, n = 0; !tagged; n += 1 + n / 4) {
         left = n;
         tagged = mlfab__store_tag(&poor, &s, 4) == 0;
         mlfab__store_free(&poor, &s);
