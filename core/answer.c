@@ -753,7 +753,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     const mlfab__shard_slice *s = &store->slices[slice];
     uint64_t in_slice = model.offset - s->offset;
     uint64_t end = mlfab__min(segment->offset + segment->bytes - s->offset, s->bytes);
-    model.bytes = mlfab__changed_answer(server, pull, in_slice, end, bytes, frame);
+    model.bytes = mlfab__changed_answer(server, pull, in_slice, end, &bytes, frame);
     if (model.bytes > 0) {
       model.flags |= MLFAB__MODEL_PACKED;
     } else {

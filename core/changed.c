@@ -22,7 +22,9 @@
 
 enum {
   CHANGED_WORDS = MLFAB__PACK_ELEMENTS / 64,
-  CHANGED_OVERHEAD = MLFAB__PACK_HEADER + 16 /* of a packet: header, and both paddings */
+  CHANGED_OVERHEAD = MLFAB__PACK_HEADER + 16, /* of a packet: header, and both paddings */
+  CHANGED_PLAIN = 16 * 1024, /* a stretch of which most has changed goes as it is from here on */
+  CHANGED_LOOK = 64          /* grains that are searched for the next change at first */
 };
 
 /* --- commits --- */
@@ -160,6 +162,7 @@ typedef struct changed_frame {
   uint64_t since;
   uint8_t *out;
   uint32_t used, room;
+  uint32_t plain; /* bytes that had better be sent as they are come next */
 } changed_frame;
 
 static uint32_t changed_log2(uint64_t x) {
@@ -175,15 +178,22 @@ static uint32_t changed_bits(uint64_t x) {
   return (uint32_t)(x * 0x0101010101010101u >> 56);
 }
 
-/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: the bytes that a
- * packet of them takes at most. */
+/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
+ * these have at most. */
 static uint64_t changed_mark(const changed_frame *f, uint64_t at, uint32_t elements,
-                             uint32_t grain_log2, uint32_t width, uint64_t *keep) {
+                             uint32_t grain_log2, uint64_t *keep) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   uint64_t kept = 0;
   mlfab__tags_bitmap(f->tags, f->since, at, grains, keep);
   for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += changed_bits(keep[i]);
-  return CHANGED_OVERHEAD + (grains + 7) / 8 + mlfab__min(kept << grain_log2, elements) * width;
+  return mlfab__min(kept << grain_log2, elements);
+}
+
+/* The bytes of a packet at most. */
+static uint64_t changed_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept,
+                              uint32_t width) {
+  uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
+  return CHANGED_OVERHEAD + (grains + 7) / 8 + kept * width;
 }
 
 /* Packs what has changed at the beginning of a piece, `at` in the slice. Returns the elements that are
@@ -200,13 +210,18 @@ static uint32_t changed_pack(changed_frame *f, const mlfab__piece *piece, uint64
                              elements};
   if (f->tags) {
     uint32_t log2 = changed_log2(f->tags->grain_bytes / width), grain = 1u << log2;
-    uint64_t bytes = changed_mark(f, at, elements, log2, sent, keep);
-    for (uint32_t least = f->used > 0 ? elements / 8 : 0; bytes > room && elements > grain;) {
+    uint32_t least = f->used > 0 ? elements / 8 : 0;
+    uint64_t kept = changed_mark(f, at, elements, log2, keep);
+    if (!f->server->options.pull_half && 2 * kept > elements && elements * width >= CHANGED_PLAIN) {
+      f->plain = elements * width;
+      return 0;
+    }
+    while (changed_bound(elements, log2, kept, sent) > room && elements > grain) {
       elements = elements / 2 > grain ? elements / 2 >> log2 << log2 : grain;
       if (elements < least) return 0;
-      bytes = changed_mark(f, at, elements, log2, sent, keep);
+      kept = changed_mark(f, at, elements, log2, keep);
     }
-    if (bytes <= room) {
+    if (changed_bound(elements, log2, kept, sent) <= room) {
       shape.grain_log2 = log2;
       shape.elements = elements;
       f->used += mlfab__pack_marked(f->out + f->used, &shape, values, keep, 1);
@@ -220,40 +235,48 @@ static uint32_t changed_pack(changed_frame *f, const mlfab__piece *piece, uint64
   return shape.elements;
 }
 
+/* The first byte from `at` to `end` that may have changed, or `end`. */
+static uint64_t changed_seek(const changed_frame *f, uint64_t at, uint64_t end) {
+  uint64_t begin = at, stop = at, step;
+  if (!f->tags) return at;
+  /* By growing steps, as where the stretch ends is of no interest. */
+  for (step = CHANGED_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
+    stop = mlfab__min(end, at + step);
+    mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);
+    at = stop;
+  }
+  return begin;
+}
+
 /* Fills a frame with what has changed from `at` to `end` of the pinned slice, as far as there is room:
  * how far it answers. */
 static uint64_t changed_fill(changed_frame *f, uint32_t slice, uint64_t at, uint64_t end) {
   const mlfab__store *store = &f->server->store;
   const mlfab__shard_slice *s = &store->slices[slice];
-  while (at < end) {
-    uint64_t begin = at, stop = end;
+  while ((at = changed_seek(f, at, end)) < end) {
     mlfab__piece piece;
-    if (f->tags) mlfab__tags_next(f->tags, f->since, at, end, &begin, &stop);
-    if (begin == end) return end;
-    mlfab__store_piece(store, s->offset + begin, end - begin, &piece);
+    mlfab__store_piece(store, s->offset + at, end - at, &piece);
     const uint8_t *data = store->blocks[f->pull->pinned[piece.position - s->first]].data;
-    uint32_t n = changed_pack(f, &piece, begin, data + piece.at);
-    if (n == 0) return begin;
-    at = begin + (uint64_t)n * mlfab__dtype_bytes(piece.dtype);
+    uint32_t n = changed_pack(f, &piece, at, data + piece.at);
+    if (n == 0) break;
+    at += (uint64_t)n * mlfab__dtype_bytes(piece.dtype);
   }
-  return end;
+  return at;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
                                                const mlfab__server_pull *pull, uint64_t at,
-                                               uint64_t end, uint32_t plain,
+                                               uint64_t end, uint32_t *plain,
                                                mlfab__frame_out *frame) {
-  const mlfab__store *store = &server->store;
   uint32_t room = (uint32_t)mlfab__min(server->config->chunk_bytes, MLFAB__PACKED_ROOM) & ~7u;
-  changed_frame f = {server, pull, NULL, 0, server->packed, 0, room};
+  changed_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
   if (pull->cached && pull->sinces[pull->slice] > 0) {
-    f.tags = &store->tags[pull->slice];
+    f.tags = &server->store.tags[pull->slice];
     f.since = pull->sinces[pull->slice];
   }
-  int half = server->options.pull_half != MLFAB_HALF_NONE;
-  if (store->ghost || (!f.tags && !half)) return 0;
-  if (!half && mlfab__tags_count(f.tags, f.since, at, at + plain, plain / 2) > plain / 2) return 0;
+  if (server->store.ghost || (!f.tags && server->options.pull_half == MLFAB_HALF_NONE)) return 0;
   uint64_t upto = changed_fill(&f, pull->slice, at, end);
+  if (upto == at && f.plain > 0) *plain = (uint32_t)mlfab__min(*plain, f.plain);
   frame->bulk = f.used > 0 ? f.out : NULL;
   frame->bulk_bytes = f.used;
   frame->token = 0;

@@ -432,11 +432,11 @@ MLFAB__INTERNAL int mlfab__changed_cache(const mlfab__server *server, const mlfa
 MLFAB__INTERNAL int mlfab__changed_keep(mlfab__server *server, mlfab__server_pull *pull,
                                         const mlfab__pull *in, const uint64_t *sinces);
 /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
- * returns how many bytes of the slice it answers for; 0 when the next `plain` bytes are as well sent as
- * they are. */
+ * returns how many bytes of the slice it answers for; 0 when the next *plain bytes, which may become
+ * fewer, are as well sent as they are. */
 MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
                                                const mlfab__server_pull *pull, uint64_t at,
-                                               uint64_t end, uint32_t plain,
+                                               uint64_t end, uint32_t *plain,
                                                mlfab__frame_out *frame);
 
 /* Lets the aggregator of a group forward `upto` bytes of the sum. Of packets, whose length is not
