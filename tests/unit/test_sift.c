@@ -107,10 +107,11 @@ static void greet(uint32_t server) {
   fake *s = &F.servers[server];
   mlfab__hello_ack m;
   memset(&m, 0, sizeof m);
+  m.epoch = 1;
   m.server = server;
   m.eager_bytes = F.config.eager_bytes;
   m.generation = ++s->generation;
-  m.model_stands = 1;
+  m.model_stands = m.epoch = 1;
   m.top = s->window.top;
   memcpy(m.applied, s->window.applied, sizeof m.applied);
   s->up = 1;
@@ -273,6 +274,7 @@ static int take(uint32_t server) {
     s->nsegments = push.segments;
     s->got = s->next_offset = 0;
     s->granted = push.eager;
+    assert_true(push.eager <= F.config.eager_bytes);
     memset(s->image, 0, sizeof s->image);
   } else {
     assert_int_equal(out.type, MLFAB__CHUNK);
@@ -594,6 +596,11 @@ static mlfab_request push_sparse(uint32_t tensor, uint32_t one_of) {
 static void one_run(void) {
   static const uint32_t chunks[] = {64, 1024, 12288, 262144}, eagers[] = {0, 500, 8192, 65536};
   begin(1 + below(SERVERS_MAX), chunks[below(4)], eagers[below(4)], NULL);
+  if (below(2)) { /* slices have moved, to anywhere */
+    uint32_t owners[64];
+    for (uint32_t i = 0; i < F.worker.layout.nslices; i++) owners[i] = below(F.config.servers);
+    mlfab__layout_assign(&F.worker.layout, owners);
+  }
   mlfab_request requests[16];
   for (uint32_t step = 0; step < 3; step++) {
     uint32_t n = 0;

@@ -267,6 +267,7 @@ static void hop_model(fixture *f, uint32_t aggregator, uint32_t server, uint32_t
 static void greet(fixture *f, uint32_t server, uint32_t generation, const mlfab__window *window) {
   mlfab__hello_ack m;
   memset(&m, 0, sizeof m);
+  m.epoch = 1;
   m.server = server;
   m.eager_bytes = EAGER;
   m.generation = generation;
@@ -1434,6 +1435,60 @@ static void test_model_that_does_not_fit(void **state) {
   assert_int_equal(mlfab__request_find(&f->requests, handle)->done, 0);
 }
 
+/* --- packets by a hop --- */
+
+/* Packets are not cut, wherever a grant ends; what is not granted whole waits. */
+static void test_packets_by_hop(void **state) {
+  fixture *f = *state;
+  static uint64_t indices[SHARD / 4];
+  static float values[SHARD / 4];
+  mlfab_error error;
+  for (uint32_t i = 0; i < SHARD / 4; i++) indices[i] = i, values[i] = 1.0f;
+  assert_int_equal(mlfab__worker_push_sparse(&f->worker, 0, indices, values, SHARD / 4, NULL,
+                                             f->now, NULL, &error),
+                   0);
+  memset(values, 0, sizeof values);
+  mlfab__push m = announced(f, 0);
+  /* Sixteen slices of 4 KiB, a packet each. */
+  const uint32_t one = 24 + 4096, all = 16 * one;
+  assert_int_equal(m.flags, MLFAB__PUSH_PACKED | MLFAB__PUSH_PLANNED);
+  assert_int_equal(m.bytes, all);
+  via(f, 0, 1, 7, 3);
+  hop_grant(f, 3, 0, 1, 7, one - 1);
+  assert_int_equal(take(f, 1, 3), 0);
+  hop_grant(f, 3, 0, 1, 7, one);
+  mlfab__hop_chunk c = chunk(f, 3);
+  assert_int_equal(f->out.bulk_bytes, one);
+  assert_int_equal(c.offset, 0);
+  assert_int_equal(c.total, all);
+  hop_grant(f, 3, 0, 1, 7, UINT64_MAX);
+  uint64_t at = one;
+  while (take(f, 1, 3)) {
+    assert_int_equal(mlfab__decode_hop_chunk(f->meta, f->out.meta_bytes, &c), 0);
+    assert_int_equal(c.offset, at);
+    assert_int_equal(f->out.bulk_bytes % one, 0);
+    assert_true(f->out.bulk_bytes <= CHUNK);
+    at += f->out.bulk_bytes;
+  }
+  assert_int_equal(at, all);
+  /* The group is begun again without it: it goes directly, from its first packet. */
+  via(f, 0, 1, 8, MLFAB__NO_NODE);
+  grant(f, 0, 1, 2 * one + 5);
+  assert_int_equal(take(f, 0, 0), 1);
+  assert_int_equal(f->out.bulk_bytes, 2 * one);
+  float first;
+  memcpy(&first, (const uint8_t *)f->out.bulk + 24, 4);
+  assert_true(first >= 1.0f && first <= 1.0f);
+  assert_int_equal(take(f, 0, 0), 0);
+  grant(f, 0, 1, all);
+  while (take(f, 0, 0)) continue;
+  report_all(f, LOAN_LIVE, 0, 0);
+  report_all(f, LOAN_LIVE, 1, 3);
+  report_all(f, LOAN_DETACHED, 1, 3);
+  ack(f, 0, 1, 0, 1, 0);
+  assert_int_equal(f->worker.norder, 0);
+}
+
 /* --- what a pull waits for --- */
 
 static void test_pull_tells_the_state(void **state) {
@@ -2451,6 +2506,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_frames_that_do_not_parse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_frames_that_do_not_fit, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_model_that_does_not_fit, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_packets_by_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_pull_tells_the_state, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_set_sync, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_set_sync_fails, open_worker, close_worker),
