@@ -194,6 +194,9 @@ static void play(uint64_t seed, int changes) {
   }
   for (uint32_t k = 0; k < workers; k++)
     OK(j.w.node[k], mlfab_model_start(j.w.node[k], &options, NULL, 0));
+  /* Links that break under way, in some. */
+  mlfab_sim_options faults = {.size = sizeof faults, .loss = 0.003, .reorder = 0.05};
+  if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   uint32_t joined = 0;
   for (uint32_t k = 0; k < workers; k++) compute(&j, k);
   while (joined < workers) {
@@ -205,6 +208,7 @@ static void play(uint64_t seed, int changes) {
     }
     if (changes) change(&j);
   }
+  mlfab_sim_set_faults(j.w.sim, NULL);
   /* In the end everything that was not dropped is there, once. */
   mlfab_buf w = {0, 0, j.of[0].w, COUNT};
   OK(j.w.node[0], mlfab_pull(j.w.node[0], &w, 1, NULL, NULL));

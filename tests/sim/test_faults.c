@@ -59,6 +59,8 @@ typedef struct plan {
   uint32_t servers, workers, dedicated;
   uint32_t chunk, eager, block, slices, merge_max;
   uint32_t sync, deterministic;
+  mlfab_sync consistency; /* size 0: `sync` */
+  uint32_t tags;
   uint32_t scheduler; /* MLFAB_SCHEDULER_* */
   mlfab_schedule schedule;
   uint64_t big;   /* elements of the tensor between the marks */
@@ -133,6 +135,23 @@ static int plan_scheduler(plan *p, uint64_t seed) {
   return chance(&d, 0.8);
 }
 
+/* Likewise. Where updates are applied at once, pulls may have to wait all the same. */
+static void plan_consistency(plan *p, uint64_t seed) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_SSP, MLFAB_SYNC_DSPS, MLFAB_SYNC_PSSP,
+                                   MLFAB_SYNC_PSSP_DYNAMIC};
+  static const uint32_t tags[] = {1, 16, 256};
+  dice d = {mix(seed ^ 0x7a95)};
+  mlfab_sync *s = &p->consistency;
+  if (chance(&d, 0.4)) p->tags = tags[below(&d, 3)];
+  if (p->sync != MLFAB_SYNC_ASYNC || chance(&d, 0.5)) return;
+  s->size = sizeof *s;
+  s->kind = kinds[below(&d, 4)];
+  s->staleness = (int64_t)below(&d, 4);
+  s->soft = (uint32_t)below(&d, 2);
+  s->only_fastest = (uint32_t)below(&d, 2);
+  s->chance = 0.7;
+}
+
 static void plan_make(plan *p, uint64_t seed) {
   dice d = {mix(seed)};
   memset(p, 0, sizeof *p);
@@ -163,6 +182,7 @@ static void plan_make(plan *p, uint64_t seed) {
   p->heartbeat_ns = 200 * MS;
   p->tick_ns = (5 + below(&d, 60)) * MS;
   plan_network(p, &d);
+  plan_consistency(p, seed);
 }
 
 /* The cut of a model (core/slice.c): slices of whole cache lines, in equal parts. */
@@ -600,6 +620,8 @@ static void define(run *r, worker *w) {
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.sync = p->sync;
+  options.consistency = p->consistency;
+  options.tags = p->tags;
   options.deterministic = p->deterministic;
   options.slices = p->slices;
   memset(w->image, 0, plan_bytes(p));
@@ -821,11 +843,11 @@ static void start(run *r, uint64_t seed, int verbose) {
   if (verbose)
     printf(
         "%u %sservers, %u workers, scheduler %u, %s%s%s%s%s, %llu elements, chunk %u, eager %u, "
-        "slices %u\n",
+        "slices %u, consistency %u, tags %u\n",
         p->servers, p->dedicated ? "dedicated " : "", p->workers, p->scheduler,
         p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
         p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
-        (unsigned long long)p->big, p->chunk, p->eager, p->slices);
+        (unsigned long long)p->big, p->chunk, p->eager, p->slices, p->consistency.kind, p->tags);
   if (mlfab_sim_create(&p->sim, &r->sim)) broken(r, "mlfab_sim_create");
   for (uint32_t s = 0; p->dedicated && s < p->servers && !r->failure[0]; s++) {
     mlfab_config c;

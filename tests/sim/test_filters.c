@@ -225,6 +225,9 @@ static void play(uint64_t seed) {
   memset(&j, 0, sizeof j);
   j.seed = j.random = seed;
   start(&j);
+  /* Links that break under way, in some. */
+  mlfab_sim_options faults = {.size = sizeof faults, .loss = 0.003, .reorder = 0.05};
+  if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   for (uint32_t joined = 0; joined < j.w.workers;) {
     if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
     joined = 0;
@@ -233,6 +236,7 @@ static void play(uint64_t seed) {
       joined += j.of[k].phase == JOINED;
     }
   }
+  mlfab_sim_set_faults(j.w.sim, NULL);
   for (uint32_t k = 0; k < j.w.workers; k++) compare(&j, k);
   world_close(&j.w);
   for (uint32_t k = 0; k < j.w.workers; k++) free(j.of[k].u), free(j.of[k].w);
