@@ -1,0 +1,392 @@
+/* test_api_filters.c - wrong calls about consistency, filters, tags and sparse updates: each gets its own
+ * error, and changes nothing; and the edges of what is right.
+ *
+ * Source: FluentPS Table III; TDF 3, 4.2, 4.3. */
+#include "world.h"
+
+#include <math.h>
+
+#include <cmocka.h>
+
+enum { COUNT = 3000 };
+
+typedef struct fixture {
+  world w;
+  float u[COUNT], v[COUNT];
+} fixture;
+
+static mlfab_sync sync_of(uint32_t kind) {
+  mlfab_sync s;
+  memset(&s, 0, sizeof s);
+  s.size = sizeof s;
+  s.kind = kind;
+  s.need = 1;
+  return s;
+}
+
+static mlfab_model_options model_of(mlfab_sync s) {
+  mlfab_model_options o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.consistency = s;
+  return o;
+}
+
+static void said(mlfab *node, int code, const char *text) {
+  mlfab_error error;
+  OK(node, mlfab_last_error(node, &error));
+  if (error.code != code || !strstr(error.text, text))
+    fail_msg("last error is %s \"%s\", without \"%s\"", mlfab_error_name(error.code), error.text,
+             text);
+}
+#define REFUSED(node, call, code, text) \
+  do {                                  \
+    EXPECT(node, call, code);           \
+    said(node, code, text);             \
+  } while (0)
+
+static void open_world(fixture *f, uint32_t workers, uint32_t servers) {
+  memset(f, 0, sizeof *f);
+  world_init(&f->w, workers, servers, 1);
+  world_open(&f->w, 7);
+}
+
+static void add(fixture *f, int dtype) {
+  for (uint32_t k = 0; k < f->w.workers; k++)
+    OK(f->w.node[k], mlfab_tensor_add(f->w.node[k], 5, dtype, COUNT));
+}
+
+static void start(fixture *f, const mlfab_model_options *o) {
+  add(f, MLFAB_F32);
+  for (uint32_t k = 0; k < f->w.workers; k++)
+    OK(f->w.node[k], mlfab_model_start(f->w.node[k], o, NULL, 0));
+}
+
+static mlfab_buf update(fixture *f) { return (mlfab_buf){5, 0, f->u, COUNT}; }
+static mlfab_buf weights(fixture *f) { return (mlfab_buf){5, 0, f->v, COUNT}; }
+
+static void push(fixture *f, uint32_t k) {
+  mlfab_buf b = update(f);
+  OK(f->w.node[k], mlfab_push(f->w.node[k], &b, 1, NULL, NULL));
+}
+
+/* --- consistency --- */
+
+/* Members that are out of range, by themselves and with what the message has to name. */
+static uint32_t wrong_syncs(mlfab_sync *s, const char **text) {
+  uint32_t n = 0;
+  s[n] = sync_of(8), text[n++] = "kind";
+  s[n] = sync_of(MLFAB_SYNC_SSP), s[n].staleness = -1, text[n++] = "staleness";
+  s[n] = sync_of(MLFAB_SYNC_DSPS), s[n].staleness = 5, s[n].staleness_max = 4,
+  text[n++] = "staleness_max";
+  s[n] = sync_of(MLFAB_SYNC_DROP), s[n].need = 0, text[n++] = "need";
+  s[n] = sync_of(MLFAB_SYNC_DROP), s[n].need = 3, text[n++] = "need";
+  s[n] = sync_of(MLFAB_SYNC_PSSP), s[n].chance = 1.01, text[n++] = "chance";
+  s[n] = sync_of(MLFAB_SYNC_PSSP), s[n].chance = -0.01, text[n++] = "chance";
+  s[n] = sync_of(MLFAB_SYNC_PSSP), s[n].chance = NAN, text[n++] = "chance";
+  s[n] = sync_of(MLFAB_SYNC_PSSP_DYNAMIC), s[n].alpha = -1, text[n++] = "alpha";
+  s[n] = sync_of(MLFAB_SYNC_SSP), s[n].soft = 2, text[n++] = "soft";
+  return n;
+}
+
+static void test_wrong_models(void **state) {
+  static fixture f;
+  mlfab_sync s[16];
+  const char *text[16];
+  (void)state;
+  open_world(&f, 2, 1);
+  mlfab *node = f.w.node[0];
+  mlfab_sync ssp = sync_of(MLFAB_SYNC_SSP);
+  EXPECT(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_STATE);
+  add(&f, MLFAB_F32);
+  uint32_t n = wrong_syncs(s, text);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab_model_options o = model_of(s[i]);
+    REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, text[i]);
+  }
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_USER));
+  REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "pull_condition");
+  o = model_of(sync_of(MLFAB_SYNC_DROP)), o.deterministic = 1;
+  REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "deterministic");
+  o = model_of(sync_of(MLFAB_SYNC_SSP)), o.mean = 1;
+  REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "mean");
+  world_close(&f.w);
+}
+
+static void test_wrong_changes(void **state) {
+  static fixture f;
+  mlfab_sync s[16];
+  const char *text[16];
+  (void)state;
+  open_world(&f, 2, 2);
+  mlfab *node = f.w.node[1];
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_BSP));
+  o.mean = 1;
+  start(&f, &o);
+  uint32_t n = wrong_syncs(s, text);
+  for (uint32_t i = 0; i < n; i++)
+    REFUSED(node, mlfab_set_sync(node, &s[i], MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT,
+            text[i]);
+  mlfab_sync drop = sync_of(MLFAB_SYNC_DROP), ssp = sync_of(MLFAB_SYNC_SSP), small = drop;
+  EXPECT(node, mlfab_set_sync(node, NULL, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
+  small.size = 3;
+  EXPECT(node, mlfab_set_sync(node, &small, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_set_sync(node, &drop, 2, MLFAB_ALL, 0), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_set_sync(node, &drop, MLFAB_ALL, 6, 0), MLFAB_ERR_TENSOR);
+  REFUSED(node, mlfab_set_sync(node, &ssp, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED, "mean");
+  mlfab_sync user = sync_of(MLFAB_SYNC_USER);
+  EXPECT(node, mlfab_set_sync(node, &user, MLFAB_ALL, MLFAB_ALL, 0), MLFAB_ERR_UNSUPPORTED);
+  OK(node, mlfab_set_sync(node, &drop, 1, 5, 0));
+  OK(node, mlfab_set_sync(node, &drop, MLFAB_ALL, MLFAB_ALL, 0));
+  world_close(&f.w);
+}
+
+static int never(void *user, const mlfab_sync_state *s) {
+  mlfab_sync_state *seen = user;
+  if (s->worker != UINT32_MAX) *seen = *s;
+  return 0;
+}
+static int always(void *user, const mlfab_sync_state *s) {
+  (void)user, (void)s;
+  return 1;
+}
+
+/* A condition that never says yes costs its pull the deadline, which tells the state that it saw; one
+ * that always does ends at the fastest worker. */
+static void test_conditions_of_fools(void **state) {
+  static fixture f;
+  static mlfab_sync_state seen;
+  mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 3 * (uint64_t)WORLD_S};
+  mlfab_stats stats;
+  (void)state;
+  memset(&f, 0, sizeof f);
+  world_init(&f.w, 2, 1, 1);
+  f.w.config.pull_condition = never;
+  f.w.config.push_condition = always;
+  f.w.config.user = &seen;
+  world_open(&f.w, 3);
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_USER));
+  add(&f, MLFAB_F32);
+  for (uint32_t k = 0; k < 2; k++) OK(f.w.node[k], mlfab_model_start(f.w.node[k], &o, NULL, 0));
+  for (int i = 0; i < 3; i++) push(&f, 1);
+  mlfab_buf b = weights(&f);
+  REFUSED(f.w.node[1], mlfab_pull(f.w.node[1], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
+          "USER: this worker has pushed 3 updates, the fastest 3, the slowest (worker 0) 0");
+  assert_int_equal(seen.worker, 1);
+  assert_int_equal(seen.progress, 3);
+  assert_int_equal(seen.v_train, 3);
+  OK(f.w.node[2], mlfab_get_stats(f.w.node[2], &stats, sizeof stats));
+  assert_int_equal(stats.rounds, 3);
+  world_close(&f.w);
+}
+
+/* The slowest leaves: who waited for it goes on. */
+static void test_slowest_leaves(void **state) {
+  static fixture f;
+  mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 2 * (uint64_t)WORLD_S};
+  (void)state;
+  open_world(&f, 3, 1);
+  mlfab_sync s = sync_of(MLFAB_SYNC_SSP);
+  s.staleness = 1;
+  mlfab_model_options o = model_of(s);
+  start(&f, &o);
+  mlfab_buf b = weights(&f);
+  for (int i = 0; i < 3; i++) push(&f, 0), push(&f, 1);
+  REFUSED(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
+          "worker 2");
+  mlfab_request request;
+  OK(f.w.node[0], mlfab_pull_start(f.w.node[0], &b, 1, NULL, &request));
+  OK(f.w.node[2], mlfab_join(f.w.node[2], 0));
+  OK(f.w.node[0], mlfab_wait(f.w.node[0], request, 0, NULL));
+  world_close(&f.w);
+}
+
+/* A progress of the caller's own that goes back or jumps. */
+static void test_progress(void **state) {
+  static fixture f;
+  mlfab_push_options options = {.size = sizeof options};
+  (void)state;
+  open_world(&f, 1, 2);
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_SSP));
+  start(&f, &o);
+  mlfab_buf b = update(&f);
+  mlfab *node = f.w.node[0];
+  for (options.progress = 1; options.progress <= 3; options.progress++)
+    OK(node, mlfab_push(node, &b, 1, &options, NULL));
+  options.progress = 3;
+  EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+  options.progress = 5;
+  EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+  options.progress = 4;
+  OK(node, mlfab_push(node, &b, 1, &options, NULL));
+  world_close(&f.w);
+}
+
+/* --- filters --- */
+
+static void test_wrong_filters(void **state) {
+  static fixture f;
+  static const struct {
+    double threshold, decay, drop, top;
+    uint32_t half;
+    const char *text;
+  } bad[] = {{-1, 0, 0, 0, 0, "threshold"}, {NAN, 0, 0, 0, 0, "threshold"},
+             {1, -1, 0, 0, 0, "decay"},     {1, 0, 1.5, 0, 0, "drop"},
+             {1, 0, NAN, 0, 0, "drop"},     {0, 0, 0, 2, 0, "top"},
+             {0, 0, 0, 0, 3, "half"}};
+  (void)state;
+  open_world(&f, 1, 1);
+  mlfab *node = f.w.node[0];
+  mlfab_filter filter = {.size = sizeof filter};
+  EXPECT(node, mlfab_set_filter(node, MLFAB_ALL, &filter), MLFAB_ERR_STATE);
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+  start(&f, &o);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    filter.threshold = bad[i].threshold, filter.decay = bad[i].decay, filter.drop = bad[i].drop;
+    filter.top = bad[i].top, filter.half = bad[i].half;
+    REFUSED(node, mlfab_set_filter(node, 5, &filter), MLFAB_ERR_ARGUMENT, bad[i].text);
+  }
+  memset(&filter, 0, sizeof filter);
+  EXPECT(node, mlfab_set_filter(node, 5, &filter), MLFAB_ERR_ARGUMENT); /* size is not set */
+  filter.size = sizeof filter;
+  EXPECT(node, mlfab_set_filter(node, 4, &filter), MLFAB_ERR_TENSOR);
+  OK(node, mlfab_set_filter(node, 5, &filter));
+  /* What is not finite is refused before anything changes. */
+  filter.threshold = 10;
+  OK(node, mlfab_set_filter(node, 5, &filter));
+  mlfab_buf b = update(&f), w = weights(&f);
+  for (int i = 0; i < COUNT; i++) f.u[i] = 1;
+  push(&f, 0);
+  f.u[COUNT - 1] = INFINITY;
+  EXPECT(node, mlfab_push(node, &b, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  memset(f.u, 0, sizeof f.u);
+  OK(node, mlfab_set_filter(node, 5, NULL));
+  push(&f, 0); /* the residual of the first, and nothing else */
+  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  for (int i = 0; i < COUNT; i++) assert_true(f.v[i] == 1.0f);
+  world_close(&f.w);
+}
+
+static void test_filters_on_counts(void **state) {
+  static fixture f;
+  mlfab_filter filter = {.size = sizeof filter};
+  (void)state;
+  open_world(&f, 1, 1);
+  mlfab *node = f.w.node[0];
+  add(&f, MLFAB_I64);
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+  o.pull_half = MLFAB_HALF_F16;
+  EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+  o.pull_half = 0, o.change_threshold = 0.1;
+  EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
+  o.change_threshold = 0, o.tags = 3;
+  EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT);
+  o.tags = 64;
+  OK(node, mlfab_model_start(node, &o, NULL, 0));
+  EXPECT(node, mlfab_set_filter(node, 5, &filter), MLFAB_ERR_DTYPE);
+  EXPECT(node, mlfab_set_filter(node, MLFAB_ALL, &filter), MLFAB_ERR_DTYPE);
+  world_close(&f.w);
+}
+
+/* Beyond the largest half, and below the smallest: the rest stays, and comes in the end. */
+static void test_halves(void **state) {
+  static fixture f;
+  mlfab_filter filter = {.size = sizeof filter, .half = MLFAB_HALF_F16};
+  mlfab_stats stats;
+  (void)state;
+  open_world(&f, 1, 1);
+  mlfab *node = f.w.node[0];
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+  start(&f, &o);
+  OK(node, mlfab_set_filter(node, MLFAB_ALL, &filter));
+  f.u[0] = 100000.0f, f.u[1] = -1e6f, f.u[2] = 1e-9f, f.u[3] = 3.0f;
+  push(&f, 0);
+  mlfab_buf w = weights(&f);
+  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  assert_true(f.v[0] == 65504.0f && f.v[1] == -65504.0f && f.v[2] == 0.0f && f.v[3] == 3.0f);
+  OK(node, mlfab_get_stats(node, &stats, sizeof stats));
+  assert_int_equal(stats.filter_saturated, 2);
+  assert_int_equal(stats.filter_offered, COUNT);
+  memset(f.u, 0, sizeof f.u);
+  OK(node, mlfab_set_filter(node, MLFAB_ALL, NULL));
+  push(&f, 0);
+  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  assert_true(f.v[0] == 100000.0f && f.v[1] == -1e6f && f.v[2] == 1e-9f && f.v[3] == 3.0f);
+  world_close(&f.w);
+}
+
+/* --- sparse updates, tags --- */
+
+static void test_sparse(void **state) {
+  static fixture f;
+  static const uint64_t beyond[] = {1, COUNT}, back[] = {4, 2}, twice[] = {4, 4}, good[] = {0, 7};
+  static const float values[] = {2, 3}, bad[] = {1, NAN};
+  (void)state;
+  open_world(&f, 1, 2);
+  mlfab *node = f.w.node[0];
+  EXPECT(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL), MLFAB_ERR_STATE);
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+  start(&f, &o);
+  REFUSED(node, mlfab_push_sparse(node, 5, beyond, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT,
+          "3000");
+  REFUSED(node, mlfab_push_sparse(node, 5, back, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT, "2");
+  REFUSED(node, mlfab_push_sparse(node, 5, twice, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT, "4");
+  EXPECT(node, mlfab_push_sparse(node, 6, good, values, 2, NULL, NULL), MLFAB_ERR_TENSOR);
+  EXPECT(node, mlfab_push_sparse(node, 5, NULL, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_push_sparse(node, 5, good, NULL, 2, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(node, mlfab_push_sparse(node, 5, good, bad, 2, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  OK(node, mlfab_push_sparse(node, 5, NULL, NULL, 0, NULL, NULL));
+  OK(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL));
+  mlfab_buf w = weights(&f);
+  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  assert_true(f.v[0] == 2.0f && f.v[7] == 3.0f && f.v[1] == 0.0f && f.v[COUNT - 1] == 0.0f);
+  world_close(&f.w);
+}
+
+static void test_caches(void **state) {
+  static fixture f;
+  mlfab_pull_options options = {.size = sizeof options, .flags = MLFAB_PULL_KEPT};
+  const void *data;
+  uint64_t count;
+  (void)state;
+  for (uint32_t tags = 0; tags < 2; tags++) {
+    open_world(&f, 1, 1);
+    mlfab *node = f.w.node[0];
+    mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+    o.tags = tags;
+    EXPECT(node, mlfab_cached(node, 5, &data, &count), MLFAB_ERR_STATE);
+    start(&f, &o);
+    mlfab_buf b = weights(&f), none = {5, 0, NULL, COUNT};
+    if (tags == 0) {
+      EXPECT(node, mlfab_pull(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+      EXPECT(node, mlfab_pull(node, &none, 1, NULL, NULL), MLFAB_ERR_ARGUMENT);
+      EXPECT(node, mlfab_cached(node, 5, &data, &count), MLFAB_ERR_STATE);
+      world_close(&f.w);
+      continue;
+    }
+    f.u[9] = 4;
+    push(&f, 0);
+    OK(node, mlfab_pull(node, &none, 1, NULL, NULL));
+    OK(node, mlfab_cached(node, 5, &data, &count));
+    assert_int_equal(count, COUNT);
+    assert_true(((const float *)data)[9] == 4.0f);
+    EXPECT(node, mlfab_cached(node, 4, &data, &count), MLFAB_ERR_TENSOR);
+    options.flags = 8;
+    EXPECT(node, mlfab_pull(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
+    world_close(&f.w);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_wrong_models),
+                                     cmocka_unit_test(test_wrong_changes),
+                                     cmocka_unit_test(test_conditions_of_fools),
+                                     cmocka_unit_test(test_slowest_leaves),
+                                     cmocka_unit_test(test_progress),
+                                     cmocka_unit_test(test_wrong_filters),
+                                     cmocka_unit_test(test_filters_on_counts),
+                                     cmocka_unit_test(test_halves),
+                                     cmocka_unit_test(test_sparse),
+                                     cmocka_unit_test(test_caches)};
+  return cmocka_run_group_tests_name("wrong calls about filters", tests, NULL, NULL);
+}
