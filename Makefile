@@ -231,8 +231,8 @@ fuzz:
 
 # ---- figures
 
-# What measures internals links the parts, and is a program of its own.
-PART_BENCHES  := plan filter version
+# What measures internals, or two fabrics at a time, is a program of its own and links the parts.
+PART_BENCHES  := plan filter version tagged
 BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c),$(wildcard tests/bench/*.c))
 
 $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
