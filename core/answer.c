@@ -844,7 +844,7 @@ static void answer_unlend(mlfab__server *server, uint32_t worker) {
   peer->nsends = 0;
 }
 
-MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+MLFAB__INTERNAL void mlfab__answer_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
@@ -858,8 +858,34 @@ MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker)
     if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
   }
   if (!MLFAB__PLANTED(32)) answer_abandon(server, worker, 0);
-  answer_unlend(server, worker);
   answer_turns(server);
+}
+
+MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+  mlfab__answer_stop(server, worker);
+  answer_unlend(server, worker);
+}
+
+MLFAB__INTERNAL int mlfab__answer_quiet(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (peer->nsends > 0) return 0;
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      if (peer->pulls[k].request != 0) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__answer_resize(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+      pull->pinned = NULL;
+    }
+  }
 }
 
 /* Looks whether a spread, or a member of one, has to be given up. */

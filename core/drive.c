@@ -809,8 +809,7 @@ MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *ind
 
 MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
                                       const void *values, uint64_t count,
-                                      const mlfab_push_options *options,
-                                      mlfab_request *request_p) {
+                                      const mlfab_push_options *options, mlfab_request *request_p) {
   DRIVE_CHECK(ctx);
   DRIVE_START(
       mlfab_node_push_sparse(ctx->node, tensor, indices, values, count, options, now, request_p));
@@ -821,11 +820,22 @@ MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *
   DRIVE_START(((void)now, mlfab_node_set_filter(ctx->node, tensor, filter)));
 }
 
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_cached(ctx->node, tensor, data_p, count_p)));
+}
+
 MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
                              uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_set_sync(ctx->node, sync, server, tensor, timeout_ns, now, &request),
               NULL);
+}
+
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_set_servers(ctx->node, servers, n, timeout_ns, now, &request), NULL);
 }
 
 MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {

@@ -125,7 +125,7 @@ MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t w
     if (!server->options.deterministic) continue;
     for (uint32_t w = 0; w < worker; w++) {
       const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= gate->v_train && gate_live(peer)) return 0;
+      if (peer->pushed <= gate->v_train && gate_live(peer) && !peer->drained) return 0;
     }
   }
   return 1;
@@ -218,6 +218,25 @@ MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->gates[g].due = server->gates[g].used;
 }
 
+/* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
+ * hold open as push nothing more before: they joined when the servers were at different rounds. It is
+ * closed without them. Never so where the servers agree: the update was decided at another server,
+ * when all had pushed to the round before, so each of them sees to that here first. */
+static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
+  int waits = 0;
+  if (!mlfab__sync_rounds(gate->sync.kind)) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > gate->v_train;
+    if (gate_live(peer) && !peer->drained && peer->pushed <= gate->v_train) return 0;
+  }
+  for (uint32_t w = 0; waits && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, gate->v_train + 1);
+  }
+  return waits;
+}
+
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
@@ -229,7 +248,7 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   if (most <= gate->v_train) return 0;
   if (gate->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
-  return mlfab__sync_complete_round(&gate->sync, &state);
+  return mlfab__sync_complete_round(&gate->sync, &state) || gate_forced(server, gate);
 }
 
 MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) {
@@ -246,6 +265,9 @@ MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) 
 MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (server->untidy && mlfab__gate_tidy(server)) {
+    for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);
+  }
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     while (gate->due && gate->used) {
@@ -392,17 +414,22 @@ static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change
   return gate_new(server, v_train);
 }
 
-/* Gates of one model that have come to the same point are one; those without slices go. */
-static void gate_tidy(mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
+  int merged = 0;
+  server->untidy = 0;
   for (uint32_t g = 1; g < server->ngates; g++) {
     const mlfab__gate *gate = &server->gates[g];
     for (uint32_t h = 0; gate->used && h < g; h++) {
       const mlfab__gate *other = &server->gates[h];
-      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync) ||
-          gate->v_train != other->v_train || gate->round_members + other->round_members > 0)
+      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync)) continue;
+      if (gate->v_train != other->v_train || gate->round_members + other->round_members > 0) {
+        server->untidy = 1;
         continue;
+      }
       for (uint32_t i = 0; i < server->store.nslices; i++) {
-        if (server->store.slices[i].gate == g) server->store.slices[i].gate = (uint8_t)h;
+        if (server->store.slices[i].gate != g) continue;
+        server->store.slices[i].gate = (uint8_t)h;
+        merged = 1;
       }
     }
   }
@@ -412,6 +439,54 @@ static void gate_tidy(mlfab__server *server) {
     server->gates[g].used = 0;
   }
   while (server->ngates > 1 && !server->gates[server->ngates - 1].used) server->ngates--;
+  return merged;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server,
+                                           const mlfab__shift_gate *in, const uint32_t *words) {
+  int rounds = mlfab__sync_rounds(in->consistency.kind);
+  int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
+    /* What is not summed up has no state that would not be here, too. */
+    if (same && rounds && in->members > 0) {
+      same = gate->v_train == in->v_train && gate->round_members == in->members &&
+             gate->contributors == in->contributors;
+      if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
+      for (uint32_t w = 0; w < server->workers && same; w++)
+        same = (server->peers[w].contributed >> g & 1) == (words[w / 32] >> w % 32 & 1);
+    }
+    if (same) return g;
+  }
+  return MLFAB__GATES;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
+  int rounds = mlfab__sync_rounds(in->consistency.kind);
+  uint64_t v_train = rounds ? in->v_train : UINT64_MAX;
+  uint32_t g = mlfab__gate_match(server, in, words);
+  if (g < MLFAB__GATES) return g;
+  /* Iterations are counted here as they are seen here. */
+  for (uint32_t h = 0; h < server->ngates; h++) {
+    if (server->gates[h].used) v_train = mlfab__min(v_train, server->gates[h].v_train);
+  }
+  g = gate_new(server, rounds ? in->v_train : v_train);
+  if (g == MLFAB__GATES) return g;
+  mlfab__gate *gate = &server->gates[g];
+  gate->sync = in->consistency;
+  gate->sync.size = sizeof gate->sync;
+  gate->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  gate->contributors = in->contributors;
+  gate->round_members = in->members;
+  gate->round_scale = in->scale;
+  gate->refused_round = in->refused_round;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
+  server->significant = gate_significant(server);
+  server->untidy = 1;
+  return g;
 }
 
 /* An open round that slices leave has to be applied before. */
@@ -428,10 +503,12 @@ static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
   mlfab__gate *gate = &server->gates[target];
   gate->sync = change->consistency;
   gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
+  /* Of a server without slices, whose round has nothing to apply. */
+  if (!mlfab__sync_rounds(gate->sync.kind)) gate->contributors = gate->round_members = 0;
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
   }
-  gate_tidy(server);
+  mlfab__gate_tidy(server);
   server->significant = gate_significant(server);
   mlfab__gate_members(server);
   for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);

@@ -746,10 +746,11 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
 
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   uint64_t budget = INTAKE_TICK_BYTES;
-  mlfab__place_advance(server);
+  if (!server->held) mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
     if (server->applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
+    if (server->held) return;
     if (server->head) break;
     if (mlfab__gate_change(server) || mlfab__gate_advance(server)) continue;
     mlfab__incoming *update = intake_eligible_from(server, server->first);

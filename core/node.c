@@ -166,6 +166,9 @@ static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
 static uint32_t node_planner(const mlfab_node *node, uint32_t server) {
   return node->routes[node->config.servers + server].link;
 }
+static uint32_t node_across(const mlfab_node *node, uint32_t server) {
+  return node->routes[2 * node->config.servers + server].link;
+}
 static uint32_t node_member_link(const mlfab_node *node, uint32_t rank) {
   return node->member_links[rank];
 }
@@ -211,6 +214,7 @@ static void node_port_drop(mlfab_node *node, uint32_t index, int code, const cha
 NODE_PORT(up, node_route)
 NODE_PORT(down, node_worker)
 NODE_PORT(plan, node_planner)
+NODE_PORT(across, node_across)
 NODE_PORT(member, node_member_link)
 NODE_PORT(hop, node_hop)
 #undef NODE_PORT
@@ -222,6 +226,29 @@ static void node_want_hop(void *self, uint32_t rank) {
     node_hop_ready(self, rank);
   } else {
     mlfab__hop_want(node, rank);
+  }
+}
+
+static void node_call(mlfab_node *node, uint32_t index);
+
+/* A link to another server, or to our own. */
+static void node_want_across(void *self, uint32_t server) {
+  mlfab_node *node = self;
+  uint32_t index = 2 * node->config.servers + server;
+  mlfab__route *route = &node->routes[index];
+  if (route->link != MLFAB__NO_LINK) {
+    node_across_ready(self, server);
+  } else if (server == node->server_number) {
+    /* Without memory for it: tried again at the next look at the clock. */
+    if (mlfab__node_pair(node, MLFAB__PAIR_SHIFT, MLFAB__LINK_SHIFT, server, MLFAB__LINK_PEER,
+                         server))
+      return;
+    route->link = node->pairs[MLFAB__PAIR_SHIFT][0];
+    node->peer_links[server] = node->pairs[MLFAB__PAIR_SHIFT][1];
+  } else if (!node->leaving) {
+    route->dead = 0;
+    route->heard_ns = node->now_ns;
+    if (!route->connecting) node_call(node, index);
   }
 }
 
@@ -264,15 +291,21 @@ static int node_init_worker(mlfab_node *node) {
 
 static int node_init_server(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  mlfab__port down = NODE_PORT_OF(down);
+  mlfab__port down = NODE_PORT_OF(down), across = NODE_PORT_OF(across);
   uint32_t peers = c->workers + 1;
+  across.ready = node_want_across;
+  node->peer_links = node_no_links(node, c->servers);
   node->worker_links = node_no_links(node, peers);
   node->worker_heard = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_heard);
   node->worker_lost = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_lost);
-  if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
+  if (!node->worker_links || !node->worker_heard || !node->worker_lost || !node->peer_links)
+    return MLFAB_ERR_MEMORY;
   if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
     return MLFAB_ERR_MEMORY;
+  node->server.across = across;
   if (!node->is_coordinator) return 0;
+  if (mlfab__reslice_init(&node->reslice, &node->env, c, &node->server.layout, &down, &across))
+    return MLFAB_ERR_MEMORY;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
@@ -296,11 +329,11 @@ static int node_init_roles(mlfab_node *node) {
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
-  return route < node->config.servers ? route : route - node->config.servers;
+  return route % node->config.servers;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  return 2 * node->config.servers;
+  return 3 * node->config.servers;
 }
 
 /* Who this node is in the fabric. */
@@ -383,6 +416,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   mlfab__muster_free(&node->muster);
+  mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
@@ -391,6 +425,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
   uint32_t workers = node->config.workers;
+  mlfab__free(&node->env, node->peer_links, node->config.servers * sizeof *node->peer_links);
   mlfab__free(&node->env, node->worker_links, (workers + 1) * sizeof *node->worker_links);
   mlfab__free(&node->env, node->worker_heard, (workers + 1) * sizeof *node->worker_heard);
   mlfab__free(&node->env, node->worker_lost, (workers + 1) * sizeof *node->worker_lost);
@@ -446,20 +481,25 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   if (node->is_coordinator) {
     mlfab__host_gone(&node->host, worker);
     mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+    mlfab__reslice_gone(&node->reslice, worker);
   }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
   node_member(node, worker, kind);
 }
 
-/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning
- * for it. */
+/* `index` is of the route: of the worker role; of the scheduler role, which only stops planning for
+ * it; or of the server role, whose slices cannot go there. */
 static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
   char text[180];
   if (route->dead) return;
   route->dead = 1;
+  if (index >= 2 * node->config.servers) {
+    if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
+    return;
+  }
   if (index >= node->config.servers) {
     mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
     if (!node->is_worker && !node->is_server) {
@@ -496,6 +536,7 @@ static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
+  if (index >= 2 * node->config.servers) return; /* it all begins anew on the next link */
   if (index >= node->config.servers) {
     mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
     return;
@@ -517,6 +558,10 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node_route_down(node, link.peer, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
     node_route_down(node, node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
+    node_route_down(node, 2 * node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
+    node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
     mlfab__hop_down(node, &link, index);
   if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
@@ -528,6 +573,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
     node->worker_lost[link.peer] = node->now_ns;
+    if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
 }
@@ -559,6 +605,7 @@ static void node_lose_self(mlfab_node *node) {
     if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, node->server_number);
     mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
     if (node->is_coordinator) mlfab__guest_lost(&node->guest);
+    if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, rank);
     mlfab__server_lost(&node->server, rank, node->now_ns);
   }
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
@@ -590,6 +637,13 @@ static void node_settle(mlfab_node *node) {
 static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
   mlfab__host_hello(&node->host, worker, fresh);
   mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+  mlfab__reslice_hello(&node->reslice, worker, fresh);
+}
+
+/* The link from our server role to another one, or to itself, stands. */
+static void node_across_up(mlfab_node *node, uint32_t server) {
+  mlfab__shift_up(&node->server, server);
+  if (node->is_coordinator) mlfab__reslice_up(&node->reslice, server);
 }
 
 /* The roles of this node greet each other, where they have links inside. */
@@ -600,6 +654,7 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
+  if (node->pairs[MLFAB__PAIR_SHIFT][0] != MLFAB__NO_LINK) node_across_up(node, server);
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
     mlfab__server_scheduler_hello(&node->server, node->now_ns);
@@ -665,7 +720,11 @@ static void node_hello_self(mlfab_node *node) {
 
 /* Does a role of this node use the route? */
 static int node_uses(const mlfab_node *node, uint32_t route) {
-  return route < node->config.servers ? node->is_worker : node->is_scheduler;
+  uint32_t servers = node->config.servers, server = mlfab__node_server_of(node, route);
+  if (route < 2 * servers) return route < servers ? node->is_worker : node->is_scheduler;
+  if (!node->is_server || server == node->server_number) return 0;
+  return (node->is_coordinator && mlfab__reslice_busy(&node->reslice)) ||
+         mlfab__shift_wants(&node->server, server);
 }
 
 static void node_call(mlfab_node *node, uint32_t index) {
@@ -711,6 +770,29 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
                    "scheduler here: it plans from now on");
 }
 
+/* Another server says who it is on a new link to our server role. */
+static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
+  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a server that there is not");
+    return;
+  }
+  uint32_t old = node->peer_links[server];
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_PEER;
+  link->peer = server;
+  link->greeted = 1;
+  node->peer_links[server] = index;
+  mlfab__hello_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.server = node->server_number;
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
+}
+
 /* A worker says who it is on a new link to our server role. */
 static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__hello hello;
@@ -718,6 +800,10 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
     node_scheduler_hello(node, index, &hello);
+    return;
+  }
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
+    node_peer_hello(node, index, &hello);
     return;
   }
   if (!parsed || hello.node >= node->config.workers) {
@@ -798,6 +884,49 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
   mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
 }
 
+/* Frames on our server role's link to another server. */
+static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t server = node->links[index].peer, route = 2 * node->config.servers + server;
+  mlfab__bye bye;
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__HELLO_ACK) {
+    node->links[index].greeted = node->routes[route].greeted = 1;
+    node_across_up(node, server);
+  } else if (frame->type == MLFAB__REFUSE) {
+    node_server_dead(node, route, "refused");
+    node_doom(node, index);
+  } else if (frame->type == MLFAB__BYE &&
+             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
+    if (bye.code == 0) node_server_dead(node, route, "it has closed");
+    node_doom(node, index);
+  } else {
+    node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame that no server sends back");
+  }
+}
+
+/* Frames of another server, or of our own, to our server role. */
+static void node_peer_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t from = node->links[index].peer;
+  int code = 0;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      break;
+    case MLFAB__BYE:
+      node_doom(node, index);
+      break;
+    case MLFAB__MOVE:
+      code = from == 0 ? mlfab__shift_move(&node->server, frame, node->now_ns) : MLFAB_ERR_FRAME;
+      break;
+    case MLFAB__MOVED:
+      code = node->is_coordinator ? mlfab__reslice_moved(&node->reslice, from, frame)
+                                  : MLFAB_ERR_FRAME;
+      break;
+    default:
+      code = mlfab__shift_frame(&node->server, from, frame);
+  }
+  if (code) node_port_drop(node, index, code, "a frame that no server sends, or out of place");
+}
+
 static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer;
   mlfab__hello_ack ack;
@@ -813,7 +942,7 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead != 2) {
+      if (server == 0 && ack.was_dead < 2) {
         mlfab__guest_hello(&node->guest);
         mlfab__tree_hello(&node->tree);
       }
@@ -875,6 +1004,10 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
                                mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
     return;
+  int stands = node->server.phase == MLFAB__MODEL_STANDS;
+  if (node->is_coordinator &&
+      mlfab__reslice_frame(&node->reslice, worker, frame, stands, node->now_ns))
+    return;
   mlfab__server_frame(&node->server, worker, frame, node->now_ns);
   if (frame->type == MLFAB__DONE && node->is_coordinator) {
     mlfab__host_done(&node->host, worker);
@@ -921,6 +1054,13 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     case MLFAB__LINK_HOP:
     case MLFAB__LINK_MEMBER:
       node_hop_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_SHIFT:
+      node->routes[2 * node->config.servers + link->peer].heard_ns = node->now_ns;
+      node_across_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_PEER:
+      node_peer_frame(node, index, frame);
       break;
     case MLFAB__LINK_NEW:
       if (frame->type == MLFAB__MEET) {
@@ -1033,9 +1173,12 @@ static void node_run_self(mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
-  if (node->aggregator.env && !node->aggregator.layout && node->worker.stands)
+  if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
+    node->layout_epoch = node->worker.epoch;
     mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
                             node->worker.define.ghost != 0);
+  }
+  if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
   node_run_self(node);
 }
@@ -1057,18 +1200,20 @@ static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) 
 /* A server answers our call: says who we are. */
 static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__route *route = &node->routes[number];
-  int planner = number >= node->config.servers;
+  uint32_t role = number / node->config.servers;
+  static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_SHIFT};
+  const uint32_t roles[] = {node->config.roles, MLFAB_ROLE_SCHEDULER, MLFAB_ROLE_SERVER};
   if (route->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, route->link, "replaced by a newer link");
   route->connecting = 0;
   route->link = index;
   if (route->greeted) node->stats.reconnects++;
   mlfab__link *link = &node->links[index];
-  link->kind = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
+  link->kind = kinds[role];
   link->peer = mlfab__node_server_of(node, number);
   mlfab__hello hello = {node->id,
                         node->incarnation,
-                        planner ? (uint32_t)MLFAB_ROLE_SCHEDULER : node->config.roles,
+                        roles[role],
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
                         node->config.host};
@@ -1262,6 +1407,10 @@ static int node_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER)
     return node_yield_hop(node, link);
+  if (link->kind == MLFAB__LINK_SHIFT && mlfab__shift_next(&node->server, link->peer, frame)) {
+    node->out = MLFAB__OUT_SHIFT;
+    return 1;
+  }
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
       node->out = MLFAB__OUT_HOST;
@@ -1313,6 +1462,9 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_TREE_DOWN:
       mlfab__tree_taken_down(&node->tree, link->peer, frame);
+      break;
+    case MLFAB__OUT_SHIFT:
+      mlfab__shift_taken(&node->server, link->peer, frame);
       break;
     default:
       break;
@@ -1489,6 +1641,9 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
              !node->routes[link->peer].hand && silent >= 5 * beat) {
     mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_SHIFT || link->kind == MLFAB__LINK_PEER) &&
+             !node->routes[2 * node->config.servers + link->peer].hand && silent >= 5 * beat) {
+    mlfab__node_hang_up(node, index, "silent");
   } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
               link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
              silent >= 5 * beat) {
@@ -1519,8 +1674,10 @@ static void node_scan_peers(mlfab_node *node) {
     int left = node->leaving > (r < node->config.servers ? 0 : 1);
     if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
     /* Nothing waits for a scheduler: it tries for as long as a call would. */
-    uint64_t patience = r < node->config.servers ? 5 * beat : node->config.timeout_ns;
-    if (route->greeted && node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
+    int across = r >= 2 * node->config.servers;
+    uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
+    if ((route->greeted || across) &&
+        node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
       node_call(node, r);
@@ -1564,6 +1721,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__reslice_tick(&node->reslice, node->now_ns);
   if (node->is_scheduler) mlfab__scheduler_tick(node->scheduler, node->now_ns);
   if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
@@ -1585,6 +1743,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = node->scan_ns;
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
+  if (node->is_coordinator)
+    deadline = mlfab__min(deadline, mlfab__reslice_deadline(&node->reslice));
   if (node->is_scheduler)
     deadline = mlfab__min(deadline, mlfab__scheduler_deadline(node->scheduler));
   if (node->aggregator.env)
@@ -1732,7 +1892,23 @@ MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint
   NODE_CALL(mlfab__worker_set_sync(&node->worker, sync, server, tensor, timeout_ns, node->now_ns,
                                    request_p, &error));
 }
+
+MLFAB_API int mlfab_node_set_servers(mlfab_node *node, const uint32_t *servers, uint32_t n,
+                                     uint64_t timeout_ns, uint64_t now_ns,
+                                     mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_set_servers(&node->worker, servers, n, timeout_ns, node->now_ns,
+                                      request_p, &error));
+}
 #undef NODE_CALL
+
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
+  return node_return(node, code, &error);
+}
 
 MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter) {
   mlfab_error error;

@@ -11,6 +11,9 @@
  *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
  *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
+ *    SHIFT    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
+ *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
+ *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
@@ -29,6 +32,7 @@
 #include "monitor.h"
 #include "prng.h"
 #include "member.h"
+#include "reslice.h"
 #include "scheduler.h"
 #include "server.h"
 #include "tree.h"
@@ -46,11 +50,13 @@ enum mlfab__link_kind {
   MLFAB__LINK_PLANNER,
   MLFAB__LINK_SCHEDULER,
   MLFAB__LINK_HOP,
-  MLFAB__LINK_MEMBER
+  MLFAB__LINK_MEMBER,
+  MLFAB__LINK_SHIFT,
+  MLFAB__LINK_PEER
 };
 
 /* Pairs of links inside a node. */
-enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIRS };
+enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIR_SHIFT, MLFAB__PAIRS };
 
 typedef struct mlfab__link {
   uint8_t kind;
@@ -88,7 +94,7 @@ typedef struct mlfab__hop {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__hop;
 
-/* Our worker role's or scheduler role's way to a server. */
+/* Our worker role's, scheduler role's or server role's way to a server. */
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
@@ -125,6 +131,7 @@ struct mlfab_node {
   mlfab__server server;
   mlfab__host host;
   mlfab__muster muster;
+  mlfab__reslice reslice;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
   mlfab__monitor monitor;
@@ -140,7 +147,10 @@ struct mlfab_node {
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;             /* by node id; server 0 only */
-  mlfab__route *routes;           /* by server: the worker role's, then the scheduler role's */
+  mlfab__route *routes;           /* by server: the worker role's, the scheduler role's, the server
+                                     role's */
+  uint32_t *peer_links;           /* by server: it has called our server role */
+  uint32_t layout_epoch;          /* that the aggregator knows */
   uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
   uint64_t *worker_heard;         /* likewise: also while there is no link */
   uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
@@ -173,6 +183,7 @@ struct mlfab_node {
     MLFAB__OUT_HAND_ON,
     MLFAB__OUT_TREE_UP,
     MLFAB__OUT_TREE_DOWN,
+    MLFAB__OUT_SHIFT,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;

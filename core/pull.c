@@ -70,7 +70,9 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
     if (fetch->parts[server].asked) return;
     if (!next || fetch->request < next->request) next = fetch;
   }
-  if (next && worker->cache.bytes && worker->streams[server].up) pull_ask(worker, server, next);
+  if (next && worker->cache.bytes && worker->streams[server].up &&
+      mlfab__thaw_sends(worker, server))
+    pull_ask(worker, server, next);
 }
 
 static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
@@ -166,7 +168,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before its greeting a server would be asked twice. */
-    if (fetch->parts[s].waiting && worker->streams[s].up) pull_begin(worker, s, fetch);
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__thaw_sends(worker, s))
+      pull_begin(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -404,14 +407,37 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     if (worker->fetches[i].request != 0) worker->fetches[i].parts[server].asked = 0;
   }
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__thaw_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
   }
 }
 
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__cache_void(worker, MLFAB_ALL);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    uint64_t bytes;
+    uint32_t segments = 0;
+    if (fetch->request == 0) continue;
+    fetch->nwaiting = 0;
+    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      part->waiting = segments > 0;
+      part->begun = part->asked = 0;
+      part->hop = MLFAB__NO_NODE;
+      fetch->nwaiting += part->waiting;
+    }
+    if (segments == UINT32_MAX)
+      pull_fail(worker, fetch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
+                "pull: too many separate stretches of the model, since slices have moved");
+  }
+}
+
 MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
+  int asks = worker->streams[server].up && mlfab__thaw_sends(worker, server);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     uint8_t meta[32];

@@ -350,6 +350,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
   if (worker->done) mlfab__worker_progress(worker, now_ns);
+  if (worker->pause.state == MLFAB__PAUSE_DRAINING) mlfab__thaw_check(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
@@ -474,6 +475,15 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+                                      uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
+  }
+}
+
 /* --- a new update --- */
 
 /* Places for every server's part, and one version a slice; made once per slot. */
@@ -513,13 +523,19 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-/* Which servers get a part. */
+/* Which servers get a part; once more when slices have moved: what links still have of it comes back
+ * under the same token, and a late grant of an aggregator is of an old number. */
 static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
-  int rounds = push_rounds(worker);
+  int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__part *part = &update->parts[s];
+    mlfab__part *part = &update->parts[s], former = *part;
     memset(part, 0, sizeof *part);
     part->aggregator = MLFAB__NO_NODE;
+    if (again) {
+      part->lent = former.lent;
+      part->way = former.way;
+      part->group = former.group;
+    }
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
     if (segments == UINT32_MAX) {
@@ -544,6 +560,28 @@ static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
     part->planned = planned && part->bytes > worker->config->eager_bytes;
     /* Each is placed, or dropped, by itself. */
     if (part->planned) update->mergeable = 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab_error error;
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int decided = 0;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
+    if (decided || update->withdrawn) continue; /* only what was lent is awaited */
+    if (!push_parts_begin(worker, update, &error)) {
+      push_parts_end(worker, update);
+      continue;
+    }
+    /* It has more stretches than fit now. */
+    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
+    update->parts[0].state = MLFAB__PART_QUEUED;
+    push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
 }
 
@@ -1102,6 +1140,7 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     int found = 0;
     frame->note[0] = 0;
     if (part->state == MLFAB__PART_QUEUED) {
+      if (!mlfab__thaw_announces(worker, server, update->seq)) return 0;
       if (!push_may_announce(worker, server, i)) return 0;
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);

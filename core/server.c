@@ -40,6 +40,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->workers = config->workers;
   server->servers = config->servers;
   server->heartbeat_ns = config->heartbeat_ns;
+  server->epoch = 1;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->segments_scratch =
       mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
@@ -87,6 +88,7 @@ static void server_free_model(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (!env) return;
+  mlfab__shift_free(server);
   if (server->peers) {
     mlfab__intake_free(server);
     mlfab__answer_free(server);
@@ -292,6 +294,8 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   const mlfab__window *window = &server->dedup.windows[worker];
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
+  ack->epoch = server->held ? 0 : server->epoch;
+  ack->stopped = server->peers[worker].stopped;
   ack->eager_bytes = server_credit(server, worker);
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
@@ -299,6 +303,14 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
+}
+
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
+  mlfab__hello_ack ack;
+  uint8_t meta[160];
+  server_hello_ack(server, worker, 3, &ack);
+  server->port.post(server->port.self, worker, MLFAB__HELLO_ACK, meta,
+                    mlfab__encode_hello_ack(meta, &ack));
 }
 
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
@@ -330,6 +342,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   }
   peer->connected = 1;
   peer->dead = peer->left = 0;
+  peer->stopped = 0;
+  peer->drained = 0;
   uint64_t join = mlfab__gate_join(server, worker);
   peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
   if (fresh) peer->changed = 0;
@@ -401,6 +415,17 @@ static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlf
                       server->number);
 }
 
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard) {
+  return mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost) {
+  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
+  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
+}
+
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
@@ -453,11 +478,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
   }
   uint64_t shard = server->store.bytes;
-  server->eager_bytes =
-      mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
-  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
-  /* Ghosts take no memory: the stage is as large as it would have to be. */
-  server->stage_bytes = define->ghost && server->scheduled ? shard : mlfab__min(stage, shard);
+  server->eager_bytes = mlfab__server_credit(server, shard);
+  server->stage_bytes = mlfab__server_stage(server, shard, define->ghost != 0);
   if (!code && shard > 0 && !define->ghost) {
     server->stages[0] = mlfab__alloc(env, server->stage_bytes);
     if (!server->stages[0]) {
@@ -516,7 +538,7 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
     if (!code) {
       /* With the model comes the credit. */
       mlfab__hello_ack ack;
-      uint8_t meta[128];
+      uint8_t meta[160];
       server_hello_ack(server, w, 0, &ack);
       ack.was_dead = 2; /* only the credit counts: nothing is sent again */
       server->port.post(server->port.self, w, MLFAB__HELLO_ACK, meta,
@@ -586,7 +608,13 @@ static void server_done(mlfab__server *server, uint32_t worker, const mlfab__fra
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   server->now_ns = now_ns;
+  int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
+             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC;
+  if (server->held && asks) return; /* it says so again when the slices have moved */
   switch (frame->type) {
+    case MLFAB__STOP:
+      mlfab__shift_stop(server, worker, frame);
+      break;
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
       break;
@@ -594,6 +622,8 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__gate_ask(server, worker, frame);
       break;
     case MLFAB__PUSH:
+      /* A round may have to be closed for it: see gate_forced. */
+      if (server->peers[worker].stopped) mlfab__gate_members(server);
       mlfab__intake_push(server, worker, frame);
       break;
     case MLFAB__CHUNK:

@@ -126,6 +126,8 @@ typedef struct mlfab__server_peer {
   uint32_t contributed; /* gates whose open round has something of it, as bits */
   uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
   uint64_t changed;     /* the last change of a consistency model that it was answered */
+  uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
+  int drained;          /* nothing more of it comes before they have moved */
   double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;
@@ -231,6 +233,12 @@ typedef struct mlfab__server {
   uint64_t *versions_scratch;
   mlfab__segment *segments_scratch;
   uint64_t now_ns, heartbeat_ns;
+  /* Slices on the move: see reslice.h. */
+  mlfab__port across;         /* to other servers; `ready` opens the link */
+  struct mlfab__shift *shift; /* under way here, or NULL */
+  int held;                   /* from the first MOVE to the last: nothing is decided or answered */
+  int untidy;                 /* gates of one model stand side by side */
+  mlfab__moved moved;         /* what server 0 was answered last */
 } mlfab__server;
 
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
@@ -327,6 +335,42 @@ MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker);
  * finished. */
 MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate);
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
+
+/* Gates of one model that have come to the same point become one, those without slices go: 1 when a
+ * slice has another gate now. */
+MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server);
+/* The gate for slices that come with this one from another server: one that is at the same point, or
+ * MLFAB__GATES. `words` tells who is in its open round. */
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words);
+/* The same, or one of its own, for which there is room. */
+MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words);
+
+/* shift.c - MOVE came from server 0; a frame of another server. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
+                                      uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
+                                       const mlfab__frame_in *frame);
+/* The next bytes for another server: 1, or 0; they were taken. */
+MLFAB__INTERNAL int mlfab__shift_next(mlfab__server *server, uint32_t to, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__shift_taken(mlfab__server *server, uint32_t to,
+                                        const mlfab__frame_out *frame);
+/* The link to a server stands, and begins with the first slice. Is it wanted? */
+MLFAB__INTERNAL void mlfab__shift_up(mlfab__server *server, uint32_t to);
+MLFAB__INTERNAL int mlfab__shift_wants(const mlfab__server *server, uint32_t to);
+/* STOP of a worker. */
+MLFAB__INTERNAL void mlfab__shift_stop(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+/* Goes on when what it waits for is over: after everything that may have changed something. */
+MLFAB__INTERNAL void mlfab__shift_check(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__shift_free(mlfab__server *server);
+/* Credit of a worker, and bytes of a stage, for a shard of so many bytes. */
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost);
+/* HELLO_ACK without a HELLO. */
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
 
 /* Which list an update stands in; intake.c keeps both. */
 MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
@@ -510,6 +554,12 @@ MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate);
 /* Drops the pulls of a worker and takes back what was lent to its link. */
 MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker);
+/* Drops the pulls of a worker whose link stands; what was lent comes back by itself. */
+MLFAB__INTERNAL void mlfab__answer_stop(mlfab__server *server, uint32_t worker);
+/* Nothing is lent and no pull is open. */
+MLFAB__INTERNAL int mlfab__answer_quiet(const mlfab__server *server);
+/* The slices are others from now on: gives back what was made to measure. */
+MLFAB__INTERNAL void mlfab__answer_resize(mlfab__server *server);
 /* Unpins all slices; their pulls begin them again. */
 MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server);

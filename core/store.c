@@ -19,10 +19,10 @@ static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
   if (!store->slices) return MLFAB_ERR_MEMORY;
   uint64_t largest = 0;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    largest = mlfab__max(largest, layout->slices[owned[i]].bytes);
-  }
-  /* No block larger than it needs to be: small models are cheap. */
+  for (uint32_t i = 0; i < layout->nslices; i++)
+    largest = mlfab__max(largest, layout->slices[i].bytes);
+  /* No block larger than it needs to be: small models are cheap. All slices' are alike, so that a
+   * block may change from store to store when slices move. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__slice *from = &layout->slices[owned[i]];

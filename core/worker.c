@@ -19,6 +19,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->rank = rank;
   worker->servers = config->servers;
   worker->next_seq = 1;
+  worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
   worker->segments_scratch =
       mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
@@ -53,6 +54,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
+  mlfab__thaw_free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
   mlfab__free(env, worker->segments_scratch,
@@ -265,8 +267,11 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   mlfab__env *env = worker->env;
   int code =
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
-                          0, worker->config->model_max_bytes, &worker->layout, error);
+                          options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
+  /* They may have moved before this process was here. */
+  if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
+    mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",
                         MLFAB__SLICES_MAX);
@@ -383,6 +388,13 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
+  if (ack.options.active != worker->define.active) {
+    char text[128];
+    snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
+             worker->define.active, ack.options.active);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+    return;
+  }
   stream->own_weights = ack.options.first_weights != 0;
   worker->define = ack.options;
   worker->define.tensors = tensors;
@@ -475,6 +487,7 @@ MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_n
 
 static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
   uint8_t meta[128];
+  if (!mlfab__thaw_sends(worker, server)) return; /* asked when it has said its epoch */
   worker->port.post(worker->port.self, server, MLFAB__SYNC, meta,
                     mlfab__encode_sync_ask(meta, &worker->change.ask));
 }
@@ -525,6 +538,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   change->ask.ask++;
   change->ask.tensor = tensor;
   change->ask.consistency = sync;
+  change->all = server == MLFAB_ALL;
   change->nwaiting = 0;
   change->code = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -535,6 +549,18 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   }
   *request_p = request->id;
   return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
+  mlfab__sync_change *change = &worker->change;
+  if (!change->request || !change->all) return;
+  /* Slices that come from a server that has not made it to one that has would be left out. */
+  change->ask.ask++;
+  change->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].changes = !worker->streams[s].dead;
+    change->nwaiting += worker->streams[s].changes;
+  }
 }
 
 /* Ends the change here: servers that have not answered may make it all the same. */
@@ -623,6 +649,9 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
                waited, s);
       worker_change_end(worker, code, s, now_ns, text);
       break;
+    case MLFAB__REQUEST_RESLICE:
+      mlfab__thaw_withdraw(worker, request, code, now_ns);
+      break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
       mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
@@ -636,6 +665,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
   stream->eager_bytes = ack->eager_bytes;
+  stream->epoch = ack->epoch;
   if (ack->was_dead == 2) {
     worker->port.ready(worker->port.self, server);
     return;
@@ -656,6 +686,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
+  mlfab__thaw_hello(worker, server, ack, now_ns);
   worker->port.ready(worker->port.self, server);
 }
 
@@ -673,6 +704,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, silent_ns, now_ns);
   worker_change_dead(worker, server, silent_ns, now_ns);
+  mlfab__thaw_dead(worker, server, silent_ns, now_ns);
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
              mlfab__duration(silent, silent_ns));
@@ -693,6 +725,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+  if (mlfab__thaw_frame(worker, server, frame, now_ns)) return;
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);

@@ -146,6 +146,8 @@ typedef struct mlfab__stream { /* to a server */
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
   uint64_t round;       /* whole updates decided: rounds this worker is through with here */
+  uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
+  uint8_t stopped;      /* it has answered STOP */
   uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
 } mlfab__stream;
 
@@ -161,11 +163,36 @@ typedef struct mlfab__cache {
 typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
   uint64_t request;                 /* 0: none */
   mlfab__sync_ask ask;
+  int all; /* it is for all servers */
   uint32_t nwaiting;
   int32_t code; /* the first server's that refused it, and which */
   uint32_t server;
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_change;
+
+/* Slices move between servers: see thaw.c. */
+enum mlfab__pause_state {
+  MLFAB__PAUSE_RUNS,
+  MLFAB__PAUSE_STOPPING,
+  MLFAB__PAUSE_DRAINING,
+  MLFAB__PAUSE_FROZEN
+};
+
+typedef struct mlfab__pause {
+  enum mlfab__pause_state state;
+  uint32_t attempt;
+  int late;      /* it is over already, and what it told is adopted when the servers have stopped */
+  uint64_t last; /* updates up to here are decided everywhere before it is frozen */
+  uint32_t *owners; /* as THAW told last, and of which epoch */
+  uint32_t nowners, epoch;
+} mlfab__pause;
+
+typedef struct mlfab__resize { /* mlfab_set_servers under way */
+  uint64_t request;            /* 0: none */
+  uint64_t ask, timeout_ns;
+  uint32_t *servers;
+  uint32_t n;
+} mlfab__resize;
 
 typedef struct mlfab__worker {
   mlfab__env *env;
@@ -192,6 +219,9 @@ typedef struct mlfab__worker {
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   mlfab__sync_change change;
+  uint32_t epoch; /* of the layout */
+  mlfab__pause pause;
+  mlfab__resize resize;
   mlfab__cache cache;
   mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
   uint32_t nsieves;     /* with a residual */
@@ -242,6 +272,10 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,
                                            uint64_t now_ns, mlfab_request *request_p,
                                            mlfab_error *error);
+/* These servers, and no others, shall own slices. */
+MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
+                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
+                                              mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
@@ -370,6 +404,32 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
+/* thaw.c - may updates and pulls be sent to this server now? May this update be announced there? */
+MLFAB__INTERNAL int mlfab__thaw_sends(const mlfab__worker *worker, uint32_t server);
+MLFAB__INTERNAL int mlfab__thaw_announces(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t seq);
+/* Something was decided, or a server has stopped. */
+MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__hello_ack *ack, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns);
+/* 1 when the frame was of this kind. */
+MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns);
+/* Asks server 0, if a call of set_servers is under way. */
+MLFAB__INTERNAL void mlfab__thaw_ask(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__thaw_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_free(mlfab__worker *worker);
+/* The layout has changed: updates that are decided nowhere, and pulls, are cut anew; a change of
+ * consistency is told to all again. */
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
+/* Where it is undecided it never will be decided. */
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+                                      uint64_t now_ns);
 /* The cache of a model that has version tags, else nothing. Errors: MEMORY (free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);

@@ -1,0 +1,116 @@
+/* reslice.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
+ *
+ * A worker asks (RESLICE); server 0 computes who owns what from then on (slice.h) and carries it out
+ * as one attempt, with a number of its own:
+ *
+ *    IDLE --RESLICE--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
+ *     ^                   |                                 |                 |                |
+ *     |                   |                                 +-----+-----------+                |
+ *     |                   |                                       | dead server, deadline,     |
+ *     |                   +---- deadline ---------+               v no memory                  |
+ *     |                                           |           ABORTING                         |
+ *     |                                           v               |                            |
+ *     +------- THAW to the workers, RESLICE_DONE -+---------------+----------------------------+
+ *
+ * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
+ * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
+ * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
+ * that one server at least has decided; up to that one it announces again what is undecided
+ * anywhere, and waits for it (thaw.c says why that ends). Then every update of its is decided at all
+ * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
+ * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
+ * compute are, since they have not stopped.
+ *
+ * PREPARING. Every server (MOVE) stops those workers that were not here to be frozen, waits until
+ * nothing of its blocks is lent, holds still from then on - no update, no round, no pull, no change
+ * of models, whoever dies - and makes a store of its new slices beside the one that it has. SENDING:
+ * it sends the slices that leave it (SHIFT) to their new owners: weights, state of the rule, the open
+ * round's sum, version and commit, and their gates. Nobody sends before all are ready, so nothing
+ * comes to one that has no room for it. A link that breaks begins again with its first slice.
+ * INSTALLING: all is there, and there is no way back: each server puts the kept slices over and lets
+ * the old store go. The epoch of the layout is the number of the attempt that installed it.
+ *
+ * ABORTING: every server drops the new store and goes on as before; nothing has changed.
+ *
+ * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
+ * their pulls again. A worker sends no update and no pull to a server that has told another epoch
+ * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
+ * THAW with the owners, after every HELLO.
+ *
+ * What moves and what does not. Windows (dedup.h) stay: what was decided before is below every later
+ * number, at every server. Progress, too: it is counted at each server for itself. A gate moves with
+ * its slices: it becomes one with a gate there that is at the same point, or stands beside it until
+ * they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
+ * everything. A server without slices takes part in rounds all the same.
+ *
+ * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
+ * server installs before all have all their slices. (3) No worker that was frozen has an update that
+ * is decided at one of its servers and not at another. (4) One attempt at a time; who asks meanwhile
+ * gets AGAIN.
+ *
+ * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
+ * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
+#ifndef MLFAB__RESLICE_H
+#define MLFAB__RESLICE_H
+
+#include "port.h"
+#include "slice.h"
+
+enum mlfab__reslice_phase {
+  MLFAB__RESLICE_IDLE,
+  MLFAB__RESLICE_FREEZING,
+  MLFAB__RESLICE_PREPARING,
+  MLFAB__RESLICE_SENDING,
+  MLFAB__RESLICE_INSTALLING,
+  MLFAB__RESLICE_ABORTING
+};
+
+typedef struct mlfab__seat { /* a worker */
+  uint8_t here, gone, frozen;
+  uint64_t ask; /* the last that was answered, and how */
+  int32_t code, rank;
+} mlfab__seat;
+
+typedef struct mlfab__reslice {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  const mlfab__layout *layout; /* server 0's own */
+  uint32_t workers, servers;
+  mlfab__seat *seats;
+  uint8_t *answered; /* by server: this step */
+  uint8_t *dead;     /* by server: in this attempt */
+  enum mlfab__reslice_phase phase;
+  uint32_t attempt; /* the last one's number; 1: there was none */
+  uint32_t epoch;   /* of the layout */
+  uint32_t asker;
+  uint64_t asked_ns, deadline_ns;
+  uint32_t *owners; /* of the attempt */
+  uint32_t nowners;
+  mlfab__reslice_done done; /* what will be answered, or was last */
+} mlfab__reslice;
+
+MLFAB__INTERNAL int mlfab__reslice_init(mlfab__reslice *reslice, mlfab__env *env,
+                                        const mlfab_config *config, const mlfab__layout *layout,
+                                        const mlfab__port *down, const mlfab__port *across);
+MLFAB__INTERNAL void mlfab__reslice_free(mlfab__reslice *reslice);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
+ * left. */
+MLFAB__INTERNAL void mlfab__reslice_hello(mlfab__reslice *reslice, uint32_t worker, int fresh);
+MLFAB__INTERNAL void mlfab__reslice_lost(mlfab__reslice *reslice, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reslice_gone(mlfab__reslice *reslice, uint32_t worker);
+/* RESLICE and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
+MLFAB__INTERNAL int mlfab__reslice_frame(mlfab__reslice *reslice, uint32_t worker,
+                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
+/* The link to a server stands; the server is out of reach; MOVED came from it. */
+MLFAB__INTERNAL void mlfab__reslice_up(mlfab__reslice *reslice, uint32_t server);
+MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *reslice, uint32_t server);
+/* Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reslice_moved(mlfab__reslice *reslice, uint32_t server,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__reslice_tick(mlfab__reslice *reslice, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__reslice_deadline(const mlfab__reslice *reslice);
+/* Are links to all servers wanted? */
+MLFAB__INTERNAL int mlfab__reslice_busy(const mlfab__reslice *reslice);
+
+#endif
