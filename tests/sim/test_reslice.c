@@ -1,0 +1,689 @@
+/* test_reslice.c - slices move between servers of a simulated fabric, from seeds, while workers push and
+ * pull, links break, and workers crash and come back.
+ *
+ * Four servers, of which one holds the model at first, then 4, 2, 4 and 1 of them; 8 workers. Every
+ * life (process) of a worker has elements of its own, spread over the whole model so that every
+ * slice has some, and its updates add 1 to them: updates of all the model, of one tensor, or sparse
+ * ones. So each element tells how many updates of whom it has seen.
+ *
+ * What is checked: that every call of a worker that lives succeeds; at every pull, that what was
+ * acknowledged before it is there, and nothing that was never pushed; at the end, that every element
+ * has seen each acknowledged update of its owner exactly once (what a crash left unknown: at most
+ * once), that every cache is the model, and that a balanced part of it is where it was asked to be. A
+ * tenth of the seeds runs twice: same hash.
+ *
+ * With momentum 1/2 an update adds 1, then half of what is left of it with every later commit of the
+ * slice. At the end so many updates of zeros are pushed that it is 2: one whose momentum was lost on
+ * the way is missed.
+ *
+ * MLFAB_SCALE=100 runs 1,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
+ * and tells what happens. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+  SERVERS = 4,
+  WORKERS = 8,
+  LIVES = 3,
+  OWNERS = WORKERS * LIVES,
+  TENSORS = 3,
+  SLOTS = 2,
+  MOVES = 4,
+  ZEROS = 50 /* (1/2)^50 of an update is left to come */
+};
+#define MS 1000000ull
+#define SECOND 1000000000ull
+
+/* ---- chance ---- */
+
+static uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+typedef struct dice {
+  uint64_t state;
+} dice;
+
+static uint64_t roll(dice *d) { return mix(d->state++); }
+static uint64_t below(dice *d, uint64_t n) { return roll(d) % n; }
+static int chance(dice *d, double p) { return (double)(roll(d) >> 11) * 0x1p-53 < p; }
+
+/* ---- what a seed makes ---- */
+
+typedef struct plan {
+  uint32_t dedicated, scheduler;
+  uint64_t count[TENSORS], total; /* elements */
+  uint32_t slices, chunk, eager, block, tags;
+  mlfab_sync sync;
+  int momentum, crashes, parts; /* parts: not every update is of the whole model */
+  uint64_t heartbeat_ns, tick_ns;
+  mlfab_sim_options sim;
+} plan;
+
+static void plan_make(plan *p, uint64_t seed) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP,
+                                   MLFAB_SYNC_BSP,   MLFAB_SYNC_SSP,   MLFAB_SYNC_PSSP};
+  dice d = {mix(seed)};
+  memset(p, 0, sizeof *p);
+  p->dedicated = (uint32_t)chance(&d, 0.6);
+  p->scheduler = chance(&d, 0.25) ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_NONE;
+  for (uint32_t t = 0; t < TENSORS; t++) {
+    p->count[t] = 500 + below(&d, 4000);
+    p->total += p->count[t];
+  }
+  uint64_t most = p->total * 8 / 4096;
+  p->slices = (uint32_t)(8 + below(&d, 25));
+  if (p->slices > most) p->slices = (uint32_t)most;
+  p->chunk = 1024u << below(&d, 6);
+  p->eager = 512u << below(&d, 8);
+  p->block = 1024u << below(&d, 5);
+  p->tags = chance(&d, 0.5) ? 1u << below(&d, 9) : 0;
+  p->sync.size = sizeof p->sync;
+  p->sync.kind = kinds[below(&d, sizeof kinds / sizeof *kinds)];
+  p->sync.staleness = (int64_t)below(&d, 4);
+  p->sync.soft = (uint32_t)chance(&d, 0.3);
+  p->sync.chance = 0.5;
+  p->momentum = chance(&d, 0.4);
+  p->crashes = chance(&d, 0.5);
+  p->parts = chance(&d, 0.7);
+  p->heartbeat_ns = 200 * MS;
+  p->tick_ns = (3 + below(&d, 25)) * MS;
+  mlfab_sim_options *o = &p->sim;
+  o->size = sizeof *o;
+  o->hosts = p->dedicated ? SERVERS + WORKERS : WORKERS;
+  o->seed = roll(&d) | 1;
+  o->latency_ns = 20000 + below(&d, 2 * MS);
+  o->latency_jitter = chance(&d, 0.7) ? 0.5 : 0.0;
+  o->rate_bytes_per_s = 10000000ull << below(&d, 6);
+  o->buffer_bytes = 16384ull << below(&d, 6);
+  if (!chance(&d, 0.7)) return;
+  o->loss = 0.1 / (8.0 + (double)(p->total * 8 / p->chunk));
+  o->duplicate = o->loss;
+  o->reorder = 0.05;
+  o->pause = 0.3;
+  o->pause_ns = 100 * MS;
+  o->slow = 0.3;
+}
+
+/* ---- a run ---- */
+
+typedef struct tally { /* updates of a life that have bytes of a tensor */
+  uint32_t started[TENSORS], acked[TENSORS];
+} tally;
+
+typedef struct slot {
+  mlfab_request request;
+  uint32_t tensors; /* as bits */
+  uint32_t k;
+  double *data;
+} slot;
+
+enum phase { AWAY, OPENING, DEFINING, WORKING, DONE };
+
+struct run;
+typedef struct worker {
+  struct run *run;
+  uint32_t rank, host;
+  mlfab *ctx;
+  enum phase phase;
+  int busy;
+  uint32_t life, pushed;
+  int missed; /* it was taken for dead, and was not */
+  uint64_t back_ns;
+  slot slots[SLOTS];
+  mlfab_request pull;
+  tally before; /* when the pull began */
+  double *image;
+} worker;
+
+enum { NOTHING, MODEL, MOVE, JOIN };
+
+typedef struct run {
+  plan plan;
+  dice dice;
+  mlfab_sim *sim;
+  mlfab *servers[SERVERS];
+  worker workers[WORKERS];
+  tally tallies[OWNERS];
+  int blocking, blocked; /* kind of the calls that block, and how many */
+  uint32_t moves, last[SERVERS], nlast;
+  uint64_t move_ns;
+  int ending, verbose;
+  char failure[256];
+} run;
+
+static void broken(run *r, const char *format, ...) {
+  va_list arguments;
+  if (r->failure[0]) return;
+  va_start(arguments, format);
+  vsnprintf(r->failure, sizeof r->failure, format, arguments);
+  va_end(arguments);
+}
+
+static uint64_t now(const run *r) { return mlfab_sim_clock(r->sim); }
+
+static void say(const run *r, const char *format, ...) {
+  va_list arguments;
+  if (!r->verbose) return;
+  printf("%9.3f ms ", (double)now(r) * 1e-6);
+  va_start(arguments, format);
+  vprintf(format, arguments);
+  va_end(arguments);
+  printf("\n");
+}
+
+static const char *last_text(mlfab *ctx) {
+  static mlfab_error error;
+  error.text[0] = 0;
+  if (ctx) mlfab_last_error(ctx, &error);
+  return error.text;
+}
+
+static uint32_t owner_of(const worker *w) { return w->rank * LIVES + w->life; }
+
+/* Calls of one kind may block inside each other; slices are moved by one at a time. */
+static int may_block(const run *r, int kind) {
+  if (kind == MOVE) return r->blocked == 0;
+  return r->blocked == 0 || r->blocking == kind || (kind == MODEL && r->blocking == MOVE);
+}
+
+static int block(run *r, worker *w, int kind) {
+  int before = r->blocking;
+  r->blocking = kind;
+  r->blocked++;
+  w->busy = 1;
+  return before;
+}
+
+static void unblock(run *r, worker *w, int before) {
+  r->blocking = before;
+  r->blocked--;
+  w->busy = 0;
+}
+
+static uint32_t bufs_of(const plan *p, double *image, uint32_t tensors, mlfab_buf *bufs) {
+  uint32_t n = 0;
+  for (uint32_t t = 0; t < TENSORS; image += p->count[t], t++) {
+    if (!(tensors >> t & 1)) continue;
+    bufs[n++] = (mlfab_buf){t, 0, image, p->count[t]};
+  }
+  return n;
+}
+
+/* ---- reading ---- */
+
+/* Every element against what its owner is known to have pushed; `exact`: nothing is under way. */
+static void check_image(run *r, const worker *w, const double *image, const tally *own, int exact) {
+  const plan *p = &r->plan;
+  double most = p->momentum ? 2.0 : 1.0, least = p->momentum && exact ? 2.0 : 1.0;
+  uint64_t e = 0;
+  for (uint32_t t = 0; t < TENSORS; t++) {
+    for (uint64_t i = 0; i < p->count[t]; i++, e++) {
+      uint32_t owner = (uint32_t)(i % OWNERS);
+      const tally *known = &r->tallies[owner];
+      double high = most * known->started[t], low = 0.0;
+      if (exact) low = least * known->acked[t];
+      if (!exact && owner == owner_of(w)) low = least * own->acked[t];
+      if (image[e] >= low - 1e-6 && image[e] <= high + 1e-6) continue;
+      broken(r,
+             "worker %u, %s: element %llu of tensor %u is %.9g, and its owner (worker %u, life %u) "
+             "pushed %u updates of it, of which %u are acknowledged",
+             w->rank, exact ? "at the end" : "in a pull", (unsigned long long)i, t, image[e],
+             owner / LIVES, owner % LIVES, known->started[t],
+             exact || owner != owner_of(w) ? known->acked[t] : own->acked[t]);
+      return;
+    }
+  }
+}
+
+/* The cache is what was pulled. */
+static void check_cache(run *r, const worker *w) {
+  const double *image = w->image;
+  for (uint32_t t = 0; t < TENSORS && r->plan.tags; t++) {
+    const void *data = NULL;
+    uint64_t count = 0;
+    if (mlfab_cached(w->ctx, t, &data, &count) || count != r->plan.count[t] ||
+        memcmp(data, image, count * sizeof *image) != 0)
+      broken(r, "worker %u: tensor %u in the cache is not what was pulled", w->rank, t);
+    image += r->plan.count[t];
+  }
+}
+
+/* ---- a worker's turn ---- */
+
+static void end_push(run *r, worker *w, slot *s, int code) {
+  tally *t = &r->tallies[owner_of(w)];
+  s->request = 0;
+  for (uint32_t k = 0; !code && k < TENSORS; k++) t->acked[k] += s->tensors >> k & 1;
+  if (code && !w->missed)
+    broken(r, "worker %u's update %u: %s (%s)", w->rank, s->k, mlfab_error_name(code),
+           last_text(w->ctx));
+}
+
+static void collect(run *r, worker *w) {
+  mlfab_result result;
+  int done;
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    slot *s = &w->slots[i];
+    if (s->request && !mlfab_test(w->ctx, s->request, &done, &result) && done)
+      end_push(r, w, s, result.status);
+  }
+  if (!w->pull || mlfab_test(w->ctx, w->pull, &done, &result) || !done) return;
+  w->pull = 0;
+  if (!result.status) {
+    check_image(r, w, w->image, &w->before, 0);
+    check_cache(r, w);
+  } else if (!w->missed) {
+    broken(r, "worker %u's pull: %s (%s)", w->rank, mlfab_error_name(result.status),
+           last_text(w->ctx));
+  }
+}
+
+static int push_sparse(run *r, worker *w, slot *s, const mlfab_push_options *options) {
+  uint64_t indices[8000 / OWNERS + 2], n = 0;
+  double ones[8000 / OWNERS + 2];
+  uint32_t t = (uint32_t)below(&r->dice, TENSORS);
+  for (uint64_t i = owner_of(w); i < r->plan.count[t]; i += OWNERS, n++) {
+    indices[n] = i;
+    ones[n] = 1.0;
+  }
+  s->tensors = 1u << t;
+  return mlfab_push_sparse_start(w->ctx, t, indices, ones, n, options, &s->request);
+}
+
+static void start_push(run *r, worker *w, slot *s) {
+  const plan *p = &r->plan;
+  mlfab_push_options options;
+  mlfab_buf bufs[TENSORS];
+  int code;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  s->tensors = (1u << TENSORS) - 1;
+  int sparse = p->parts && chance(&r->dice, 0.2);
+  if (sparse) {
+    code = push_sparse(r, w, s, &options);
+  } else {
+    if (p->parts && chance(&r->dice, 0.3)) s->tensors = 1 + (uint32_t)below(&r->dice, 7);
+    double *at = s->data;
+    for (uint32_t t = 0; t < TENSORS; t++) {
+      for (uint64_t i = 0; i < p->count[t]; i++) *at++ = i % OWNERS == owner_of(w) ? 1.0 : 0.0;
+    }
+    uint32_t n = bufs_of(p, s->data, s->tensors, bufs);
+    code = mlfab_push_start(w->ctx, bufs, n, &options, &s->request);
+  }
+  if (code == MLFAB_ERR_AGAIN) return;
+  if (code) {
+    if (!w->missed)
+      broken(r, "worker %u cannot push: %s (%s)", w->rank, mlfab_error_name(code),
+             last_text(w->ctx));
+    return;
+  }
+  s->k = w->pushed++;
+  for (uint32_t t = 0; t < TENSORS; t++) r->tallies[owner_of(w)].started[t] += s->tensors >> t & 1;
+}
+
+static void start_pull(run *r, worker *w) {
+  mlfab_buf bufs[TENSORS];
+  w->before = r->tallies[owner_of(w)];
+  int code = mlfab_pull_start(w->ctx, bufs, bufs_of(&r->plan, w->image, 7, bufs), NULL, &w->pull);
+  if (code && code != MLFAB_ERR_AGAIN && !w->missed)
+    broken(r, "worker %u cannot pull: %s", w->rank, mlfab_error_name(code));
+}
+
+/* To 4, 2, 4, 1 servers. */
+static void move(run *r, worker *w) {
+  static const uint32_t sizes[MOVES] = {4, 2, 4, 1};
+  uint32_t list[SERVERS] = {0, 1, 2, 3}, n = sizes[r->moves];
+  for (uint32_t i = 0; i < SERVERS; i++) {
+    uint32_t k = i + (uint32_t)below(&r->dice, SERVERS - i), other = list[i];
+    list[i] = list[k];
+    list[k] = other;
+  }
+  int before = block(r, w, MOVE);
+  say(r, "worker %u: to %u servers (%u ...)", w->rank, n, list[0]);
+  int code = mlfab_set_servers(w->ctx, list, n, 20 * SECOND);
+  unblock(r, w, before);
+  say(r, "worker %u: to %u servers: %s %s", w->rank, n, mlfab_error_name(code),
+      code ? last_text(w->ctx) : "");
+  if (code && !w->missed)
+    broken(r, "worker %u cannot move slices: %s (%s)", w->rank, mlfab_error_name(code),
+           last_text(w->ctx));
+  if (code) return;
+  r->moves++;
+  r->nlast = n;
+  memcpy(r->last, list, sizeof list);
+  r->move_ns = now(r) + below(&r->dice, 300 * MS);
+}
+
+static void define(run *r, worker *w) {
+  const plan *p = &r->plan;
+  mlfab_model_options options;
+  if (!may_block(r, MODEL)) return;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.consistency = p->sync;
+  options.slices = p->slices;
+  options.active = 1;
+  options.tags = p->tags;
+  options.rule = p->momentum ? MLFAB_RULE_MOMENTUM : MLFAB_RULE_PLAIN;
+  options.gamma = 0.5;
+  for (uint32_t t = 0; t < TENSORS; t++) {
+    int code = mlfab_tensor_add(w->ctx, t, MLFAB_F64, p->count[t]);
+    if (code && code != MLFAB_ERR_TENSOR) broken(r, "tensor_add: %s", mlfab_error_name(code));
+  }
+  int before = block(r, w, MODEL);
+  int code = mlfab_model_start(w->ctx, &options, NULL, 0);
+  unblock(r, w, before);
+  say(r, "worker %u life %u: model_start: %s", w->rank, w->life, mlfab_error_name(code));
+  if (!code) {
+    w->phase = WORKING;
+  } else if (!w->missed && code != MLFAB_ERR_TIMEOUT) {
+    broken(r, "worker %u's model_start: %s (%s)", w->rank, mlfab_error_name(code),
+           last_text(w->ctx));
+  }
+}
+
+/* A new process pulls what the one before it, and all others, have made. */
+static void die(run *r, worker *w) {
+  say(r, "worker %u crashes", w->rank);
+  mlfab_sim_crash(r->sim, w->host);
+  w->phase = AWAY;
+  w->missed = 0;
+  w->life++;
+  w->pushed = 0;
+  w->pull = 0;
+  for (uint32_t i = 0; i < SLOTS; i++) w->slots[i].request = 0;
+  w->back_ns = now(r) + below(&r->dice, 1500 * MS);
+}
+
+static void join(run *r, worker *w) {
+  if (!may_block(r, JOIN)) return;
+  int before = block(r, w, JOIN);
+  int code = mlfab_join(w->ctx, 20 * SECOND);
+  unblock(r, w, before);
+  if (code)
+    broken(r, "worker %u's join: %s (%s)", w->rank, mlfab_error_name(code), last_text(w->ctx));
+  w->phase = DONE;
+}
+
+static int others_joined(const run *r) {
+  for (uint32_t i = 1; i < WORKERS; i++) {
+    if (r->workers[i].phase != DONE || r->workers[i].busy) return 0;
+  }
+  return 1;
+}
+
+static void work(run *r, worker *w) {
+  const plan *p = &r->plan;
+  slot *idle = NULL;
+  uint32_t open = 0;
+  collect(r, w);
+  int serves = !p->dedicated && w->rank < SERVERS;
+  if (p->crashes && !r->ending && w->rank > 0 && !serves && w->life + 1 < LIVES &&
+      chance(&r->dice, 0.004)) {
+    die(r, w);
+    return;
+  }
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    open += w->slots[i].request != 0;
+    if (!w->slots[i].request) idle = &w->slots[i];
+  }
+  /* Worker 0 stays until the others, who may wait for its updates, have joined. */
+  int goes_on = !r->ending || (w->rank == 0 && !others_joined(r));
+  if (r->ending && w->rank > 0 && open == 0 && !w->pull) {
+    join(r, w);
+    return;
+  }
+  if (idle && goes_on && chance(&r->dice, 0.7)) start_push(r, w, idle);
+  if (!w->pull && !r->ending && chance(&r->dice, 0.4)) start_pull(r, w);
+  if (r->moves < MOVES && now(r) >= r->move_ns && may_block(r, MOVE) && chance(&r->dice, 0.2))
+    move(r, w);
+}
+
+static void on_event(void *user, const mlfab_event_info *info) {
+  run *r = user;
+  if (info->kind == MLFAB_EVENT_DEAD && !info->is_server && info->rank >= 0 &&
+      info->rank < WORKERS && r->workers[info->rank].ctx)
+    r->workers[info->rank].missed = 1;
+  say(r, "event %u: %s %d: %s", info->kind, info->is_server ? "server" : "worker", (int)info->rank,
+      info->text);
+}
+
+static void configure(run *r, mlfab_config *c) {
+  const plan *p = &r->plan;
+  mlfab_config_init(c);
+  c->workers = WORKERS;
+  c->servers = SERVERS;
+  c->dedicated = p->dedicated;
+  c->chunk_bytes = p->chunk;
+  c->eager_bytes = p->eager;
+  c->block_bytes = p->block;
+  c->heartbeat_ns = p->heartbeat_ns;
+  c->timeout_ns = 30 * SECOND;
+  c->scheduler = p->scheduler;
+  c->on_event = on_event;
+  c->user = r;
+}
+
+static void open_worker(run *r, worker *w) {
+  mlfab_config c;
+  mlfab_error error;
+  configure(r, &c);
+  c.rank = (int32_t)w->rank;
+  c.seed = r->plan.sim.seed + owner_of(w);
+  if (mlfab_sim_open(r->sim, w->host, &c, &w->ctx, &error))
+    broken(r, "worker %u cannot open: %s", w->rank, error.text);
+  w->phase = OPENING;
+}
+
+static void turn(void *user) {
+  worker *w = user;
+  run *r = w->run;
+  mlfab_error error;
+  if (r->failure[0]) return;
+  mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, 2 * r->plan.tick_ns), turn, w);
+  if (w->busy) return;
+  switch (w->phase) {
+    case AWAY:
+      if (now(r) >= w->back_ns) open_worker(r, w);
+      break;
+    case OPENING:
+      if (mlfab_is_ready(w->ctx, &error) == 1) w->phase = DEFINING;
+      break;
+    case DEFINING:
+      define(r, w);
+      break;
+    case WORKING:
+      work(r, w);
+      break;
+    default:
+      break;
+  }
+}
+
+/* ---- the fabric ---- */
+
+static void start(run *r, uint64_t seed, int verbose) {
+  memset(r, 0, sizeof *r);
+  r->verbose = verbose;
+  r->dice.state = mix(seed ^ 0x51ce5);
+  plan *p = &r->plan;
+  plan_make(p, seed);
+  if (verbose)
+    printf(
+        "%s servers, scheduler %u, sync %u, momentum %d, crashes %d, parts %d, %u slices, %llu "
+        "elements, tags %u, chunk %u, eager %u\n",
+        p->dedicated ? "dedicated" : "shared", p->scheduler, p->sync.kind, p->momentum, p->crashes,
+        p->parts, p->slices, (unsigned long long)p->total, p->tags, p->chunk, p->eager);
+  if (mlfab_sim_create(&p->sim, &r->sim)) broken(r, "mlfab_sim_create");
+  for (uint32_t s = 0; p->dedicated && s < SERVERS && !r->failure[0]; s++) {
+    mlfab_config c;
+    mlfab_error error;
+    configure(r, &c);
+    c.roles = MLFAB_ROLE_SERVER;
+    c.rank = (int32_t)s;
+    if (mlfab_sim_open(r->sim, s, &c, &r->servers[s], &error))
+      broken(r, "server %u cannot open: %s", s, error.text);
+  }
+  for (uint32_t i = 0; i < WORKERS && !r->failure[0]; i++) {
+    worker *w = &r->workers[i];
+    w->run = r;
+    w->rank = i;
+    w->host = i + (p->dedicated ? SERVERS : 0);
+    w->image = calloc(p->total, sizeof *w->image);
+    for (uint32_t k = 0; k < SLOTS; k++) w->slots[k].data = calloc(p->total, sizeof(double));
+    open_worker(r, w);
+    mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, p->tick_ns), turn, w);
+  }
+  r->move_ns = below(&r->dice, 400 * MS);
+}
+
+static void finish(run *r) {
+  for (uint32_t i = 0; i < WORKERS; i++) {
+    worker *w = &r->workers[i];
+    if (w->ctx) mlfab_abandon(&w->ctx);
+    for (uint32_t k = 0; k < SLOTS; k++) free(w->slots[k].data);
+    free(w->image);
+  }
+  for (uint32_t s = 0; s < SERVERS; s++)
+    if (r->servers[s]) mlfab_abandon(&r->servers[s]);
+  mlfab_sim_destroy(&r->sim);
+}
+
+static int all_done(const run *r) {
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    if (r->workers[0].slots[i].request) return 0;
+  }
+  return others_joined(r) && r->workers[0].pull == 0 && !r->workers[0].busy;
+}
+
+static void run_until(run *r, uint64_t until) {
+  while (!r->failure[0] && now(r) < until) {
+    if (!r->ending && r->moves == MOVES && r->blocked == 0) return;
+    if (r->ending && all_done(r)) return;
+    if (!mlfab_sim_step(r->sim)) broken(r, "nothing will ever happen again");
+  }
+}
+
+/* Nothing of its momentum is left to come. */
+static void push_zeros(run *r) {
+  worker *w = &r->workers[0];
+  mlfab_buf bufs[TENSORS];
+  memset(w->slots[0].data, 0, r->plan.total * sizeof(double));
+  uint32_t n = bufs_of(&r->plan, w->slots[0].data, 7, bufs);
+  for (int i = 0; i < ZEROS && r->plan.momentum && !r->failure[0]; i++) {
+    int code = mlfab_push(w->ctx, bufs, n, NULL, NULL);
+    if (code) broken(r, "the last updates: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
+  }
+  /* Open rounds are closed when nobody pushes any more. */
+  int code = r->failure[0] ? 0 : mlfab_join(w->ctx, 20 * SECOND);
+  if (code) broken(r, "worker 0's join: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
+}
+
+static uint64_t moved(const run *r) {
+  uint64_t slices = 0;
+  for (uint32_t s = 0; s < SERVERS; s++) {
+    mlfab_stats stats;
+    mlfab *ctx = r->plan.dedicated ? r->servers[s] : r->workers[s].ctx;
+    memset(&stats, 0, sizeof stats);
+    if (ctx) mlfab_get_stats(ctx, &stats, sizeof stats);
+    slices += stats.slices_moved;
+  }
+  return slices;
+}
+
+static void settle(run *r) {
+  mlfab_buf bufs[TENSORS];
+  push_zeros(r);
+  for (uint32_t i = 0; i < WORKERS && !r->failure[0]; i++) {
+    worker *w = &r->workers[i];
+    int code = mlfab_pull(w->ctx, bufs, bufs_of(&r->plan, w->image, 7, bufs), NULL, NULL);
+    if (code) {
+      broken(r, "worker %u's last pull: %s (%s)", i, mlfab_error_name(code), last_text(w->ctx));
+      return;
+    }
+    check_image(r, w, w->image, NULL, 1);
+    check_cache(r, w);
+    if (memcmp(w->image, r->workers[0].image, r->plan.total * sizeof *w->image) != 0)
+      broken(r, "worker %u pulls another model than worker 0", i);
+  }
+  if (!r->failure[0] && r->plan.slices > 1 && moved(r) == 0) broken(r, "no slice has ever moved");
+}
+
+static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
+  start(r, seed, verbose);
+  run_until(r, now(r) + 120 * SECOND);
+  if (!r->failure[0] && r->moves < MOVES) broken(r, "%u moves in two minutes", r->moves);
+  if (!r->failure[0]) {
+    r->ending = 1;
+    mlfab_sim_set_faults(r->sim, NULL);
+    run_until(r, now(r) + 60 * SECOND);
+    if (!r->failure[0] && !all_done(r)) broken(r, "after a minute without faults it is not done");
+    if (!r->failure[0]) settle(r);
+  }
+  mlfab_sim_trace_hash(r->sim, hash_p);
+  finish(r);
+  return r->failure[0] != 0;
+}
+
+/* ---- the tests ---- */
+
+static uint64_t number_from(const char *name, uint64_t otherwise) {
+  const char *text = getenv(name);
+  return text && *text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static int try_seed(uint64_t seed, int twice, int verbose) {
+  run *r = malloc(sizeof *r);
+  uint64_t hash[2];
+  if (!r) return 1;
+  int failed = run_seed(r, seed, verbose, &hash[0]);
+  if (!failed && twice && (failed = run_seed(r, seed, 0, &hash[1])) == 0 && hash[0] != hash[1]) {
+    failed = 1;
+    snprintf(r->failure, sizeof r->failure, "it ran otherwise the second time");
+  }
+  if (failed) {
+    print_error("seed %llu: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_reslice\n",
+                (unsigned long long)seed, r->failure, (unsigned long long)seed);
+  } else if (verbose) {
+    printf("seed %llu: passed\n", (unsigned long long)seed);
+  }
+  free(r);
+  return failed;
+}
+
+static void test_seeds(void **state) {
+  (void)state;
+  uint64_t one = number_from("MLFAB_SEED", 0), first = number_from("MLFAB_SEED_FIRST", 1);
+  uint64_t count = 10 * number_from("MLFAB_SCALE", 1), failed = 0;
+  if (one) {
+    assert_int_equal(try_seed(one, 1, 1), 0);
+    return;
+  }
+  clock_t since = clock();
+  for (uint64_t i = 0; i < count && failed < 3; i++)
+    failed += (uint64_t)try_seed(first + i, i % 10 == 0, 0);
+  print_message("%llu seeds, %.1f ms of processor time each\n", (unsigned long long)count,
+                (double)(clock() - since) * 1e3 / CLOCKS_PER_SEC / (double)count);
+  assert_int_equal(failed, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_seeds),
+  };
+  return cmocka_run_group_tests_name("reslice", tests, NULL, NULL);
+}
