@@ -107,7 +107,6 @@ static void greet(uint32_t server) {
   fake *s = &F.servers[server];
   mlfab__hello_ack m;
   memset(&m, 0, sizeof m);
-  m.epoch = 1;
   m.server = server;
   m.eager_bytes = F.config.eager_bytes;
   m.generation = ++s->generation;
