@@ -721,13 +721,23 @@ typedef struct mlfab__header {
   X(TREE_ASK, 56)        \
   X(TREE_PLAN, 57)       \
   X(SYNC, 58)            \
-  X(SYNC_ACK, 59)
+  X(SYNC_ACK, 59)        \
+  X(SHIFT, 60)           \
+  X(RESLICE, 61)         \
+  X(RESLICE_DONE, 62)    \
+  X(FREEZE, 63)          \
+  X(FROZEN, 64)          \
+  X(STOP, 65)            \
+  X(MOVE, 66)            \
+  X(MOVED, 67)           \
+  X(SHIFT_GATE, 68)      \
+  X(THAW, 69)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 60
+      MLFAB__FRAME_TYPES = 70
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -779,10 +789,12 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t generation;            /* of the worker's push stream from here on */
   uint32_t model_stands;          /* 1: this server has a model */
   uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
-                                    the credit is news */
+                                    the credit is news; 3: to STOP */
   uint64_t v_train;               /* rounds committed: where a joiner starts */
   uint64_t top;                   /* all updates up to here are decided ... */
   uint64_t applied[4];            /* ... bit i: update top - i was applied (0: refused) */
+  uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
+  uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
 
 typedef struct mlfab__heartbeat {
@@ -924,9 +936,9 @@ typedef struct
 } mlfab__bcast;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
-  uint64_t ask;                /* the worker's count of changes, from 1 */
-  uint32_t tensor;             /* the slices that have bytes of it, or MLFAB_ALL */
-  mlfab_sync consistency;      /* `size` does not travel */
+  uint64_t ask;                  /* the worker's count of changes, from 1 */
+  uint32_t tensor;               /* the slices that have bytes of it, or MLFAB_ALL */
+  mlfab_sync consistency;        /* `size` does not travel */
 } mlfab__sync_ask;
 
 typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
@@ -1053,7 +1065,7 @@ typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils i
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes; of packets it is known once the sum is complete */
+  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
@@ -1063,6 +1075,7 @@ typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent he
 
 typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
   uint64_t group, seq, offset;
+  uint64_t total; /* of the update's bytes for that server, or of its packets */
   uint32_t server;
 } mlfab__hop_chunk;
 
@@ -1167,6 +1180,84 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
   uint32_t nodes;
 } mlfab__tree_plan;
 
+/* --- slices that move between servers: see reslice.h --- */
+
+typedef struct mlfab__reslice_ask { /* RESLICE, worker -> server 0; u32 count and u16 numbers of the
+                                       servers follow */
+  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t timeout_ns;
+  uint32_t servers;
+} mlfab__reslice_ask;
+
+typedef struct mlfab__reslice_done { /* server 0 -> worker */
+  uint64_t ask;
+  int32_t code, rank;
+  uint32_t is_server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__reslice_done;
+
+typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
+  uint32_t attempt;
+} mlfab__freeze;
+
+/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+enum mlfab__stop_kind {
+  MLFAB__STOP_BEGIN = 0,
+  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_OVER = 2
+};
+typedef struct mlfab__stop { /* worker -> server */
+  uint32_t attempt, kind;
+} mlfab__stop;
+
+enum mlfab__move_step {
+  MLFAB__MOVE_ABORT = 0,
+  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
+  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+};
+typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
+  uint32_t attempt, step;
+  uint32_t slices; /* only with PREPARE, else 0 */
+} mlfab__move;
+
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
+  uint32_t attempt, step, server;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__moved;
+
+/* Server -> server: a gate of slices that follow; u32 count and u32 words follow, bit w of them:
+ * worker w has something in its open round. */
+typedef struct mlfab__shift_gate {
+  uint32_t attempt, gate; /* its number there */
+  uint32_t contributors, members, quiet;
+  uint64_t v_train, refused_round, threshold;
+  double scale;
+  mlfab_sync consistency; /* `size` does not travel */
+  uint32_t words;
+} mlfab__shift_gate;
+#define MLFAB__SHIFT_WORDS_MAX 2048u
+
+enum mlfab__shift_kind {
+  MLFAB__SHIFT_WEIGHTS,
+  MLFAB__SHIFT_STATE0,
+  MLFAB__SHIFT_STATE1,
+  MLFAB__SHIFT_SUM
+};
+typedef struct mlfab__shift_bytes { /* SHIFT, server -> server: the next bytes of a slice */
+  uint32_t attempt, slice, gate, kind;
+  uint64_t offset; /* in the slice */
+  uint64_t version, commit;
+  uint32_t last; /* 1: of this slice */
+} mlfab__shift_bytes;
+
+typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt;          /* that is over, or all that ever were */
+  uint32_t epoch;            /* of the layout that counts */
+  uint32_t slices;
+} mlfab__thaw;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -1182,7 +1273,8 @@ typedef struct mlfab__tree_plan { /* scheduler -> server 0: all of them in the o
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
-  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes)
+  X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes) \
+  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -1238,6 +1330,25 @@ MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tre
                                                  const mlfab__tree_node *nodes);
 MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
                                             mlfab__tree_plan *m, mlfab__tree_node *nodes);
+
+/* servers and owners have room for MLFAB__SLICES_MAX when decoding, and are below 65536. */
+MLFAB__INTERNAL uint32_t mlfab__encode_reslice_ask(uint8_t *meta, const mlfab__reslice_ask *m,
+                                                   const uint32_t *servers);
+MLFAB__INTERNAL int mlfab__decode_reslice_ask(const uint8_t *meta, uint32_t bytes,
+                                              mlfab__reslice_ask *m, uint32_t *servers);
+MLFAB__INTERNAL uint32_t mlfab__encode_move(uint8_t *meta, const mlfab__move *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_move(const uint8_t *meta, uint32_t bytes, mlfab__move *m,
+                                       uint32_t *owners);
+MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
+                                       uint32_t *owners);
+/* words has room for MLFAB__SHIFT_WORDS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
+                                                  const uint32_t *words);
+MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__shift_gate *m, uint32_t *words);
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
@@ -1377,7 +1488,8 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
 #define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
 #define WIRE_HELLO_ACK(N, T) \
-  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N)
+  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
+  N(epoch) N(stopped)
 #define WIRE_HEARTBEAT(N, T) N(sent_ns)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
@@ -1429,7 +1541,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
 #define WIRE_FORWARD(N, T) N(group) N(offset) N(total)
 #define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
-#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(server)
+#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(total) N(server)
 #define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
 #define WIRE_SPREAD_MEMBER(N, T) N(request) N(worker) N(incarnation) N(attempt)
 #define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
@@ -1446,6 +1558,18 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_TREE_ASK(N, T) N(number) N(bytes) N(root)
 #define WIRE_TREE_PLAN(N, T) N(number)
 #define WIRE_TREE_NODE(N, T) N(worker) N(parent) N(giver)
+#define WIRE_RESLICE_ASK(N, T) N(ask) N(timeout_ns)
+#define WIRE_RESLICE_DONE(N, T) N(ask) N(code) N(rank) N(is_server) T(text)
+#define WIRE_FREEZE(N, T) N(attempt)
+#define WIRE_STOP(N, T) N(attempt) N(kind)
+#define WIRE_MOVE(N, T) N(attempt) N(step)
+#define WIRE_MOVED(N, T) N(attempt) N(step) N(server) N(code) T(text)
+#define WIRE_SHIFT_GATE(N, T) \
+  N(attempt) N(gate) N(contributors) N(members) N(quiet) N(v_train) N(refused_round) N(threshold) \
+  N(scale) WIRE_SYNC_IN(N, consistency.)
+#define WIRE_SHIFT_BYTES(N, T) \
+  N(attempt) N(slice) N(gate) N(kind) N(offset) N(version) N(commit) N(last)
+#define WIRE_THAW(N, T) N(attempt) N(epoch)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -1525,6 +1649,15 @@ WIRE_META(reduce_done, WIRE_REDUCE_DONE)
 WIRE_META(tree_join, WIRE_TREE_JOIN)
 WIRE_META(tree_grant, WIRE_TREE_GRANT)
 WIRE_META(tree_bytes, WIRE_TREE_BYTES)
+WIRE_META(reslice_done, WIRE_RESLICE_DONE)
+WIRE_META(freeze, WIRE_FREEZE)
+WIRE_META(stop, WIRE_STOP)
+WIRE_META(moved, WIRE_MOVED)
+WIRE_META(shift_bytes, WIRE_SHIFT_BYTES)
+WIRE_FIELDS(reslice_ask, WIRE_RESLICE_ASK)
+WIRE_FIELDS(move, WIRE_MOVE)
+WIRE_FIELDS(thaw, WIRE_THAW)
+WIRE_FIELDS(shift_gate, WIRE_SHIFT_GATE)
 WIRE_FIELDS(tree_place, WIRE_TREE_PLACE)
 WIRE_FIELDS(tree_ask, WIRE_TREE_ASK)
 WIRE_FIELDS(tree_plan, WIRE_TREE_PLAN)
@@ -1784,6 +1917,57 @@ MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
   return wire_read_end(&r);
 }
 
+/* Numbers of servers: u16 each. */
+static uint32_t wire_end_servers(uint8_t *meta, uint8_t *at, uint32_t n, const uint32_t *servers) {
+  if (n > MLFAB__SLICES_MAX) return 0;
+  wire_put32(at, n);
+  at += 4;
+  for (uint32_t i = 0; i < n; i++, at += 2) wire_put16(at, (uint16_t)servers[i]);
+  return (uint32_t)(at - meta);
+}
+
+static uint32_t wire_read_servers(wire_reader *r, uint32_t *servers) {
+  uint32_t n = wire_read_count(r, MLFAB__SLICES_MAX, 2);
+  for (uint32_t i = 0; i < n; i++, r->at += 2) servers[i] = wire_get16(r->at);
+  return n;
+}
+
+#define WIRE_META_SERVERS(name, count)                                                            \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
+                                                const uint32_t *servers) {                        \
+    return wire_end_servers(meta, wire_write_##name(meta, m), m->count, servers);                 \
+  }                                                                                               \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
+                                           uint32_t *servers) {                                   \
+    wire_reader r = {meta, meta + bytes, 0};                                                      \
+    wire_read_##name(&r, m);                                                                      \
+    m->count = wire_read_servers(&r, servers);                                                    \
+    return wire_read_end(&r);                                                                     \
+  }
+WIRE_META_SERVERS(reslice_ask, servers)
+WIRE_META_SERVERS(move, slices)
+WIRE_META_SERVERS(thaw, slices)
+#undef WIRE_META_SERVERS
+
+MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
+                                                  const uint32_t *words) {
+  uint8_t *at = wire_write_shift_gate(meta, m);
+  if (m->words > MLFAB__SHIFT_WORDS_MAX) return 0;
+  wire_put32(at, m->words);
+  at += 4;
+  for (uint32_t i = 0; i < m->words; i++, at += 4) wire_put32(at, words[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes,
+                                             mlfab__shift_gate *m, uint32_t *words) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_shift_gate(&r, m);
+  m->words = wire_read_count(&r, MLFAB__SHIFT_WORDS_MAX, 4);
+  for (uint32_t i = 0; i < m->words; i++, r.at += 4) words[i] = wire_get32(r.at);
+  return wire_read_end(&r);
+}
+
 /* ---- lists inside bulks ---- */
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
@@ -1882,7 +2066,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 #define WIRE_BULK_TYPES                                                                        \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
-   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN))
+   WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -1907,7 +2091,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && !(WIRE_BULK_TYPES >> type & 1)) return MLFAB_ERR_FRAME;
+  if (bulk_bytes > 0 && (type >= 64 || !(WIRE_BULK_TYPES >> type & 1))) return MLFAB_ERR_FRAME;
   *head_bytes_p = MLFAB_HEADER_BYTES + meta_bytes;
   *bulk_bytes_p = bulk_bytes;
   return 0;
@@ -2770,7 +2954,9 @@ enum mlfab__request_kind {
   MLFAB__REQUEST_BARRIER,
   MLFAB__REQUEST_BROADCAST,
   MLFAB__REQUEST_JOIN,
-  MLFAB__REQUEST_ALLREDUCE
+  MLFAB__REQUEST_ALLREDUCE,
+  MLFAB__REQUEST_SYNC,
+  MLFAB__REQUEST_RESLICE
 };
 
 enum { MLFAB__REQUESTS = 64 }; /* open at once */
@@ -4953,6 +5139,320 @@ MLFAB__INTERNAL void mlfab__slice_balance(const mlfab__slice *slices, uint32_t n
 }
 
 /* ==============================================================================================
+ * core/version.h
+ * ============================================================================================== */
+/* version.h - version tags: which stretches of a slice changed after a commit. Layer 2.
+ *
+ * A slice is divided into grains of equal size; each has a tag, the commit that changed it last, and
+ * every 64 of them have the largest of theirs, so that what has not changed is passed over 64 grains
+ * at a time. A cache that holds the slice as of commit c lacks the grains with a tag above c. Tags
+ * are told as distances from a base, in half the memory: of changes up to the base nothing is known
+ * any more, and caches older than it get everything.
+ *
+ * A pull first pins what the slice holds and notes its commit, then looks at the tags as it goes: tags
+ * that move meanwhile make it bring more than it must, never less.
+ *
+ * Source: TDF §3 (versioned store). Departs: a pull there asks for v >= w, where w is the first number
+ * that it lacks; here for v > c, where c = w - 1 is the last that it has. Labels are the slice's own
+ * commits and not iterations of workers, under which updates of a slow one would be lost. */
+
+typedef struct mlfab__tags {
+  uint32_t *fine;   /* by grain: commit of the last change - base; 0: none after the base */
+  uint32_t *coarse; /* by 64 grains: the largest of theirs */
+  uint64_t grains, bytes;
+  uint64_t grain_bytes; /* a power of two */
+  uint32_t shift;       /* its logarithm */
+  /* Set it to the commit of a slice that comes with a history of its own: caches older than that get
+   * everything. */
+  uint64_t base;
+} mlfab__tags;
+
+/* Tags of a slice of `bytes` (at least 1) in grains of grain_bytes (a power of two, 4 or more), the
+ * last of which may be shorter. Errors: MEMORY, nothing left allocated. */
+MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
+                                     uint64_t grain_bytes);
+MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
+/* Bytes that the tags of such a slice take. */
+MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes);
+
+/* A commit changed `bytes` at byte `at` of the slice from what is at `before` to what is at `after`:
+ * tags the grains in which any bit differs, and returns how many. The stretch need not be aligned to
+ * grains. Commits are above the base, and none is below the one before it. Reads both once (twice,
+ * cached, grains below 256 bytes). */
+MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
+                                          uint64_t at, uint64_t bytes, uint64_t commit);
+/* The same where all of it counts as changed. */
+MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
+                                       uint64_t commit);
+
+/* All that follows is about a cache that holds the slice as of commit `since`; 0, or one below the
+ * base: everything counts as changed. The caller refuses one from the future. */
+
+/* The next stretch of changed grains in the bytes `from` to `end` of the slice, clipped to these; none:
+ * it begins and ends at `end`. */
+MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
+/* Changed bytes from `from` to `end`; once they are more than `limit`, any number above it. */
+MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                           uint64_t end, uint64_t limit);
+/* Bit g of keep[g / 64], for the `grains` stretches of grain_bytes that follow one another from byte
+ * `at`: something in it may have changed. Where `at` is inside a grain each lies in two of them, and
+ * either counts. Bits behind the last are 0. */
+MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
+                                        uint64_t grains, uint64_t *keep);
+
+
+/* ==============================================================================================
+ * core/version.c
+ * ============================================================================================== */
+/* version.c - tags by grain, and by 64 of them. See version.h.
+ *
+ * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` is as long as whole
+ * blocks of 64, and behind the last grain it is 0. */
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum { VERSION_BLOCK = 64, VERSION_LARGE = 256 };
+
+static uint32_t version_lowest(uint64_t bits) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(bits);
+#else
+  uint32_t n = 0;
+  for (; !(bits & 1); bits >>= 1) n++;
+  return n;
+#endif
+}
+
+static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
+  return bytes / grain_bytes + (bytes % grain_bytes != 0);
+}
+
+static uint64_t version_blocks(uint64_t grains) {
+  return (grains + VERSION_BLOCK - 1) / VERSION_BLOCK;
+}
+
+MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
+                                     uint64_t grain_bytes) {
+  assert(bytes > 0 && grain_bytes >= 4 && (grain_bytes & (grain_bytes - 1)) == 0);
+  memset(tags, 0, sizeof *tags);
+  tags->bytes = bytes;
+  tags->grain_bytes = grain_bytes;
+  tags->shift = version_lowest(grain_bytes);
+  tags->grains = version_grains(bytes, grain_bytes);
+  uint64_t blocks = version_blocks(tags->grains);
+  tags->fine = mlfab__alloc_array(env, blocks * VERSION_BLOCK, sizeof *tags->fine);
+  tags->coarse = mlfab__alloc_array(env, blocks, sizeof *tags->coarse);
+  if (tags->fine && tags->coarse) return 0;
+  mlfab__tags_free(env, tags);
+  return MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
+  uint64_t blocks = version_blocks(tags->grains);
+  mlfab__free(env, tags->fine, blocks * VERSION_BLOCK * sizeof *tags->fine);
+  mlfab__free(env, tags->coarse, blocks * sizeof *tags->coarse);
+  memset(tags, 0, sizeof *tags);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes) {
+  return version_blocks(version_grains(bytes, grain_bytes)) * (VERSION_BLOCK + 1) *
+         sizeof(uint32_t);
+}
+
+/* --- changes --- */
+
+/* A commit as a tag. The base moves up when the distance to it does not fit any more. */
+static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
+  assert(commit > tags->base);
+  if (commit - tags->base > UINT32_MAX) {
+    uint64_t blocks = version_blocks(tags->grains);
+    memset(tags->fine, 0, blocks * VERSION_BLOCK * sizeof *tags->fine);
+    memset(tags->coarse, 0, blocks * sizeof *tags->coarse);
+    tags->base = commit - 1;
+  }
+  return (uint32_t)(commit - tags->base);
+}
+
+/* A whole block of the smallest grains, without a branch for each: the trip count is constant, so that
+ * compilers vectorise it. Their size is that of the word. */
+#define VERSION_MARK_WORDS(name, word)                                              \
+  static uint64_t name(uint32_t *fine, const uint8_t *before, const uint8_t *after, \
+                       uint32_t tag) {                                              \
+    word a[VERSION_BLOCK], b[VERSION_BLOCK];                                        \
+    uint32_t changed = 0;                                                           \
+    memcpy(a, before, sizeof a);                                                    \
+    memcpy(b, after, sizeof b);                                                     \
+    for (int i = 0; i < VERSION_BLOCK; i++) {                                       \
+      fine[i] = a[i] != b[i] ? tag : fine[i];                                       \
+      changed += a[i] != b[i];                                                      \
+    }                                                                               \
+    return changed;                                                                 \
+  }
+
+VERSION_MARK_WORDS(version_mark_4, uint32_t)
+VERSION_MARK_WORDS(version_mark_8, uint64_t)
+
+/* Marks what differs in the bytes `at` to `stop` of the slice, all of one block. */
+static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, const uint8_t *after,
+                                   uint64_t at, uint64_t stop, uint32_t tag) {
+  uint64_t changed = 0, g = at >> tags->shift;
+  if (tags->grain_bytes < VERSION_LARGE && memcmp(before, after, stop - at) == 0) return 0;
+  if (stop - at == 4 * VERSION_BLOCK && tags->grain_bytes == 4)
+    return version_mark_4(tags->fine + g, before, after, tag);
+  if (stop - at == 8 * VERSION_BLOCK && tags->grain_bytes == 8)
+    return version_mark_8(tags->fine + g, before, after, tag);
+  for (uint64_t n; at < stop; at += n, g++) {
+    n = mlfab__min(stop, (g + 1) << tags->shift) - at;
+    if (memcmp(before, after, n) != 0) {
+      tags->fine[g] = tag;
+      changed++;
+    }
+    before += n;
+    after += n;
+  }
+  return changed;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
+                                          uint64_t at, uint64_t bytes, uint64_t commit) {
+  assert(at <= tags->bytes && bytes <= tags->bytes - at);
+  const uint8_t *a = before, *b = after;
+  uint64_t changed = 0, end = at + bytes;
+  uint32_t tag = version_tag(tags, commit), block_shift = tags->shift + 6;
+  while (at < end) {
+    uint64_t block = at >> block_shift, stop = mlfab__min(end, (block + 1) << block_shift);
+    uint64_t n = version_mark_block(tags, a, b, at, stop, tag);
+    if (n > 0) tags->coarse[block] = tag;
+    changed += n;
+    a += stop - at;
+    b += stop - at;
+    at = stop;
+  }
+  return changed;
+}
+
+MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
+                                       uint64_t commit) {
+  assert(at <= tags->bytes && bytes <= tags->bytes - at);
+  if (bytes == 0) return;
+  uint32_t tag = version_tag(tags, commit);
+  uint64_t last = (at + bytes - 1) >> tags->shift;
+  for (uint64_t g = at >> tags->shift; g <= last; g++) tags->fine[g] = tag;
+  for (uint64_t b = at >> (tags->shift + 6); b <= last / VERSION_BLOCK; b++) tags->coarse[b] = tag;
+}
+
+/* --- questions --- */
+
+/* Which tags of a block are above the limit. */
+static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
+  uint64_t bits = 0;
+#if defined(__SSE2__)
+  /* There is no comparison of unsigned numbers: both sides are moved to where signed ones do. */
+  const __m128i half = _mm_set1_epi32(INT32_MIN);
+  const __m128i most = _mm_xor_si128(_mm_set1_epi32((int32_t)limit), half);
+  for (int i = 0; i < VERSION_BLOCK; i += 16) {
+    __m128i above[4];
+    for (int k = 0; k < 4; k++) {
+      __m128i tags = _mm_loadu_si128((const __m128i *)(const void *)(fine + i + 4 * k));
+      above[k] = _mm_cmpgt_epi32(_mm_xor_si128(tags, half), most);
+    }
+    __m128i packed =
+        _mm_packs_epi16(_mm_packs_epi32(above[0], above[1]), _mm_packs_epi32(above[2], above[3]));
+    bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(packed) << i;
+  }
+#else
+  for (int i = 0; i < VERSION_BLOCK; i++) bits |= (uint64_t)(fine[i] > limit) << i;
+#endif
+  return bits;
+}
+
+/* The changed grains of a block, which may lie behind the last. */
+static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
+  if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
+  return version_above(tags->fine + block * VERSION_BLOCK, limit);
+}
+
+/* The largest tag of what such a cache has. Returns 0 when it needs everything. */
+static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
+  if (since == 0 || since < tags->base) return 0;
+  *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
+  return 1;
+}
+
+/* The first block from `block` on, before `end`, with a tag above the limit, or `end`. */
+static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t end, uint32_t limit) {
+  while (block < end && coarse[block] <= limit) block++;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p) {
+  assert(end <= tags->bytes);
+  uint32_t limit, block_shift = tags->shift + 6;
+  *begin_p = mlfab__min(from, end);
+  *stop_p = end;
+  if (from >= end || !version_limit(tags, since, &limit)) return;
+  uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
+  /* Of the first block only what follows. */
+  bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
+  while (bits == 0) {
+    block = version_skip(tags->coarse, block + 1, blocks, limit);
+    if (block >= blocks) {
+      *begin_p = end;
+      return;
+    }
+    bits = version_changed(tags, block, limit);
+  }
+  uint64_t g = block * VERSION_BLOCK + version_lowest(bits);
+  *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
+  for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
+    bits = ~version_changed(tags, block, limit);
+  if (bits == 0) return;
+  g = block * VERSION_BLOCK + version_lowest(bits);
+  *stop_p = mlfab__min(end, g << tags->shift);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                           uint64_t end, uint64_t limit) {
+  uint64_t sum = 0, begin, stop;
+  for (; from < end && sum <= limit; from = stop) {
+    mlfab__tags_next(tags, since, from, end, &begin, &stop);
+    sum += stop - begin;
+  }
+  return sum;
+}
+
+/* 64 bits from bit `by` of two words on; by is 0 to 64. */
+static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
+  if (by == 0) return low;
+  return by == 64 ? high : low >> by | high << (64 - by);
+}
+
+MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
+                                        uint64_t grains, uint64_t *keep) {
+  uint32_t limit;
+  uint64_t words = version_blocks(grains), block = (at >> tags->shift) / VERSION_BLOCK;
+  uint32_t by = (uint32_t)((at >> tags->shift) % VERSION_BLOCK);
+  int between = (at & (tags->grain_bytes - 1)) != 0;
+  if (words == 0) return;
+  if (!version_limit(tags, since, &limit)) {
+    memset(keep, 0xff, words * sizeof *keep);
+  } else {
+    uint64_t low = version_changed(tags, block, limit);
+    for (uint64_t w = 0; w < words; w++) {
+      uint64_t high = version_changed(tags, ++block, limit);
+      keep[w] = version_join(low, high, by);
+      if (between) keep[w] |= version_join(low, high, by + 1);
+      low = high;
+    }
+  }
+  if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
+}
+
+/* ==============================================================================================
  * core/rule.h
  * ============================================================================================== */
 /* rule.h - update rules: what a committed sum does to the weights. Layer 2, pure functions.
@@ -5233,6 +5733,8 @@ MLFAB__INTERNAL void mlfab__rule_apply(const mlfab__rule *rule, const mlfab__rul
  * Bitmaps: bit i % 64 of keep[i / 64] is element i; bits beyond n are 0. */
 
 #define MLFAB__FILTER_MOST 65536u /* elements a call */
+/* So many at a time are fast: what mark has read, emit finds in the first caches. */
+#define MLFAB__FILTER_STRETCH 8192u
 #define MLFAB__FILTER_REFUSED UINT32_MAX
 
 typedef struct mlfab__filter_rule {
@@ -5298,6 +5800,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
                                                  const void *g, void *residual, uint32_t n,
                                                  const uint64_t *keep, void *values,
                                                  uint64_t *saturated);
+MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
+                                                   void *after, uint64_t n, double tau);
 
 
 /* ==============================================================================================
@@ -5496,6 +6000,16 @@ FILTER_EMIT(filter_emit_f64, double, mlfab__half_narrow, filter_top_f64)
 /* ---- float32 in vectors: whole words of 64 marks; what is left is done by the portable ones ---- */
 
 #if FILTER_X86
+/* Asks for a line of both before it is needed; nothing happens where there is no memory. Marking leaves
+ * the memory idle at pages, and emitting what was marked just now would do so altogether: it asks for the
+ * stretch behind its own, which probably comes next. */
+#define FILTER_AHEAD(g, residual, i)                                                   \
+  do {                                                                                 \
+    const uintptr_t off_ = (uintptr_t)(i) * sizeof(float);                             \
+    if ((g) != NULL) _mm_prefetch((const char *)((uintptr_t)(g) + off_), _MM_HINT_T0); \
+    _mm_prefetch((const char *)((uintptr_t)(residual) + off_), _MM_HINT_T0);           \
+  } while (0)
+
 FILTER_AVX512 static inline __m512i filter_mix_avx512(__m512i x) {
   x = _mm512_add_epi64(x, _mm512_set1_epi64((long long)0x9e3779b97f4a7c15u));
   x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)),
@@ -5537,6 +6051,7 @@ FILTER_AVX512 static uint32_t filter_mark_avx512(const filter_limits *limits, co
   for (uint32_t at = 0; at < n; at += 64) {
     uint64_t marks = 0;
     for (uint32_t i = 0; i < 64; i += 16) {
+      FILTER_AHEAD(g, residual, at + i + 128);
       __m512i m = _mm512_and_si512(filter_sum_avx512(g, residual, at + i), magnitude);
       worst = _mm512_max_epu32(worst, m);
       __mmask16 sent = _mm512_cmpge_epu32_mask(m, high);
@@ -5563,6 +6078,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
   uint32_t k = 0;
   for (uint32_t i = 0; i < n; i += 16) {
     __mmask16 marks = (__mmask16)(keep[i / 64] >> (i % 64));
+    FILTER_AHEAD(g, residual, i + n);
     uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
     __mmask16 there = (__mmask16)((1u << count) - 1);
     __m512i a = filter_sum_avx512(g, residual, i);
@@ -5577,7 +6093,9 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
         *saturated += (uint32_t)_mm_popcnt_u32(over);
       }
     }
-    _mm512_storeu_si512(residual + i, rest);
+    /* Where all is sent, the residual is and stays zero, and need not be written back. */
+    if (_mm512_cmpneq_epi32_mask(rest, _mm512_loadu_si512(residual + i)))
+      _mm512_storeu_si512(residual + i, rest);
     a = _mm512_maskz_compress_epi32(marks, a);
     if (half == MLFAB_HALF_NONE) {
       _mm512_mask_storeu_epi32(whole + k, there, a);
@@ -5641,6 +6159,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
   for (uint32_t i = 0; i < n; i += 64) total += (uint32_t)_mm_popcnt_u64(keep[i / 64]);
   for (uint32_t i = 0; i < n; i += 8) {
     uint32_t marks = (uint32_t)(keep[i / 64] >> (i % 64)) & 0xff;
+    FILTER_AHEAD(g, residual, i + n);
     uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
     __m256i sent = _mm256_and_si256(_mm256_set1_epi32((int)marks), bit);
     __m256i a = filter_sum_avx2(g, residual, i), rest;
@@ -5750,16 +6269,34 @@ MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, 
 
 /* ---- the largest ---- */
 
-static uint64_t filter_magnitude(int dtype, const void *values, uint64_t i) {
-  if (dtype == MLFAB_F32) {
-    uint32_t bits;
-    memcpy(&bits, (const float *)values + i, sizeof bits);
-    return bits & FILTER_F32_MAGNITUDE;
+/* How often each digit comes behind `found`; and which are above a magnitude, or as large. */
+#define FILTER_RANK(name, word, magnitude)                                                     \
+  static void filter_count_##name(const void *values, uint64_t n, uint32_t above, uint32_t at, \
+                                  uint64_t found, uint64_t *count) {                           \
+    uint64_t most = ((uint64_t)1 << (above - at)) - 1;                                         \
+    for (uint64_t i = 0; i < n; i++) {                                                         \
+      word m;                                                                                  \
+      memcpy(&m, (const word *)values + i, sizeof m);                                          \
+      m &= magnitude;                                                                          \
+      if ((uint64_t)m >> above == found) count[m >> at & most]++;                              \
+    }                                                                                          \
+  }                                                                                            \
+  static uint64_t filter_above_##name(const void *values, uint32_t n, uint64_t than,           \
+                                      uint64_t *ties_p) {                                      \
+    uint64_t above = 0, ties = 0;                                                              \
+    for (uint32_t i = 0; i < n; i++) {                                                         \
+      word m;                                                                                  \
+      memcpy(&m, (const word *)values + i, sizeof m);                                          \
+      m &= magnitude;                                                                          \
+      above |= (uint64_t)(m > than) << i;                                                      \
+      ties |= (uint64_t)(m == than) << i;                                                      \
+    }                                                                                          \
+    *ties_p = ties;                                                                            \
+    return above;                                                                              \
   }
-  uint64_t bits;
-  memcpy(&bits, (const double *)values + i, sizeof bits);
-  return bits & FILTER_F64_MAGNITUDE;
-}
+
+FILTER_RANK(f32, uint32_t, FILTER_F32_MAGNITUDE)
+FILTER_RANK(f64, uint64_t, FILTER_F64_MAGNITUDE)
 
 /* Eleven bits of the magnitude at a time, the highest first: the digit in which the k-th largest lies
  * is found by counting, and only those that share it are counted on. */
@@ -5777,10 +6314,10 @@ MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n
     uint64_t most = ((uint64_t)1 << digit) - 1, at = most;
     left -= digit;
     memset(count, 0, sizeof count);
-    for (uint64_t i = 0; i < n; i++) {
-      uint64_t m = filter_magnitude(dtype, values, i);
-      if (m >> above == found) count[m >> left & most]++;
-    }
+    if (dtype == MLFAB_F32)
+      filter_count_f32(values, n, above, left, found, count);
+    else
+      filter_count_f64(values, n, above, left, found, count);
     while (count[at] < k) k -= count[at--];
     found = found << digit | at;
   }
@@ -5791,14 +6328,12 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
                                            mlfab__filter_cut *cut, uint64_t *keep) {
   uint32_t kept = 0;
   for (uint32_t at = 0; at < n; at += 64) {
-    uint32_t end = n - at < 64 ? n : at + 64;
-    uint64_t marks = 0;
-    for (uint32_t i = at; i < end; i++) {
-      uint64_t m = filter_magnitude(dtype, values, i);
-      int tie = m == cut->magnitude && cut->ties > 0;
-      cut->ties -= (uint64_t)tie;
-      marks |= (uint64_t)(m > cut->magnitude || tie) << (i - at);
-    }
+    uint32_t count = n - at < 64 ? n - at : 64;
+    uint64_t ties, marks;
+    marks = dtype == MLFAB_F32
+                ? filter_above_f32((const float *)values + at, count, cut->magnitude, &ties)
+                : filter_above_f64((const double *)values + at, count, cut->magnitude, &ties);
+    for (; ties != 0 && cut->ties > 0; ties &= ties - 1, cut->ties--) marks |= ties & (0 - ties);
     keep[at / 64] &= marks;
     kept += filter_bits(keep[at / 64]);
   }
@@ -5807,30 +6342,99 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: which changes are small is as good as random. */
-#define FILTER_CHANGE(name, real)                                                 \
+/* Without branches: signs, and which changes are small, are as good as random. What
+ * is not finite is left as it is, to be found by whoever looks for it. */
+static inline double filter_size(double x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return __builtin_fabs(x);
+#else
+  return x < 0 ? -x : x;
+#endif
+}
+
+#define FILTER_CHANGE(name, real, word, infinity)                                 \
   static uint64_t name(const real *before, real *after, uint64_t n, double tau) { \
     uint64_t back = 0;                                                            \
     for (uint64_t i = 0; i < n; i++) {                                            \
       real is = after[i], was = before[i];                                        \
-      double change = (double)is - (double)was, size = (double)was;               \
-      change = change < 0 ? -change : change;                                     \
-      size = size < 0 ? -size : size;                                             \
-      int small = (size > 0) & (change > 0) & (change / size < tau);              \
-      after[i] = (small | (is == was)) ? was : is;                                \
+      word x, y;                                                                  \
+      memcpy(&x, &was, sizeof x);                                                 \
+      memcpy(&y, &is, sizeof y);                                                  \
+      double change = filter_size((double)is - (double)was);                      \
+      double size = filter_size((double)was);                                     \
+      int finite = (y & (infinity)) != (infinity);                                \
+      int small = finite & (size > 0) & (change > 0) & (change / size < tau);     \
+      word old = (word)0 - (word)(small | (finite & (is == was)));                \
+      y = (x & old) | (y & ~old);                                                 \
+      memcpy(&after[i], &y, sizeof y);                                            \
       back += (uint64_t)small;                                                    \
     }                                                                             \
     return back;                                                                  \
   }
 
-FILTER_CHANGE(filter_change_f32, float)
-FILTER_CHANGE(filter_change_f64, double)
+FILTER_CHANGE(filter_change_f32, float, uint32_t, FILTER_F32_INFINITY)
+FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
+
+#if FILTER_X86
+/* The same for eight at a time; what is left over goes the portable way. */
+#define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                           \
+  typedef real name##_items                                                             \
+      __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias)); \
+  typedef word name##_words __attribute__((vector_size(8 * sizeof(word))));             \
+  typedef double name##_wide __attribute__((vector_size(64)));                          \
+  typedef int64_t name##_marks __attribute__((vector_size(64)));                        \
+  isa static uint64_t name(const real *before, real *after, uint64_t n, double tau) {   \
+    const name##_marks zero = {0}, magnitude = zero + INT64_MAX;                        \
+    const name##_marks infinity = zero + (int64_t)FILTER_F64_INFINITY;                  \
+    name##_marks sum = {0};                                                             \
+    uint64_t back = 0, i = 0;                                                           \
+    for (; i + 8 <= n; i += 8) {                                                        \
+      name##_items was = *(const name##_items *)(before + i);                           \
+      name##_items is = *(const name##_items *)(after + i);                             \
+      name##_wide size = __builtin_convertvector(was, name##_wide);                     \
+      name##_wide change = __builtin_convertvector(is, name##_wide) - size;             \
+      size = (name##_wide)((name##_marks)size & magnitude);                             \
+      change = (name##_wide)((name##_marks)change & magnitude);                         \
+      name##_marks finite = ((name##_marks)change & infinity) != infinity;              \
+      name##_marks small = finite & (size > 0) & (change > 0) & (change / size < tau);  \
+      name##_words old = (name##_words)(is == was);                                     \
+      old &= __builtin_convertvector(finite, name##_words);                             \
+      old |= __builtin_convertvector(small, name##_words);                              \
+      *(name##_items *)(after + i) =                                                    \
+          (name##_items)(((name##_words)was & old) | ((name##_words)is & ~old));        \
+      sum -= small;                                                                     \
+    }                                                                                   \
+    for (size_t j = 0; j < 8; j++) back += (uint64_t)sum[j];                            \
+    return back + portable(before + i, after + i, n - i, tau);                          \
+  }
+
+FILTER_CHANGE_VECTOR(filter_change_f32_avx2, FILTER_AVX2, filter_change_f32, float, int32_t)
+FILTER_CHANGE_VECTOR(filter_change_f64_avx2, FILTER_AVX2, filter_change_f64, double, int64_t)
+FILTER_CHANGE_VECTOR(filter_change_f32_avx512, FILTER_AVX512, filter_change_f32, float, int32_t)
+FILTER_CHANGE_VECTOR(filter_change_f64_avx512, FILTER_AVX512, filter_change_f64, double, int64_t)
+#endif
+
+MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
+                                                   void *after, uint64_t n, double tau) {
+  const float *b32 = (const float *)before;
+  const double *b64 = (const double *)before;
+  (void)level;
+#if FILTER_X86
+  if (dtype == MLFAB_F32 && level >= 2)
+    return filter_change_f32_avx512(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F32 && level == 1) return filter_change_f32_avx2(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F64 && level >= 2)
+    return filter_change_f64_avx512(b64, (double *)after, n, tau);
+  if (dtype == MLFAB_F64 && level == 1) return filter_change_f64_avx2(b64, (double *)after, n, tau);
+#endif
+  if (dtype == MLFAB_F32) return filter_change_f32(b32, (float *)after, n, tau);
+  if (dtype == MLFAB_F64) return filter_change_f64(b64, (double *)after, n, tau);
+  return 0;
+}
 
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau) {
-  if (dtype == MLFAB_F32) return filter_change_f32((const float *)before, (float *)after, n, tau);
-  if (dtype == MLFAB_F64) return filter_change_f64((const double *)before, (double *)after, n, tau);
-  return 0;
+  return mlfab__filter_change_with(mlfab__half_level(), dtype, before, after, n, tau);
 }
 
 #undef FILTER_X86
@@ -5843,7 +6447,10 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #undef FILTER_MARK
 #undef FILTER_EMIT
 #undef FILTER_AS_IT_IS
+#undef FILTER_RANK
 #undef FILTER_CHANGE
+#undef FILTER_CHANGE_VECTOR
+#undef FILTER_AHEAD
 
 /* ==============================================================================================
  * core/pack.h
@@ -5987,10 +6594,32 @@ static uint32_t pack_bits(uint64_t x) {
   return (uint32_t)(x * 0x0101010101010101u >> 56);
 }
 
+#if PACK_X86
+__attribute__((target("popcnt"))) static uint32_t pack_sum_popcnt(const uint8_t *marks,
+                                                                  uint32_t words) {
+  uint64_t sum = 0, word;
+  for (uint32_t i = 0; i < words; i++) {
+    memcpy(&word, marks + (size_t)i * 8, sizeof word);
+    sum += (uint64_t)_mm_popcnt_u64(word);
+  }
+  return (uint32_t)sum;
+}
+#endif
+
 static inline uint64_t pack_word(const uint8_t *marks, uint32_t i) {
   uint64_t word;
   memcpy(&word, marks + (size_t)i * 8, sizeof word);
   return word;
+}
+
+/* The marks of n elements or grains. */
+static uint32_t pack_sum(const uint8_t *marks, uint32_t n) {
+  uint32_t words = (n + 63) / 64, sum = 0;
+#if PACK_X86
+  if (__builtin_cpu_supports("popcnt")) return pack_sum_popcnt(marks, words);
+#endif
+  for (uint32_t i = 0; i < words; i++) sum += pack_bits(pack_word(marks, i));
+  return sum;
 }
 
 static inline uint32_t pack_index(const uint8_t *marks, uint32_t i) {
@@ -6027,14 +6656,9 @@ MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
 
 /* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
 static int pack_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
-  uint32_t sum = 0;
-  for (uint32_t i = 0; i < n; i += 64) {
-    uint64_t word = pack_word(marks, i / 64);
-    if (n - i < 64 && word >> (n - i) != 0) return 0;
-    sum += pack_bits(word);
-  }
-  *last_p = (int)(pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64) & 1);
-  return sum == kept;
+  uint64_t end = pack_word(marks, (n - 1) / 64) >> ((n - 1) % 64);
+  *last_p = (int)(end & 1);
+  return end <= 1 && pack_sum(marks, n) == kept;
 }
 
 static int pack_check_indices(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
@@ -6164,20 +6788,28 @@ static void pack_write_marks(uint8_t *marks, const mlfab__packet *packet, const 
   uint32_t words = (packet->grains + 63) / 64;
   if (packet->form == MLFAB__PACK_BITMAP) memcpy(marks, keep, (size_t)words * 8);
   if (packet->form != MLFAB__PACK_INDEX) return;
-  for (uint32_t i = 0; i < words; i++)
-    for (uint64_t word = keep[i]; word != 0; word &= word - 1) {
-      uint16_t index = (uint16_t)(i * 64 + pack_lowest(word));
+  for (uint32_t i = 0; i < words; i++) {
+    /* Of few marks most words have one or none: the first is written without a branch, as a zero that
+     * the next index, the padding or a value covers when there is none. */
+    uint64_t word = keep[i];
+    uint32_t any = word != 0, first = pack_lowest(word | (uint64_t)1 << 63);
+    uint16_t index = (uint16_t)((i * 64 + first) * any);
+    memcpy(marks, &index, sizeof index);
+    marks += any * sizeof index;
+    for (word &= word - any; word != 0; word &= word - 1) {
+      index = (uint16_t)(i * 64 + pack_lowest(word));
       memcpy(marks, &index, sizeof index);
       marks += sizeof index;
     }
+  }
 }
 
 /* Header and marks; NULL when nothing is marked. */
 static uint8_t *pack_prepare(uint8_t *out, const mlfab__pack_shape *shape, const uint64_t *keep,
                              int may_dense, mlfab__packet *packet) {
-  uint32_t grains = pack_grains(shape->elements, shape->grain_log2), kept = 0;
+  uint32_t grains = pack_grains(shape->elements, shape->grain_log2);
   uint32_t width = pack_width(shape->dtype, shape->half);
-  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += pack_bits(keep[i]);
+  uint32_t kept = pack_sum((const uint8_t *)keep, grains);
   if (kept == 0) return NULL;
   int form = pack_smaller(grains, kept),
       last = (int)(keep[(grains - 1) / 64] >> ((grains - 1) % 64) & 1);
@@ -6411,8 +7043,8 @@ MLFAB__INTERNAL uint32_t mlfab__pack_marked(uint8_t *out, const mlfab__pack_shap
   }
   for (uint32_t first = 0; first < shape->elements; first += PACK_STAGE) {
     pack_stage stage;
-    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE), count = 0;
-    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(keep[first / 64 + i]);
+    uint32_t n = (uint32_t)mlfab__min(shape->elements - first, PACK_STAGE);
+    uint32_t count = pack_sum(marks + first / 8, n);
     pack_gather(shape->dtype, &stage, array + (size_t)first * bytes, marks + first / 8, n);
     pack_put(at, shape->dtype, shape->half, &stage, count);
     at += (size_t)count * width;
@@ -6447,8 +7079,8 @@ static int pack_apply_singles(const mlfab__packet *packet, uint8_t *w, int add, 
   }
   for (uint32_t first = 0, k = 0; first < packet->elements; first += PACK_STAGE) {
     const uint8_t *marks = packet->marks + first / 8;
-    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE), count = 0;
-    for (uint32_t i = 0; i < (n + 63) / 64; i++) count += pack_bits(pack_word(marks, i));
+    uint32_t n = (uint32_t)mlfab__min(packet->elements - first, PACK_STAGE);
+    uint32_t count = pack_sum(marks, n);
     if (!pack_terms(packet, k, count, add, scale, &stage, &terms)) return 0;
     pack_scatter(packet->dtype, w + (size_t)first * bytes, terms, marks, n, add);
     k += count;
@@ -8234,6 +8866,7 @@ typedef struct mlfab__store {
   uint8_t **s0, **s1;                      /* rule state by position, NULL when the rule has none */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
+  mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
 
@@ -8254,6 +8887,9 @@ typedef struct mlfab__piece {
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
+/* Tags for so many elements each (a power of two), of the smallest type in a slice; no grain is smaller
+ * than an element. Errors: MEMORY; store_free gives back what there is. */
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
 /* The longest piece from `offset` (in the shard), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
@@ -8282,6 +8918,8 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
  * ============================================================================================== */
 /* store.c - blocks of a server's shard. See store.h. */
 
+enum { STORE_TAGS_MAX = 65536 };
+
 /* Cuts the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
@@ -8295,10 +8933,10 @@ static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
   if (!store->slices) return MLFAB_ERR_MEMORY;
   uint64_t largest = 0;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    largest = mlfab__max(largest, layout->slices[owned[i]].bytes);
-  }
-  /* No block larger than it needs to be: small models are cheap. */
+  for (uint32_t i = 0; i < layout->nslices; i++)
+    largest = mlfab__max(largest, layout->slices[i].bytes);
+  /* No block larger than it needs to be: small models are cheap. All slices' are alike, so that a
+   * block may change from store to store when slices move. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__slice *from = &layout->slices[owned[i]];
@@ -8375,6 +9013,30 @@ no_memory:
   return MLFAB_ERR_MEMORY;
 }
 
+/* The bytes of a slice's grain: it may have types of 4 and of 8 bytes. */
+static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
+                            uint32_t elements) {
+  const mlfab__layout *layout = store->layout;
+  uint64_t last = slice->offset + slice->bytes - 1;
+  /* The types of 8 bytes come first. */
+  uint32_t first_width =
+      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
+  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
+  return mlfab__max((uint64_t)elements * last_width, first_width);
+}
+
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
+  if (store->nslices == 0) return 0;
+  store->tags = mlfab__alloc_array(env, store->nslices, sizeof *store->tags);
+  if (!store->tags) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *slice = &store->slices[i];
+    if (mlfab__tags_init(env, &store->tags[i], slice->bytes, store_grain(store, slice, elements)))
+      return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
 static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
   for (uint32_t p = 0; state && p < store->positions; p++) {
     mlfab__free_aligned(env, state[p], store->block_bytes);
@@ -8383,6 +9045,9 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
 }
 
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  for (uint32_t i = 0; store->tags && i < store->nslices; i++)
+    mlfab__tags_free(env, &store->tags[i]);
+  mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
     mlfab__free_aligned(env, store->blocks[i].data, store->block_bytes);
   }
@@ -8471,21 +9136,51 @@ MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint
   *place = block;
 }
 
+static int store_share(double x) { return mlfab__reduce_finite(MLFAB_F64, &x, 1) && x >= 0.0; }
+
+static int store_check_numbers(const mlfab_model_options *options, mlfab_error *error) {
+  uint32_t tags = options->tags;
+  if (tags > STORE_TAGS_MAX || (tags & (tags - 1)) != 0)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "tags is %u: not a power of two up to %d, nor 0", tags, STORE_TAGS_MAX);
+  if (options->pull_half > MLFAB_HALF_BF16)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "pull_half is %u: not one of MLFAB_HALF_*", options->pull_half);
+  if (!store_share(options->change_threshold))
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "change_threshold is %g: not 0 or more, and finite",
+                        options->change_threshold);
+  if (!store_share(options->change_decay))
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "change_decay is %g: not 0 or more, and finite", options->change_decay);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__rule *rule,
                                        mlfab_error *error) {
   int code = mlfab__rule_init(rule, options, error);
   if (code) return code;
+  code = store_check_numbers(options, error);
+  if (code) return code;
+  const char *filters = options->pull_half ? "pull_half (16-bit parameters)"
+                                           : "change_threshold (a parameter filter)";
+  int filtered = options->pull_half || options->change_threshold > 0.0;
   int rounds = mlfab__sync_rounds(options->consistency.kind);
   const char *text = NULL;
   if (options->mean && !rounds)
     text = "mean with an asynchronous model: there is no round to divide by";
   if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
     text = "deterministic with another model than BSP: there is no round of all to order";
+  if (options->ghost && options->tags) text = "ghost with tags: there are no bytes that change";
   for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
     if (layout->tensors[i].dtype != MLFAB_I64) continue;
     if (options->mean) text = "mean with int64 tensors: the division is not exact";
     if (options->rule != MLFAB_RULE_PLAIN) text = "int64 tensors with another rule than plain";
+    if (!filtered || text) continue;
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
+                        filters);
   }
   if (!text) return 0;
   return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0, "not supported: %s", text);
@@ -8853,8 +9548,10 @@ typedef struct mlfab__part {
   uint32_t way;        /* in their token: what was taken back may still be reported */
   uint64_t group;      /* newest number of a way; 0: none */
   uint64_t bytes, granted, sent;
-  uint64_t delay;  /* once decided: it had, or would have had */
-  uint32_t source; /* cursor */
+  uint64_t delay;   /* once decided: it had, or would have had */
+  uint64_t reached; /* dropped: the iteration that the worker goes on with at this server */
+  uint64_t late;    /* dropped, since this iteration (plus one) was complete; else 0 */
+  uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
 
@@ -8866,8 +9563,14 @@ typedef struct mlfab__outgoing {
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
-  uint8_t *packed;    /* MLFAB__WORKER_PACK, once it was needed */
-  uint64_t bytes, packed_bytes;
+  uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
+  uint8_t *packets;   /* of the whole update, ascending: see sift.c; kept for the slot's next one */
+  uint64_t packet_room, packet_bytes;
+  int packed;     /* it goes as packets ... */
+  int filtered;   /* ... that filters have made */
+  uint64_t shape; /* hash of which stretches these are of */
+  uint64_t kept;  /* free: the number of the one whose packets a retry would send again, or 0 */
+  uint64_t bytes;
   uint32_t nbufs;
   uint64_t pull_count; /* pulls finished when it was made */
   int mergeable, withdrawn;
@@ -8876,33 +9579,104 @@ typedef struct mlfab__outgoing {
   uint64_t started_ns;
 } mlfab__outgoing;
 
+/* The filter of a tensor, and what it holds back. */
+typedef struct mlfab__sieve {
+  mlfab_filter filter;
+  uint8_t *residual; /* as large as the tensor; NULL: there is no filter */
+  uint8_t leaves;    /* taken away: the next update takes the residual along */
+  uint8_t fresh;     /* the residual was made by the call under way */
+} mlfab__sieve;
+
+typedef struct mlfab__sparse { /* a sparse update, as its caller tells it */
+  uint32_t tensor;
+  const uint64_t *indices;
+  const void *values;
+  uint64_t count;
+} mlfab__sparse;
+
 typedef struct mlfab__fetch_part { /* of a pull, at a server */
   uint8_t waiting;
   uint8_t begun;    /* something came by way of the hop */
   uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
   uint32_t attempt; /* newest way: what comes by an older one is void */
+  /* With a cache: */
+  uint8_t asked;         /* it is this pull's turn */
+  uint8_t changed;       /* something has come of the slice ... */
+  uint32_t slice;        /* ... that is coming in, */
+  uint64_t upto, commit; /* so far, and which of it */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
   uint32_t nsources, source_room;
+  uint32_t flags;           /* MLFAB_PULL_* */
   uint64_t after_seq;       /* numbers below are of pushes before it */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
-  int32_t missing; /* the worker that a server waits for, as it says */
+  /* What the server that said so last waits for; missing NO_RANK: nothing is known. */
+  int32_t missing;
+  uint32_t missing_at;
+  char state[200];
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
-  uint8_t counts; /* it counts iterations: also of updates that have no bytes for it */
+  uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
+  uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
-  uint32_t small; /* mergeable updates announced and not decided */
-  uint64_t round; /* whole updates decided: rounds this worker is through with here */
+  uint32_t small;       /* mergeable updates announced and not decided */
+  uint64_t round;       /* whole updates decided: rounds this worker is through with here */
+  uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
+  uint8_t stopped;      /* it has answered STOP */
+  uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
 } mlfab__stream;
+
+/* A copy of the model: see cache.c. Pulls are told by their requests, which ascend. */
+typedef struct mlfab__cache {
+  uint8_t *bytes;    /* NULL: there are no tags */
+  uint64_t *commits; /* by slice: which one the copy has, 0: none */
+  uint64_t *brought; /* by slice: the pull that changed it last, ... */
+  uint64_t *before;  /* ... and the last other one */
+  uint64_t *written; /* by tensor: the pull that handed it out last */
+} mlfab__cache;
+
+typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
+  uint64_t request;                 /* 0: none */
+  mlfab__sync_ask ask;
+  int all; /* it is for all servers */
+  uint32_t nwaiting;
+  int32_t code; /* the first server's that refused it, and which */
+  uint32_t server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__sync_change;
+
+/* Slices move between servers: see thaw.c. */
+enum mlfab__pause_state {
+  MLFAB__PAUSE_RUNS,
+  MLFAB__PAUSE_STOPPING,
+  MLFAB__PAUSE_DRAINING,
+  MLFAB__PAUSE_FROZEN
+};
+
+typedef struct mlfab__pause {
+  enum mlfab__pause_state state;
+  uint32_t attempt;
+  int late;      /* it is over already, and what it told is adopted when the servers have stopped */
+  uint64_t last; /* updates up to here are decided everywhere before it is frozen */
+  uint32_t *owners; /* as THAW told last, and of which epoch */
+  uint32_t nowners, epoch;
+} mlfab__pause;
+
+typedef struct mlfab__resize { /* mlfab_set_servers under way */
+  uint64_t request;            /* 0: none */
+  uint64_t ask, timeout_ns;
+  uint32_t *servers;
+  uint32_t n;
+} mlfab__resize;
 
 typedef struct mlfab__worker {
   mlfab__env *env;
@@ -8928,6 +9702,15 @@ typedef struct mlfab__worker {
   uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
+  mlfab__sync_change change;
+  uint32_t epoch; /* of the layout */
+  mlfab__pause pause;
+  mlfab__resize resize;
+  mlfab__cache cache;
+  mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
+  uint32_t nsieves;     /* with a residual */
+  uint64_t *marks;      /* scratch: bitmaps of what is sent of an update */
+  uint64_t mark_room;
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
@@ -8950,11 +9733,33 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
 MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_push_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* A sparse update of one tensor: all of it is copied. */
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error);
+/* The filter of a tensor, or of all; NULL: none from now on. */
+MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
+                                             const mlfab_filter *filter, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* A tensor in the cache. */
+MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
+                                         const void **data_p, uint64_t *count_p,
+                                         mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
+MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
+                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
+                                           uint64_t now_ns, mlfab_request *request_p,
+                                           mlfab_error *error);
+/* These servers, and no others, shall own slices. */
+MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
+                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
+                                              mlfab_request *request_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
 /* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
@@ -8995,9 +9800,10 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
 /* --- between worker.c, push.c (updates) and pull.c --- */
 
-/* Resolves buffers to sources, ascending. Errors: ARGUMENT, TENSOR, SHAPE, DTYPE, LIMIT, MEMORY. */
+/* Resolves buffers to sources, ascending; bare: they may be NULL. Errors: ARGUMENT, TENSOR, SHAPE,
+ * DTYPE, LIMIT, MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                          mlfab__source **sources, uint32_t *nsources,
+                                          int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
 /* The stretches of sources in a server's shard, neighbours joined, into segments_scratch. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
@@ -9039,6 +9845,29 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
 /* Withdraws every update without waiting, and drops what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
+/* 1 when some of these tensors has a filter, or had one and a residual is left. */
+MLFAB__INTERNAL int mlfab__sift_wanted(const mlfab__worker *worker, const mlfab__source *sources,
+                                       uint32_t n);
+/* Filters the update's sources in iteration t (from 1) into its packets; those without filter are
+ * packets as they are. Errors: NOT_FINITE, MEMORY; nothing is changed then. A pass over all to mark
+ * what goes, another to write it. */
+MLFAB__INTERNAL int mlfab__sift_encode(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t,
+                                       mlfab_error *error);
+/* Is it in order? TENSOR, UNSUPPORTED (ghosts), ARGUMENT, NOT_FINITE. */
+MLFAB__INTERNAL int mlfab__sift_check(const mlfab__worker *worker, const mlfab__sparse *sparse,
+                                      mlfab_error *error);
+MLFAB__INTERNAL int mlfab__sift_sparse(mlfab__worker *worker, mlfab__outgoing *update,
+                                       const mlfab__sparse *sparse, mlfab_error *error);
+/* Bytes of the server's first packets, whole ones, as far as they are not more than `most`. */
+MLFAB__INTERNAL uint64_t mlfab__sift_bytes(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t most);
+/* The server's next packets at or behind `from` that are neighbours, at most a frame's and not more
+ * than `most`: their bytes, and where they begin. */
+MLFAB__INTERNAL uint64_t mlfab__sift_piece(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t from, uint64_t most, uint64_t *at_p);
+MLFAB__INTERNAL void mlfab__sift_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 /* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */
@@ -9059,6 +9888,48 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
+/* thaw.c - may updates and pulls be sent to this server now? May this update be announced there? */
+MLFAB__INTERNAL int mlfab__thaw_sends(const mlfab__worker *worker, uint32_t server);
+MLFAB__INTERNAL int mlfab__thaw_announces(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t seq);
+/* Something was decided, or a server has stopped. */
+MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__hello_ack *ack, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns);
+/* 1 when the frame was of this kind. */
+MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns);
+/* Asks server 0, if a call of set_servers is under way. */
+MLFAB__INTERNAL void mlfab__thaw_ask(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__thaw_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_free(mlfab__worker *worker);
+/* The layout has changed: updates that are decided nowhere, and pulls, are cut anew; a change of
+ * consistency is told to all again. */
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
+/* Where it is undecided it never will be decided. */
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+                                      uint64_t now_ns);
+/* The cache of a model that has version tags, else nothing. Errors: MEMORY (free it). */
+MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
+/* Its copies of a server's slices, or of all, are no good: what they are stays, and is brought again. */
+MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
+/* What to ask the server for, into the scratches. */
+MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__fetch *fetch, mlfab__pull *pull);
+/* A frame of a pull: before its bytes are written (FRAME: it does not go on where the one before
+ * ended), and after it; `changed`: there were some. */
+MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                       const mlfab__model *model);
+MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                        const mlfab__model *model, int changed);
+/* All of a pull is here. */
+MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 /* The model has been asked for by model_start and is here, or failed. */
 MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_ns);
 
@@ -9084,6 +9955,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->rank = rank;
   worker->servers = config->servers;
   worker->next_seq = 1;
+  worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
   worker->segments_scratch =
       mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
@@ -9098,6 +9970,8 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
+  mlfab__sift_free(worker);
+  mlfab__cache_free(worker);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
@@ -9116,6 +9990,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
+  mlfab__thaw_free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
   mlfab__free(env, worker->segments_scratch,
@@ -9127,11 +10002,11 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 /* --- buffers --- */
 
 /* One buffer's place in the flat model. */
-static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, mlfab__source *source,
-                         mlfab_error *error) {
+static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int bare,
+                         mlfab__source *source, mlfab_error *error) {
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
-  if (!buf->data && !worker->define.ghost) {
+  if (!buf->data && !bare && !worker->define.ghost) {
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "the buffer of tensor %u is NULL", buf->tensor);
   }
@@ -9160,7 +10035,7 @@ static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, mlfa
 }
 
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                          mlfab__source **sources, uint32_t *nsources,
+                                          int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error) {
   if (!bufs || n == 0)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "no buffers");
@@ -9175,7 +10050,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   mlfab__source *list = *sources;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__source source = {0, 0, NULL};
-    int code = worker_source(worker, &bufs[i], &source, error);
+    int code = worker_source(worker, &bufs[i], bare, &source, error);
     if (code) return code;
     /* Insertion: callers list tensors in order, so this is one comparison each. */
     uint32_t at = i;
@@ -9284,12 +10159,40 @@ static void worker_options(const mlfab_model_options *o, mlfab__define *define) 
   define->weight_decay = o->weight_decay;
 }
 
+/* Options that concern how values travel; the others are the servers' to check. */
+static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
+                                mlfab_error *error) {
+  if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: tags is %u, not a power of two up to 65536", o->tags);
+  if (o->pull_half > MLFAB_HALF_BF16)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
+  int decay = !(o->change_decay >= 0.0 && o->change_decay - o->change_decay == 0.0);
+  if (decay || !(o->change_threshold >= 0.0 && o->change_threshold - o->change_threshold == 0.0))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: %s is %g, not a number of at least 0",
+                        decay ? "change_decay" : "change_threshold",
+                        decay ? o->change_decay : o->change_threshold);
+  if (o->ghost && o->tags > 0)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: version tags of ghost tensors");
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    if (worker->tensors[i].dtype != MLFAB_I64) continue;
+    if (o->pull_half == MLFAB_HALF_NONE && !(o->change_threshold > 0.0)) continue;
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: filters on int64 (%s, tensor %u)",
+                        o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
+  }
+  return 0;
+}
+
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                 mlfab_error *error) {
   mlfab__source *sources = NULL;
   uint32_t nsources = 0, room = 0;
   if (n == 0) return 0;
-  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, error);
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, error);
   mlfab__free(worker->env, sources, room * sizeof *sources);
   return code;
 }
@@ -9300,12 +10203,17 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   mlfab__env *env = worker->env;
   int code =
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
-                          0, worker->config->model_max_bytes, &worker->layout, error);
+                          options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
+  /* They may have moved before this process was here. */
+  if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
+    mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0, "more than %d slices",
                         MLFAB__SLICES_MAX);
   worker_options(options, &worker->define);
+  code = worker_check_options(worker, options, error);
+  if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
   if (code) return code;
   worker->define.tensors = worker->ntensors;
@@ -9416,6 +10324,13 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
+  if (ack.options.active != worker->define.active) {
+    char text[128];
+    snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
+             worker->define.active, ack.options.active);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+    return;
+  }
   stream->own_weights = ack.options.first_weights != 0;
   worker->define = ack.options;
   worker->define.tensors = tensors;
@@ -9436,7 +10351,7 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   mlfab_error error;
-  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, 0, now_ns,
+  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
                                 &worker->model_pull, &error);
   if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
@@ -9477,7 +10392,13 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].defined) return;
   }
-  if (worker->norder == 0) worker_model_pull(worker, now_ns);
+  if (worker->norder > 0) return;
+  if (mlfab__cache_open(worker)) {
+    worker_model_end(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                     "model_start: out of memory for the cache of the model");
+    return;
+  }
+  worker_model_pull(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
@@ -9496,6 +10417,129 @@ MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_n
   *request_p = request->id;
   mlfab__worker_progress(worker, now_ns);
   return 0;
+}
+
+/* --- a change of consistency --- */
+
+static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
+  uint8_t meta[128];
+  if (!mlfab__thaw_sends(worker, server)) return; /* asked when it has said its epoch */
+  worker->port.post(worker->port.self, server, MLFAB__SYNC, meta,
+                    mlfab__encode_sync_ask(meta, &worker->change.ask));
+}
+
+static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
+                               uint32_t tensor, mlfab_error *error) {
+  if (!worker->stands)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: before the model exists");
+  if (server != MLFAB_ALL && server >= worker->servers)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "set_sync: server %u of %u",
+                        server, worker->servers);
+  if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: there is no tensor %u", tensor);
+  if (worker->change.request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: another change of this worker is under way");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "set_sync: server %u is dead", s);
+  }
+  return mlfab__sync_check(sync, worker->config->workers, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
+                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
+                                           uint64_t now_ns, mlfab_request *request_p,
+                                           mlfab_error *error) {
+  mlfab__sync_change *change = &worker->change;
+  mlfab_sync sync;
+  memset(&sync, 0, sizeof sync);
+  if (!given || given->size < offsetof(mlfab_sync, kind) + sizeof given->kind)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        given ? "set_sync: sync.size is not set" : "set_sync: sync is NULL");
+  memcpy(&sync, given, mlfab__min(given->size, sizeof sync));
+  int code = worker_change_check(worker, &sync, server, tensor, error);
+  if (code) return code;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
+                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: too many requests are open");
+  mlfab__sync_complete(&sync);
+  change->request = request->id;
+  change->ask.ask++;
+  change->ask.tensor = tensor;
+  change->ask.consistency = sync;
+  change->all = server == MLFAB_ALL;
+  change->nwaiting = 0;
+  change->code = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    stream->changes = server == MLFAB_ALL || server == s;
+    change->nwaiting += stream->changes;
+    if (stream->changes && stream->up) worker_change_ask(worker, s);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
+  mlfab__sync_change *change = &worker->change;
+  if (!change->request || !change->all) return;
+  /* Slices that come from a server that has not made it to one that has would be left out. */
+  change->ask.ask++;
+  change->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].changes = !worker->streams[s].dead;
+    change->nwaiting += worker->streams[s].changes;
+  }
+}
+
+/* Ends the change here: servers that have not answered may make it all the same. */
+static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, uint64_t now_ns,
+                              const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
+  worker->change.request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
+  if (!request || request->done) return;
+  mlfab__request_finish(worker->requests, request, code, code ? (int32_t)server : MLFAB_NO_RANK,
+                        code != 0, now_ns, "set_sync: %s", text);
+}
+
+static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                               uint64_t now_ns) {
+  char text[96], silent[24];
+  if (!worker->streams[server].changes) return;
+  snprintf(text, sizeof text, "server %u is dead (silent for %s)", server,
+           mlfab__duration(silent, silent_ns));
+  worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
+}
+
+/* What became of a change of consistency, or only how it is now. */
+static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                            uint64_t now_ns) {
+  mlfab__sync_ack ack;
+  mlfab__sync_change *change = &worker->change;
+  mlfab__stream *stream = &worker->streams[server];
+  if (mlfab__decode_sync_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
+    return;
+  }
+  stream->counts = ack.counts != 0;
+  if (!stream->changes || ack.ask != change->ask.ask) return;
+  stream->changes = 0;
+  if (ack.code && !change->code) {
+    change->code = ack.code;
+    change->server = server;
+    snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
+  }
+  if (--change->nwaiting == 0)
+    worker_change_end(worker, change->code, change->server, now_ns,
+                      change->code ? change->text : "");
 }
 
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p) {
@@ -9535,6 +10579,15 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
                        !worker->streams[s].undefined, now_ns, text);
       break;
+    case MLFAB__REQUEST_SYNC:
+      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
+      snprintf(text, sizeof text, "%s after %s awaiting server %u; it may still change there", what,
+               waited, s);
+      worker_change_end(worker, code, s, now_ns, text);
+      break;
+    case MLFAB__REQUEST_RESLICE:
+      mlfab__thaw_withdraw(worker, request, code, now_ns);
+      break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
       mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
@@ -9548,6 +10601,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
   stream->eager_bytes = ack->eager_bytes;
+  stream->epoch = ack->epoch;
   if (ack->was_dead == 2) {
     worker->port.ready(worker->port.self, server);
     return;
@@ -9556,6 +10610,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     stream->dead = 1;
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
+    worker_change_dead(worker, server, 0, now_ns);
     return;
   }
   stream->up = 1;
@@ -9566,6 +10621,8 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->round = ack->v_train;
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
+  if (stream->changes) worker_change_ask(worker, server);
+  mlfab__thaw_hello(worker, server, ack, now_ns);
   worker->port.ready(worker->port.self, server);
 }
 
@@ -9582,6 +10639,8 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, silent_ns, now_ns);
+  worker_change_dead(worker, server, silent_ns, now_ns);
+  mlfab__thaw_dead(worker, server, silent_ns, now_ns);
   if (worker->model_request) {
     snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
              mlfab__duration(silent, silent_ns));
@@ -9602,6 +10661,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+  if (mlfab__thaw_frame(worker, server, frame, now_ns)) return;
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
@@ -9617,6 +10677,9 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
       break;
     case MLFAB__RESEND:
       worker_resend(worker, server, frame, now_ns);
+      break;
+    case MLFAB__SYNC_ACK:
+      worker_sync_ack(worker, server, frame, now_ns);
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
@@ -9718,6 +10781,11 @@ static int push_rounds(const mlfab__worker *worker) {
     if (worker->streams[s].counts) return 1;
   }
   return 0;
+}
+
+/* 1 when a scheduler may drop updates. */
+static int push_plans(const mlfab__worker *worker) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
 }
 
 /* A withdrawn update that some server counts as a round's must count at the others too, or their
@@ -9920,17 +10988,22 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
 
 /* Text of an update that a server dropped, `applied` others not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
-                              uint32_t server, uint64_t delay, uint64_t now_ns) {
-  char others[112] = "";
+                              uint32_t server, const mlfab__part *part, uint64_t now_ns) {
+  char others[112] = "", why[72];
   if (request->result.applied > 0) {
     snprintf(others, sizeof others,
              "; %u of %u servers applied their parts: only what was dropped may be pushed again",
              request->result.applied, request->result.applied + request->result.refused);
   }
+  if (part->late) {
+    snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
+             (unsigned long long)(part->late - 1));
+  } else {
+    snprintf(why, sizeof why, "dropped by the plan at server %u: its delay would be %llu", server,
+             (unsigned long long)part->delay);
+  }
   mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
-                        "update %llu: dropped by the plan at server %u: its delay would be %llu%s",
-                        (unsigned long long)request->result.seq, server, (unsigned long long)delay,
-                        others);
+                        "update %llu: %s%s", (unsigned long long)request->result.seq, why, others);
 }
 
 static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
@@ -9942,7 +11015,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   request->result.version = update->version;
   request->result.delay = push_delay(worker, update, code);
   if (code && part->code == MLFAB_ERR_DROPPED) {
-    push_tell_dropped(worker, request, code, server, part->delay, now_ns);
+    push_tell_dropped(worker, request, code, server, part, now_ns);
     return;
   }
   switch (code) {
@@ -10004,6 +11077,8 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   while (worker->order[at] != slot) at++;
   memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
   worker->norder--;
+  int again = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  update->kept = again && update->filtered ? update->seq : 0;
   update->seq = 0;
   update->serial++;
   mlfab__worker_progress(worker, now_ns);
@@ -10019,10 +11094,17 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   }
   part->state = MLFAB__PART_DECIDED;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
-  if (push_whole_round(update)) stream->round++;
+  if (push_whole_round(update)) {
+    uint64_t next = stream->round + 1;
+    /* Only a plan drops one that is not late. */
+    int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
+    part->late = late ? next : 0;
+    stream->round = mlfab__max(next, part->reached);
+  }
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
   if (worker->done) mlfab__worker_progress(worker, now_ns);
+  if (worker->pause.state == MLFAB__PAUSE_DRAINING) mlfab__thaw_check(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
@@ -10039,6 +11121,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
     update->version = mlfab__max(update->version, ack.version);
     part->delay = ack.delay;
+    part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
     push_decide(worker, update, server, ack.code, now_ns);
     return;
   }
@@ -10146,6 +11229,15 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+                                      uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
+  }
+}
+
 /* --- a new update --- */
 
 /* Places for every server's part, and one version a slice; made once per slot. */
@@ -10161,16 +11253,15 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
 /* Copies a small update into one contiguous image in the order of the flat model, and remembers
  * where each of the caller's buffers went. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
-  if (!update->packed) update->packed = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
-  if (!update->packed) return MLFAB_ERR_MEMORY;
+  if (!update->image) update->image = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
+  if (!update->image) return MLFAB_ERR_MEMORY;
   uint64_t at = 0;
   for (uint32_t i = 0; i < update->nsources; i++) {
     mlfab__source *source = &update->sources[i];
-    memcpy(update->packed + at, source->data, source->bytes);
-    source->data = update->packed + at;
+    memcpy(update->image + at, source->data, source->bytes);
+    source->data = update->image + at;
     at += source->bytes;
   }
-  update->packed_bytes = at;
   update->nbufs = n;
   /* Neighbours in the flat model are neighbours in the image: join them. */
   uint32_t kept = 0;
@@ -10186,15 +11277,19 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
-  int rounds = push_rounds(worker);
-  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
-  int planned = worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-                !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+/* Which servers get a part; once more when slices have moved: what links still have of it comes back
+ * under the same token, and a late grant of an aggregator is of an old number. */
+static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+  int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__part *part = &update->parts[s];
+    mlfab__part *part = &update->parts[s], former = *part;
     memset(part, 0, sizeof *part);
     part->aggregator = MLFAB__NO_NODE;
+    if (again) {
+      part->lent = former.lent;
+      part->way = former.way;
+      part->group = former.group;
+    }
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
     if (segments == UINT32_MAX) {
@@ -10204,11 +11299,44 @@ static int push_shards(mlfab__worker *worker, mlfab__outgoing *update, mlfab_err
     }
     if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
       part->state = MLFAB__PART_QUEUED;
+  }
+  return 0;
+}
+
+/* What is known of the parts once the update's bytes are. */
+static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
+  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  int planned =
+      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    if (update->packed) part->bytes = mlfab__sift_bytes(worker, update, s, UINT64_MAX);
     part->planned = planned && part->bytes > worker->config->eager_bytes;
     /* Each is placed, or dropped, by itself. */
     if (part->planned) update->mergeable = 0;
   }
-  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab_error error;
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int decided = 0;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
+    if (decided || update->withdrawn) continue; /* only what was lent is awaited */
+    if (!push_parts_begin(worker, update, &error)) {
+      push_parts_end(worker, update);
+      continue;
+    }
+    /* It has more stretches than fit now. */
+    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
+    update->parts[0].state = MLFAB__PART_QUEUED;
+    push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
+  }
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -10246,11 +11374,31 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "push: %s", text) : 0;
 }
 
+/* The number of the next update: of the first server that has a part of it. */
+static uint64_t push_progress(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t s = 0;
+  while (s + 1 < worker->servers && update->parts[s].state == MLFAB__PART_NONE) s++;
+  return worker->streams[s].round + mlfab__push_ahead(worker, s, worker->next_seq);
+}
+
+static int push_check_progress(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint64_t wanted, mlfab_error *error) {
+  uint64_t next = push_progress(worker, update) + 1;
+  if (wanted == 0 || wanted == next) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "push: progress is %llu, this worker's next is %llu",
+                      (unsigned long long)wanted, (unsigned long long)next);
+}
+
 /* Global norm of the update, and the scale after clipping by it. */
-static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update, double limit,
-                        double *norm_p) {
+static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        const mlfab__sparse *sparse, double limit, double *norm_p) {
   double sum = 0.0;
-  for (uint32_t i = 0; i < update->nsources; i++) {
+  if (sparse) {
+    const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+    sum = mlfab__reduce_norm2((int)tensor->dtype, sparse->values, sparse->count);
+  }
+  for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
     for (uint64_t at = 0; at < source->bytes;) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
@@ -10274,6 +11422,14 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
+/* Does it meet a filter? */
+static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+  mlfab__source source = {0, worker->layout.bytes, NULL};
+  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
+  return mlfab__sift_wanted(worker, &source, 1);
+}
+
 /* Adds a small update to the last one that waits, if they can be one. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
@@ -10281,10 +11437,12 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have numbers in a row; one between may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
+  if (worker->nsieves > 0 && push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
-      options->version != update->base || options->retry_seq || options->clip_norm > 0.0 ||
-      options->scale < update->scale || options->scale > update->scale) {
+      options->version != update->base || options->retry_seq || options->progress ||
+      options->clip_norm > 0.0 || options->scale < update->scale ||
+      options->scale > update->scale) {
     return NULL;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -10303,12 +11461,12 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
   if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
-      !mlfab__reduce_finite((int)tensor->dtype, update->packed, bufs->count)) {
+      !mlfab__reduce_finite((int)tensor->dtype, update->image, bufs->count)) {
     update->mergeable = 0;
     return NULL;
   }
-  mlfab__reduce_add((int)tensor->dtype, update->packed, update->packed, bufs->data, 1.0,
-                    bufs->count, 0);
+  mlfab__reduce_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
+                    0);
   update->members++;
   update->norm = 0.0; /* of the sum, it is not known */
   worker->stats->pushes_merged++;
@@ -10316,13 +11474,21 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   return update;
 }
 
-static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint32_t *slot_p) {
+/* The slot that keeps the packets of the update to be tried again; else one that keeps none; else
+ * the one whose packets are the oldest. */
+static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
+                                       uint32_t *slot_p) {
+  mlfab__outgoing *best = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
-    if (worker->updates[i].seq != 0) continue;
+    mlfab__outgoing *update = &worker->updates[i];
+    if (update->seq != 0) continue;
+    int wanted = retry_seq != 0 && update->kept == retry_seq;
+    if (best && !wanted && update->kept >= best->kept) continue;
+    best = update;
     *slot_p = i;
-    return &worker->updates[i];
+    if (wanted) break;
   }
-  return NULL;
+  return best;
 }
 
 /* The oldest number in flight must stay inside every server's window. */
@@ -10346,14 +11512,65 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab_buf *bufs,
-                     uint32_t n, const mlfab_push_options *options, uint32_t flags,
-                     mlfab_error *error) {
+/* What is pushed: buffers, or elements of one tensor. */
+typedef struct push_what {
+  const mlfab_buf *bufs;
+  uint32_t n;
+  const mlfab__sparse *sparse; /* or NULL */
+} push_what;
+
+/* Packets, or the image of a small update, or the caller's buffers as they are. */
+static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                       const mlfab_push_options *options, mlfab_error *error) {
+  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
+    shape = mlfab__hash(shape, stretch, sizeof stretch);
+  }
+  int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
+  if (again && update->shape != shape)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push: update %llu was of other tensors",
+                        (unsigned long long)options->retry_seq);
+  update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
+                               mlfab__sift_wanted(worker, update->sources, update->nsources));
+  update->packed = update->filtered || what->sparse;
+  update->shape = shape;
+  if (again) return 0;
+  update->kept = 0;
+  if (what->sparse) return mlfab__sift_sparse(worker, update, what->sparse, error);
+  if (update->filtered)
+    return mlfab__sift_encode(worker, update, push_progress(worker, update) + 1, error);
+  if (update->bytes > MLFAB__WORKER_PACK || worker->define.ghost) return 0;
+  if (push_pack(worker, update, what->n))
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for an update");
+  update->mergeable = !push_rounds(worker) && worker->define.rule == MLFAB_RULE_PLAIN &&
+                      !update->flags && worker->config->merge_max > 1 && options->clip_norm <= 0.0;
+  return 0;
+}
+
+static int push_sources(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                        mlfab_error *error) {
+  mlfab_buf whole;
+  if (!what->sparse)
+    return mlfab__worker_sources(worker, what->bufs, what->n, 0, &update->sources,
+                                 &update->nsources, &update->source_room, error);
+  int code = mlfab__sift_check(worker, what->sparse, error);
+  if (code) return code;
+  memset(&whole, 0, sizeof whole);
+  whole.tensor = what->sparse->tensor;
+  whole.count = mlfab__layout_find(&worker->layout, whole.tensor)->count;
+  return mlfab__worker_sources(worker, &whole, 1, 1, &update->sources, &update->nsources,
+                               &update->source_room, error);
+}
+
+static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const push_what *what,
+                     const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
   if (push_prepare(worker, update))
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                         "out of memory for an update");
-  int code = mlfab__worker_sources(worker, bufs, n, &update->sources, &update->nsources,
-                                   &update->source_room, error);
+  int code = push_sources(worker, update, what, error);
   if (code) return code;
   update->members = 1;
   update->flags = flags;
@@ -10362,24 +11579,20 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
   update->version = update->bytes = 0;
-  update->nbufs = n;
+  update->nbufs = what->n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
   for (uint32_t i = 0; i < worker->layout.nslices; i++) {
     update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
   }
   if (options->clip_norm > 0.0 && !worker->define.ghost) {
-    update->scale = push_clip(worker, update, options->clip_norm, &update->norm);
+    update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
-  if (update->bytes <= MLFAB__WORKER_PACK && !worker->define.ghost) {
-    if (push_pack(worker, update, n))
-      return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
-                          "out of memory for an update");
-    update->mergeable = !push_rounds(worker) &&
-                        worker->define.rule == MLFAB_RULE_PLAIN && !flags &&
-                        worker->config->merge_max > 1 && options->clip_norm <= 0.0;
-  }
-  return push_shards(worker, update, error);
+  code = push_parts_begin(worker, update, error);
+  if (!code) code = push_check_progress(worker, update, options->progress, error);
+  if (!code) code = push_encode(worker, update, what, options, error);
+  if (!code) push_parts_end(worker, update);
+  return code;
 }
 
 /* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
@@ -10406,9 +11619,8 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_push_options *given, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+static int push_start(mlfab__worker *worker, const push_what *what, const mlfab_push_options *given,
+                      uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab_push_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -10440,19 +11652,20 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
     mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
     return 0;
   }
-  if (bufs && !options.flags) update = push_merge(worker, bufs, n, &options);
+  if (what->bufs && !options.flags) update = push_merge(worker, what->bufs, what->n, &options);
   if (update) {
     slot = (uint32_t)(update - worker->updates);
     if (update->members == worker->config->merge_max) {
       for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
     }
   } else {
-    update = push_window_open(worker, seq) ? push_free_slot(worker, &slot) : NULL;
+    update =
+        push_window_open(worker, seq) ? push_free_slot(worker, options.retry_seq, &slot) : NULL;
     if (!update) {
       return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
                           "push: %u updates are under way", worker->norder);
     }
-    code = push_fill(worker, update, bufs, n, &options,
+    code = push_fill(worker, update, what, &options,
                      options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0, error);
     if (code) return code;
     update->seq = worker->next_seq++;
@@ -10468,17 +11681,35 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_push_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  push_what what = {bufs, n, NULL};
+  return push_start(worker, &what, options, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error) {
+  mlfab__sparse sparse = {tensor, indices, values, count};
+  push_what what = {NULL, 1, &sparse};
+  return push_start(worker, &what, options, now_ns, request_p, error);
+}
+
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error) {
   mlfab_push_options options;
   memset(&options, 0, sizeof options);
   options.scale = 1.0;
   uint32_t slot = 0;
-  mlfab__outgoing *update = push_free_slot(worker, &slot);
+  push_what what = {bufs, n, NULL};
+  mlfab__outgoing *update = push_free_slot(worker, 0, &slot);
   if (!update)
     return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0, "%u updates are under way",
                         worker->norder);
-  int code = push_fill(worker, update, bufs, n, &options, MLFAB__PUSH_INIT, error);
+  int code = push_fill(worker, update, &what, &options, MLFAB__PUSH_INIT, error);
   if (code) return code;
   update->seq = worker->next_seq++;
   push_enqueue(worker, update, slot, now_ns);
@@ -10503,11 +11734,18 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* The next contiguous bytes at the part's cursor: in one source and in one run of the server's
- * slices. */
+/* The next contiguous bytes at the part's cursor, at most `most` and what a frame holds: in one source
+ * and in one run of the server's slices, or whole packets, which may be none. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
-                           uint32_t server, const mlfab__part *part, const uint8_t **data_p) {
+                           uint32_t server, const mlfab__part *part, uint64_t most,
+                           const uint8_t **data_p) {
   uint64_t begin = 0, end = 0, in_source = part->in_source;
+  *data_p = NULL;
+  if (update->packed) {
+    uint64_t bytes = mlfab__sift_piece(worker, update, server, in_source, most, &begin);
+    if (bytes > 0) *data_p = update->packets + begin;
+    return bytes;
+  }
   for (uint32_t i = part->source; i < update->nsources; i++, in_source = 0) {
     const mlfab__source *source = &update->sources[i];
     uint64_t from = source->offset + in_source;
@@ -10515,16 +11753,20 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
     from = mlfab__max(from, begin);
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
-    *data_p = source->data ? source->data + (from - source->offset) : NULL;
-    return to - from;
+    if (source->data) *data_p = source->data + (from - source->offset);
+    return mlfab__min(to - from, mlfab__min(most, worker->config->chunk_bytes));
   }
-  *data_p = NULL;
   return 0;
 }
 
 static void push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
                          uint32_t server, mlfab__part *part, uint64_t bytes) {
   uint64_t begin = 0, end = 0;
+  if (update->packed && bytes > 0) {
+    mlfab__sift_piece(worker, update, server, part->in_source, 0, &begin);
+    part->in_source = begin + bytes;
+    return;
+  }
   while (bytes > 0) {
     const mlfab__source *source = &update->sources[part->source];
     uint64_t from = source->offset + part->in_source, stop = source->offset + source->bytes;
@@ -10562,12 +11804,17 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
 }
 
 /* Bytes of credit that go with an announcement, and take nobody's turn. */
-static uint32_t push_eager(const mlfab__stream *stream, const mlfab__part *part) {
+static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__part *part = &update->parts[server];
   if (part->planned) return 0;
   /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
    * first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
+  if (update->packed && eager < part->bytes)
+    return (uint32_t)mlfab__sift_bytes(worker, update, server, eager);
   /* What is left of the credit may be any number: no element is cut. */
   return eager < part->bytes ? eager - eager % 8 : eager;
 }
@@ -10595,16 +11842,16 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.seq = update->seq;
   push.members = update->members;
   push.generation = stream->generation;
-  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u);
-  push.eager = push_eager(stream, part);
+  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
+               (update->packed && !part->empty ? MLFAB__PUSH_PACKED : 0u);
+  push.eager = push_eager(worker, update, server);
   push.parts = push_parts(worker, update);
   push.progress = stream->round + mlfab__push_ahead(worker, server, update->seq);
   push.bytes = part->bytes;
   push.scale = update->scale;
   push.norm = update->norm;
-  const uint8_t *data;
-  uint64_t piece = push_piece(worker, update, server, part, &data);
-  piece = mlfab__min(mlfab__min(piece, push.eager), worker->config->chunk_bytes);
+  const uint8_t *data = NULL;
+  uint64_t piece = part->empty ? 0 : push_piece(worker, update, server, part, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
@@ -10614,15 +11861,15 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-/* The next bytes that were granted, as the bulk. */
-static void push_granted_piece(const mlfab__worker *worker, uint32_t server,
-                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
+/* The next bytes that were granted, as the bulk. 0 when no packet is granted whole. */
+static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
+                              const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
-  uint64_t piece = push_piece(worker, update, server, part, &data);
-  piece = mlfab__min(mlfab__min(piece, part->granted - part->sent), worker->config->chunk_bytes);
+  uint64_t most = part->granted - part->sent;
+  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, part, most, &data);
   frame->bulk = data;
-  frame->bulk_bytes = (uint32_t)piece;
+  return frame->bulk_bytes > 0;
 }
 
 static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
@@ -10631,8 +11878,7 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
                         worker->streams[server].generation};
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
-  push_granted_piece(worker, server, update, frame);
-  return 1;
+  return push_granted_piece(worker, server, update, frame);
 }
 
 /* Is it to be borrowed, or will the transport copy it? */
@@ -10648,6 +11894,7 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     int found = 0;
     frame->note[0] = 0;
     if (part->state == MLFAB__PART_QUEUED) {
+      if (!mlfab__thaw_announces(worker, server, update->seq)) return 0;
       if (!push_may_announce(worker, server, i)) return 0;
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);
@@ -10701,10 +11948,10 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
           part->sent >= part->granted)
         continue;
-      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, s};
+      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
       frame->type = MLFAB__HOP_CHUNK;
       frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
-      push_granted_piece(worker, s, update, frame);
+      if (!push_granted_piece(worker, s, update, frame)) continue;
       frame->slot = worker->order[i];
       frame->note[0] = s;
       frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
@@ -10810,7 +12057,7 @@ MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
     mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
     update->versions = NULL;
     if (update->seq != 0) update->serial++;
-    update->seq = 0;
+    update->seq = update->kept = 0;
   }
 }
 
@@ -10819,10 +12066,545 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
-    mlfab__free(env, update->packed, MLFAB__WORKER_PACK);
+    mlfab__free(env, update->image, MLFAB__WORKER_PACK);
+    mlfab__free_aligned(env, update->packets, update->packet_room);
     mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
     memset(update, 0, sizeof *update);
   }
+}
+
+/* ==============================================================================================
+ * core/sift.c
+ * ============================================================================================== */
+/* sift.c - the worker role: updates of which only some values travel. See worker.h.
+ *
+ * A filter holds back what is not worth sending in a residual of its tensor, which the next update
+ * takes along; a sparse update is told by the caller element by element. Both become packets (pack.h)
+ * when the push is made, so that the caller's buffers are its own again. The packets of an update
+ * stand in the order of the flat model, whoever's they are: a server's are picked out on the way.
+ *
+ * Encoding goes in three steps, so that what fails changes nothing: look at every value and mark what
+ * is sent; get the memory; write, and leave the rest to the residuals.
+ *
+ * A filtered update that was applied nowhere keeps its packets for a retry: it sends the same again,
+ * and touches no residual. To filter the same buffers once more would send what was held back twice.
+ *
+ * Source: TDF §4.2, 4.3. */
+
+#include <float.h>
+#include <math.h>
+
+enum { SIFT_LEAST = 64 }; /* elements of a packet, however short frames are */
+
+/* A stretch that one packet can have: of one slice and one tensor. */
+typedef struct sift_piece {
+  uint64_t offset; /* in the flat model, bytes */
+  uint64_t first;  /* its first element, counted in the tensor */
+  uint32_t tensor; /* index in the layout */
+  uint32_t n;
+  int dtype;
+  const uint8_t *data; /* the caller's */
+} sift_piece;
+
+typedef struct sift_walk {
+  uint32_t source;
+  uint64_t in_source;
+} sift_walk;
+
+static uint64_t sift_pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+
+/* Elements of a packet that a frame can hold in any case. */
+static uint64_t sift_most(const mlfab__worker *worker, int dtype) {
+  uint64_t room = (uint64_t)worker->config->chunk_bytes - MLFAB__PACK_HEADER;
+  uint64_t most = room * 8 / (8 * mlfab__dtype_bytes(dtype) + 1);
+  return mlfab__max(SIFT_LEAST, mlfab__min(MLFAB__PACK_ELEMENTS, most & ~(uint64_t)63));
+}
+
+/* Bytes behind `offset` that are of the same tensor and slice. */
+static uint64_t sift_left(const mlfab__worker *worker, const mlfab__tensor *tensor,
+                          uint64_t offset) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, offset)];
+  return mlfab__min(tensor->offset + tensor->bytes, slice->offset + slice->bytes) - offset;
+}
+
+static int sift_next(const mlfab__worker *worker, const mlfab__outgoing *update, sift_walk *walk,
+                     sift_piece *piece) {
+  if (walk->source == update->nsources) return 0;
+  const mlfab__source *source = &update->sources[walk->source];
+  uint64_t offset = source->offset + walk->in_source;
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, offset);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes =
+      mlfab__min(sift_left(worker, tensor, offset), sift_most(worker, (int)tensor->dtype) * width);
+  bytes = mlfab__min(bytes, source->bytes - walk->in_source);
+  piece->offset = offset;
+  piece->first = (offset - tensor->offset) / width;
+  piece->tensor = (uint32_t)(tensor - worker->layout.tensors);
+  piece->n = (uint32_t)(bytes / width);
+  piece->dtype = (int)tensor->dtype;
+  piece->data = source->data + walk->in_source;
+  walk->in_source += bytes;
+  if (walk->in_source == source->bytes) {
+    walk->source++;
+    walk->in_source = 0;
+  }
+  return 1;
+}
+
+static uint32_t sift_words(const sift_piece *piece) { return (piece->n + 63) / 64; }
+
+/* The tensor's filter, or NULL. */
+static mlfab__sieve *sift_sieve(const mlfab__worker *worker, uint32_t tensor) {
+  mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
+  return sieve && sieve->residual ? sieve : NULL;
+}
+
+static uint8_t *sift_residual(const mlfab__sieve *sieve, const sift_piece *piece) {
+  return sieve->residual + piece->first * mlfab__dtype_bytes(piece->dtype);
+}
+
+static void sift_rule(const mlfab__worker *worker, const mlfab__sieve *sieve, uint32_t tensor,
+                      uint64_t t, mlfab__filter_rule *rule) {
+  const mlfab_filter *filter = &sieve->filter;
+  const mlfab__tensor *its = &worker->layout.tensors[tensor];
+  uint32_t names[2] = {worker->rank, its->id};
+  memset(rule, 0, sizeof *rule);
+  rule->dtype = (int)its->dtype;
+  rule->seed = mlfab__hash(worker->config->seed, names, sizeof names);
+  rule->t = t;
+  if (sieve->leaves) return; /* all of it */
+  rule->half = (int)filter->half;
+  if (filter->threshold > 0.0) {
+    rule->tau = mlfab__filter_threshold(filter->threshold, filter->decay, t);
+  } else if (filter->drop > 0.0) {
+    rule->tau = HUGE_VAL;
+  }
+  if (rule->tau > 0.0) rule->p = filter->drop > 0.0 ? filter->drop : 1.0;
+}
+
+/* --- memory --- */
+
+static int sift_marks_room(mlfab__worker *worker, uint64_t words) {
+  if (words <= worker->mark_room) return 0;
+  mlfab__free(worker->env, worker->marks, worker->mark_room * sizeof *worker->marks);
+  worker->marks = mlfab__alloc_array(worker->env, words, sizeof *worker->marks);
+  worker->mark_room = worker->marks ? words : 0;
+  return worker->marks ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static int sift_packet_room(mlfab__worker *worker, mlfab__outgoing *update, uint64_t bytes) {
+  if (bytes <= update->packet_room) return 0;
+  mlfab__free_aligned(worker->env, update->packets, update->packet_room);
+  update->packets = mlfab__alloc_aligned(worker->env, bytes);
+  update->packet_room = update->packets ? bytes : 0;
+  return update->packets ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static int sift_no_memory(mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                      "push: out of memory for the packets of an update");
+}
+
+/* The most bytes of a packet that has `kept` of its elements, `width` bytes each. */
+static uint64_t sift_bound(uint32_t elements, uint64_t kept, uint32_t width) {
+  if (kept == 0) return 0;
+  uint64_t marks = mlfab__min(sift_pad((elements + 7) / 8), sift_pad(2 * kept));
+  return MLFAB__PACK_HEADER + marks + sift_pad(kept * width);
+}
+
+/* --- filters --- */
+
+static int sift_refuse(const mlfab__worker *worker, const sift_piece *piece,
+                       const mlfab__filter_rule *rule, const uint8_t *residual,
+                       mlfab_error *error) {
+  uint32_t width = mlfab__dtype_bytes(piece->dtype), i = 0;
+  for (uint64_t keep; i + 1 < piece->n; i++) {
+    const uint8_t *g = piece->data + (size_t)i * width;
+    int bad = rule ? mlfab__filter_mark(rule, g, residual + (size_t)i * width, piece->first + i, 1,
+                                        &keep) == MLFAB__FILTER_REFUSED
+                   : !mlfab__reduce_finite(piece->dtype, g, 1);
+    if (bad) break;
+  }
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
+                      "push: element %llu of tensor %u is NaN or infinite%s: nothing was sent",
+                      (unsigned long long)(piece->first + i),
+                      worker->layout.tensors[piece->tensor].id,
+                      rule ? ", what was held back before added" : "");
+}
+
+static uint64_t sift_count_words(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint64_t words = 0;
+  sift_walk walk = {0, 0};
+  sift_piece piece;
+  while (sift_next(worker, update, &walk, &piece)) {
+    if (sift_sieve(worker, piece.tensor)) words += sift_words(&piece);
+  }
+  return words;
+}
+
+/* Marks what is sent; *bytes_p: no more bytes become of it. Changes nothing else. */
+static int sift_look(mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
+                     uint64_t *bytes_p, mlfab_error *error) {
+  uint64_t *marks = worker->marks;
+  sift_walk walk = {0, 0};
+  sift_piece piece;
+  mlfab__filter_rule rule;
+  *bytes_p = 0;
+  while (sift_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sift_sieve(worker, piece.tensor);
+    uint32_t width = mlfab__dtype_bytes(piece.dtype);
+    if (!sieve) {
+      if (!mlfab__reduce_finite(piece.dtype, piece.data, piece.n))
+        return sift_refuse(worker, &piece, NULL, NULL, error);
+      *bytes_p += sift_bound(piece.n, piece.n, width);
+      continue;
+    }
+    sift_rule(worker, sieve, piece.tensor, t, &rule);
+    const uint8_t *residual = sift_residual(sieve, &piece);
+    uint32_t kept = mlfab__filter_mark(&rule, piece.data, residual, piece.first, piece.n, marks);
+    if (kept == MLFAB__FILTER_REFUSED) return sift_refuse(worker, &piece, &rule, residual, error);
+    *bytes_p += sift_bound(piece.n, kept, rule.half ? 2 : width);
+    marks += sift_words(&piece);
+  }
+  return 0;
+}
+
+/* Asks the user's own filter about a piece; it can only clear marks. */
+static void sift_select(const mlfab__worker *worker, const mlfab__sieve *sieve,
+                        const sift_piece *piece, uint64_t t, uint64_t *marks) {
+  uint64_t asked[MLFAB__PACK_ELEMENTS / 64];
+  uint32_t words = sift_words(piece);
+  mlfab_filter_info info = {worker->layout.tensors[piece->tensor].id, (uint32_t)piece->dtype,
+                            piece->first, piece->n, t};
+  memcpy(asked, marks, words * sizeof *marks);
+  sieve->filter.select(sieve->filter.user, &info, sift_residual(sieve, piece), NULL, asked);
+  for (uint32_t i = 0; i < words; i++) marks[i] &= asked[i];
+}
+
+/* Filters that need all of a tensor: its update is added to the residual at once, and marks are
+ * cleared. `walk` is behind the tensor's first piece. */
+static void sift_choose(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        const mlfab__sieve *sieve, sift_walk walk, sift_piece piece, uint64_t t,
+                        uint64_t *marks) {
+  const mlfab_filter *filter = &sieve->filter;
+  const mlfab__tensor *tensor = &worker->layout.tensors[piece.tensor];
+  mlfab__filter_cut cut;
+  mlfab__reduce_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
+                    0);
+  uint64_t k = (uint64_t)(filter->top * (double)tensor->count);
+  if (filter->top > 0.0)
+    mlfab__filter_kth(piece.dtype, sieve->residual, tensor->count,
+                      mlfab__max(1, mlfab__min(k, tensor->count)), &cut);
+  uint32_t index = piece.tensor;
+  do {
+    if (filter->top > 0.0)
+      mlfab__filter_top(piece.dtype, sift_residual(sieve, &piece), piece.n, &cut, marks);
+    if (filter->select) sift_select(worker, sieve, &piece, t, marks);
+    marks += sift_words(&piece);
+  } while (sift_next(worker, update, &walk, &piece) && piece.tensor == index);
+}
+
+/* Writes the packet of a filtered piece, and its residual. */
+static uint64_t sift_emit(mlfab__worker *worker, const mlfab__sieve *sieve, const sift_piece *piece,
+                          const mlfab__filter_rule *rule, const uint8_t *g, const uint64_t *marks,
+                          uint8_t *out) {
+  mlfab__pack_shape shape = {piece->offset, piece->dtype, rule->half, 0, piece->n};
+  uint8_t *values = out;
+  mlfab_stats *stats = worker->stats;
+  uint32_t bytes = mlfab__pack_begin(out, &shape, marks, &values);
+  stats->filter_offered += piece->n;
+  stats->filter_sent += mlfab__filter_emit(rule, g, sift_residual(sieve, piece), piece->n, marks,
+                                           values, &stats->filter_saturated);
+  return bytes;
+}
+
+static void sift_write(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t) {
+  uint64_t *marks = worker->marks, at = 0;
+  sift_walk walk = {0, 0};
+  sift_piece piece;
+  while (sift_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sift_sieve(worker, piece.tensor);
+    mlfab__pack_shape shape = {piece.offset, piece.dtype, MLFAB_HALF_NONE, 0, piece.n};
+    if (!sieve) {
+      at += mlfab__pack_dense(update->packets + at, &shape, piece.data);
+      continue;
+    }
+    mlfab__filter_rule rule;
+    sift_rule(worker, sieve, piece.tensor, t, &rule);
+    int chosen = !sieve->leaves && (sieve->filter.top > 0.0 || sieve->filter.select);
+    if (chosen && piece.first == 0) sift_choose(worker, update, sieve, walk, piece, t, marks);
+    at += sift_emit(worker, sieve, &piece, &rule, chosen ? NULL : piece.data, marks,
+                    update->packets + at);
+    marks += sift_words(&piece);
+  }
+  update->packet_bytes = at;
+}
+
+static void sift_drop(mlfab__worker *worker, uint32_t tensor) {
+  mlfab__sieve *sieve = &worker->sieves[tensor];
+  mlfab__free_aligned(worker->env, sieve->residual, worker->layout.tensors[tensor].bytes);
+  memset(sieve, 0, sizeof *sieve);
+  worker->nsieves--;
+}
+
+/* Residuals that the update has taken along to the last bit. */
+static void sift_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
+  sift_walk walk = {0, 0};
+  sift_piece piece;
+  while (worker->nsieves > 0 && sift_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sift_sieve(worker, piece.tensor);
+    if (sieve && sieve->leaves) sift_drop(worker, piece.tensor);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__sift_encode(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t,
+                                       mlfab_error *error) {
+  uint64_t bytes;
+  if (sift_marks_room(worker, sift_count_words(worker, update))) return sift_no_memory(error);
+  int code = sift_look(worker, update, t, &bytes, error);
+  if (code) return code;
+  if (sift_packet_room(worker, update, bytes)) return sift_no_memory(error);
+  sift_write(worker, update, t);
+  sift_leave(worker, update);
+  worker->stats->filter_raw_bytes += update->bytes;
+  worker->stats->filter_bytes += update->packet_bytes;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__sift_wanted(const mlfab__worker *worker, const mlfab__source *sources,
+                                       uint32_t n) {
+  for (uint32_t i = 0; i < n && worker->nsieves > 0; i++) {
+    uint64_t at = sources[i].offset, end = at + sources[i].bytes;
+    while (at < end) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, at);
+      if (sift_sieve(worker, (uint32_t)(tensor - worker->layout.tensors))) return 1;
+      at = tensor->offset + tensor->bytes;
+    }
+  }
+  return 0;
+}
+
+/* --- setting filters --- */
+
+static int sift_check(const mlfab_filter *filter, mlfab_error *error) {
+  const struct {
+    const char *name;
+    double value, most;
+  } members[] = {{"half", (double)filter->half, MLFAB_HALF_BF16},
+                 {"threshold", filter->threshold, HUGE_VAL},
+                 {"decay", filter->decay, FLT_MAX},
+                 {"drop", filter->drop, 1.0},
+                 {"top", filter->top, 1.0}};
+  for (uint32_t i = 0; i < MLFAB__COUNT(members); i++) {
+    if (members[i].value >= 0.0 && members[i].value <= members[i].most) continue;
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: %s is %g, not between 0 and %g", members[i].name,
+                        members[i].value, members[i].most);
+  }
+  return 0;
+}
+
+/* The residuals that are missing, of one tensor or of all; without memory, none of them. */
+static int sift_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
+  const mlfab__layout *layout = &worker->layout;
+  if (!worker->sieves)
+    worker->sieves = mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->sieves);
+  if (!worker->sieves) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = first; i < end; i++) {
+    mlfab__sieve *sieve = &worker->sieves[i];
+    sieve->fresh = !sieve->residual;
+    if (!sieve->fresh) continue;
+    sieve->residual = mlfab__alloc_aligned(worker->env, layout->tensors[i].bytes);
+    if (sieve->residual) {
+      memset(sieve->residual, 0, layout->tensors[i].bytes);
+      worker->nsieves++;
+      continue;
+    }
+    while (i-- > first) {
+      if (worker->sieves[i].fresh) sift_drop(worker, i);
+    }
+    return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
+                                             const mlfab_filter *given, mlfab_error *error) {
+  const mlfab__layout *layout = &worker->layout;
+  mlfab_filter filter;
+  memset(&filter, 0, sizeof filter);
+  if (!worker->stands)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: before the model exists");
+  if (given && given->size < offsetof(mlfab_filter, threshold))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: filter.size is not set");
+  const mlfab__tensor *one = tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, tensor);
+  if (!one && tensor != MLFAB_ALL)
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: there is no tensor %u", tensor);
+  uint32_t first = one ? (uint32_t)(one - layout->tensors) : 0,
+           end = one ? first + 1 : layout->ntensors;
+  if (!given) {
+    for (uint32_t i = first; i < end; i++) {
+      if (sift_sieve(worker, i)) worker->sieves[i].leaves = 1;
+    }
+    return 0;
+  }
+  memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
+  int code = sift_check(&filter, error);
+  if (code) return code;
+  if (worker->define.ghost)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: filters on ghost tensors");
+  for (uint32_t i = first; i < end; i++) {
+    if (layout->tensors[i].dtype == MLFAB_I64)
+      return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                          "set_filter: tensor %u is int64", layout->tensors[i].id);
+  }
+  if (sift_add(worker, first, end))
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: out of memory for what is held back");
+  for (uint32_t i = first; i < end; i++) {
+    worker->sieves[i].filter = filter;
+    worker->sieves[i].leaves = 0;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__sift_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  for (uint32_t i = 0; worker->nsieves > 0 && i < worker->layout.ntensors; i++) {
+    if (worker->sieves[i].residual) sift_drop(worker, i);
+  }
+  mlfab__free(env, worker->sieves, worker->layout.ntensors * sizeof *worker->sieves);
+  mlfab__free(env, worker->marks, worker->mark_room * sizeof *worker->marks);
+  worker->sieves = NULL;
+  worker->marks = NULL;
+  worker->mark_room = 0;
+}
+
+/* --- sparse updates --- */
+
+MLFAB__INTERNAL int mlfab__sift_check(const mlfab__worker *worker, const mlfab__sparse *sparse,
+                                      mlfab_error *error) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  if (!tensor)
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                        "push_sparse: there is no tensor %u", sparse->tensor);
+  if (worker->define.ghost)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "not supported: sparse updates of ghost tensors");
+  if (sparse->count > 0 && (!sparse->indices || !sparse->values))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "push_sparse: %s is NULL",
+                        sparse->indices ? "values" : "indices");
+  for (uint64_t i = 0; i < sparse->count; i++) {
+    unsigned long long index = sparse->indices[i], at = i;
+    if (index >= tensor->count)
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "push_sparse: index %llu at position %llu: tensor %u has %llu elements",
+                          index, at, sparse->tensor, (unsigned long long)tensor->count);
+    if (i > 0 && index <= sparse->indices[i - 1])
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "push_sparse: index %llu at position %llu does not ascend: %llu is "
+                          "before it",
+                          index, at, (unsigned long long)sparse->indices[i - 1]);
+  }
+  int dtype = (int)tensor->dtype;
+  if (mlfab__reduce_finite(dtype, sparse->values, sparse->count)) return 0;
+  uint64_t bad = 0;
+  while (mlfab__reduce_finite(dtype, sparse->values, bad + 1)) bad++;
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
+                      "push_sparse: the value at position %llu, of element %llu of tensor %u, is "
+                      "NaN or infinite: nothing was sent",
+                      (unsigned long long)bad, (unsigned long long)sparse->indices[bad],
+                      sparse->tensor);
+}
+
+/* The values from position `at` on that one packet can have: returns where the next begins. */
+static uint64_t sift_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
+                         const mlfab__sparse *sparse, uint64_t at, mlfab__pack_shape *shape) {
+  int dtype = (int)tensor->dtype;
+  uint32_t width = mlfab__dtype_bytes(dtype);
+  uint64_t first = sparse->indices[at], next = at + 1;
+  uint64_t offset = tensor->offset + first * width;
+  uint64_t end =
+      first + mlfab__min(sift_left(worker, tensor, offset) / width, sift_most(worker, dtype));
+  while (next < sparse->count && sparse->indices[next] < end) next++;
+  *shape = (mlfab__pack_shape){offset, dtype, MLFAB_HALF_NONE, 0,
+                               (uint32_t)(sparse->indices[next - 1] - first + 1)};
+  return next;
+}
+
+MLFAB__INTERNAL int mlfab__sift_sparse(mlfab__worker *worker, mlfab__outgoing *update,
+                                       const mlfab__sparse *sparse, mlfab_error *error) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes = 0, most = 0, at, next;
+  mlfab__pack_shape shape;
+  for (at = 0; at < sparse->count; at = next) {
+    next = sift_run(worker, tensor, sparse, at, &shape);
+    bytes += sift_bound(shape.elements, next - at, width);
+    most = mlfab__max(most, next - at);
+  }
+  if (sift_marks_room(worker, (most + 1) / 2) || sift_packet_room(worker, update, bytes))
+    return sift_no_memory(error);
+  uint32_t *indices = (uint32_t *)(void *)worker->marks;
+  update->packet_bytes = 0;
+  for (at = 0; at < sparse->count; at = next) {
+    next = sift_run(worker, tensor, sparse, at, &shape);
+    for (uint64_t i = at; i < next; i++)
+      indices[i - at] = (uint32_t)(sparse->indices[i] - sparse->indices[at]);
+    update->packet_bytes +=
+        mlfab__pack_sparse(update->packets + update->packet_bytes, &shape, indices,
+                           (const uint8_t *)sparse->values + at * width, (uint32_t)(next - at));
+  }
+  return 0;
+}
+
+/* --- packets on their way --- */
+
+/* The packet at this place: its bytes, and whose it is. */
+static uint64_t sift_packet(const mlfab__worker *worker, const mlfab__outgoing *update, uint64_t at,
+                            uint32_t *server_p) {
+  mlfab__packet packet;
+  uint32_t bytes = mlfab__pack_open(update->packets + at, update->packet_bytes - at, &packet);
+  assert(bytes > 0);
+  *server_p = worker->layout.slices[mlfab__layout_slice_at(&worker->layout, packet.offset)].server;
+  return bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__sift_bytes(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t most) {
+  uint64_t sum = 0, bytes;
+  uint32_t owner;
+  for (uint64_t at = 0; at < update->packet_bytes; at += bytes) {
+    bytes = sift_packet(worker, update, at, &owner);
+    if (owner == server && sum + bytes > most) break;
+    if (owner == server) sum += bytes;
+  }
+  return sum;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__sift_piece(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update, uint32_t server,
+                                           uint64_t from, uint64_t most, uint64_t *at_p) {
+  uint64_t at = from, bytes = 0, sum = 0;
+  uint32_t owner = server;
+  for (; at < update->packet_bytes; at += bytes) {
+    bytes = sift_packet(worker, update, at, &owner);
+    if (owner == server) break;
+  }
+  *at_p = at;
+  for (; at < update->packet_bytes; at += bytes) {
+    bytes = sift_packet(worker, update, at, &owner);
+    int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, worker->config->chunk_bytes) : most);
+    if (owner != server || !fits) break;
+    sum += bytes;
+  }
+  return sum;
 }
 
 /* ==============================================================================================
@@ -10844,6 +12626,7 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  mlfab__cache_done(worker, fetch);
   fetch->request = 0;
   worker->pull_count++;
   worker->stats->pulls_finished++;
@@ -10852,6 +12635,60 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
     request->result.version = fetch->version;
   }
   mlfab__worker_progress(worker, now_ns);
+}
+
+static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
+  }
+  return NULL;
+}
+
+static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  uint64_t bytes;
+  fetch->parts[server].asked = 1;
+  fetch->parts[server].slice = UINT32_MAX;
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by
+   * the former hop is void. */
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  mlfab__pull pull;
+  memset(&pull, 0, sizeof pull);
+  pull.request = fetch->request;
+  if (worker->cache.bytes) {
+    mlfab__cache_ask(worker, server, fetch, &pull);
+  } else {
+    pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
+  }
+  /* The first weights are those of any round: others may be waiting for this worker. */
+  if (worker->stands) {
+    pull.progress =
+        worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
+  }
+  uint8_t meta[MLFAB_META_MAX];
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
+  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
+}
+
+/* Asks the next pull of the cache, when none is asked. */
+static void pull_turn(mlfab__worker *worker, uint32_t server) {
+  mlfab__fetch *next = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    if (fetch->parts[server].asked) return;
+    if (!next || fetch->request < next->request) next = fetch;
+  }
+  if (next && worker->cache.bytes && worker->streams[server].up &&
+      mlfab__thaw_sends(worker, server))
+    pull_ask(worker, server, next);
+}
+
+static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  if (worker->cache.bytes) {
+    pull_turn(worker, server);
+  } else {
+    pull_ask(worker, server, fetch);
+  }
 }
 
 /* Ends a pull with an error, and tells the servers that still answer. */
@@ -10866,42 +12703,22 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
                       mlfab__encode_pull_cancel(meta, &cancel));
   }
   fetch->request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   if (request)
     mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   mlfab__worker_progress(worker, now_ns);
 }
 
-static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
-  }
-  return NULL;
-}
-
-static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  uint64_t bytes;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by
-   * the former hop is void. */
-  fetch->parts[server].hop = MLFAB__NO_NODE;
-  mlfab__pull pull;
-  memset(&pull, 0, sizeof pull);
-  pull.request = fetch->request;
-  pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
-  /* The first weights are those of any round: others may be waiting for this worker. */
-  if (worker->stands) {
-    pull.progress =
-        worker->streams[server].round + mlfab__push_ahead(worker, server, fetch->after_seq);
-  }
-  uint8_t meta[64 + MLFAB__SEGMENTS_MAX * sizeof(mlfab__segment)];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
-  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
-}
-
-static int pull_check(const mlfab__worker *worker, mlfab_error *error) {
+static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *error) {
+  if (flags & ~(uint32_t)(MLFAB_PULL_FULL | MLFAB_PULL_KEPT))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "pull: unknown flags");
   if (!worker->stands && !worker->model_request) {
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "pull: before the model exists");
   }
+  if (flags && !worker->cache.bytes)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "pull: flags that only a model with version tags has");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
@@ -10910,9 +12727,15 @@ static int pull_check(const mlfab__worker *worker, mlfab_error *error) {
 }
 
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       const mlfab_pull_options *given, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
-  int code = pull_check(worker, error);
+  mlfab_pull_options options;
+  memset(&options, 0, sizeof options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_pull_options, flags))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "pull: options.size is not set");
+  int code = pull_check(worker, options.flags, error);
   if (code) return code;
   mlfab__fetch *fetch = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && !fetch; i++) {
@@ -10926,23 +12749,26 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts)
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, &fetch->sources, &fetch->nsources,
-                               &fetch->source_room, error);
+  code = mlfab__worker_sources(worker, bufs, n, worker->cache.bytes != NULL, &fetch->sources,
+                               &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX) {
+    if (segments == UINT32_MAX && !worker->cache.bytes) {
       return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                           "pull: more than %d separate stretches of the model",
                           MLFAB__SEGMENTS_MAX);
     }
-    fetch->parts[s] = (mlfab__fetch_part){segments > 0, 0, MLFAB__NO_NODE, 0};
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+    fetch->parts[s].waiting = segments > 0;
+    fetch->parts[s].hop = MLFAB__NO_NODE;
   }
   mlfab__request *request = mlfab__request_open(
       worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
-      timeout_ns ? timeout_ns : worker->config->timeout_ns);
+      options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns);
   fetch->request = request->id;
+  fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
   fetch->missing = MLFAB_NO_RANK;
@@ -10950,16 +12776,15 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before its greeting a server would be asked twice. */
-    if (fetch->parts[s].waiting && worker->streams[s].up) pull_ask(worker, s, fetch);
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__thaw_sends(worker, s))
+      pull_begin(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
 }
 
-/* Copies the bytes of a MODEL frame to where the caller wants them. 0, or FRAME when they are not
- * what was asked for. */
-static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_t *from,
-                        uint64_t bytes) {
+/* The source that has this byte, or NULL. */
+static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
   while (high - low > 1) {
     uint32_t middle = low + (high - low) / 2;
@@ -10969,17 +12794,67 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
       high = middle;
     }
   }
-  for (; bytes > 0; low++) {
-    if (low >= fetch->nsources) return MLFAB_ERR_FRAME;
-    const mlfab__source *source = &fetch->sources[low];
-    if (offset < source->offset || offset - source->offset >= source->bytes) return MLFAB_ERR_FRAME;
-    uint64_t n = mlfab__min(bytes, source->bytes - (offset - source->offset));
-    if (from) {
-      memcpy(source->data + (offset - source->offset), from, n);
-      from += n;
-    }
-    offset += n;
-    bytes -= n;
+  const mlfab__source *source = &fetch->sources[low];
+  return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
+}
+
+/* Was all of the stretch asked for? With a cache, slices are. */
+static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                      const mlfab__model *model) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  uint64_t at = model->offset, end = at + model->bytes;
+  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (source->offset < slice->offset + slice->bytes &&
+        slice->offset < source->offset + source->bytes)
+      return 1;
+  }
+  while (at < end && !worker->cache.bytes) {
+    const mlfab__source *source = pull_source(fetch, at);
+    if (!source) return 0;
+    at = source->offset + source->bytes;
+  }
+  return at >= end;
+}
+
+/* 1 when what comes is written into the buffers right away. */
+static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
+}
+
+/* Writes a stretch as it is; what no buffer has is passed over. */
+static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
+                       const uint8_t *from, uint64_t bytes) {
+  if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
+  for (uint32_t i = 0; pull_into_buffers(worker, fetch) && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      memcpy(source->data + (at - source->offset), from + (at - offset), end - at);
+  }
+}
+
+/* Writes packets. 0, or FRAME when they are malformed or not of the stretch. */
+static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
+                       const uint8_t *bulk, uint64_t room) {
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__pack_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    const mlfab__source *source =
+        pull_into_buffers(worker, fetch) ? pull_source(fetch, packet.offset) : NULL;
+    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
+    if (source && source->data)
+      mlfab__unpack_store(&packet, source->data + (packet.offset - source->offset));
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
   }
   return 0;
 }
@@ -10989,15 +12864,22 @@ static int pull_scatter(const mlfab__fetch *fetch, uint64_t offset, const uint8_
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.ghost != 0;
   if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
-  if (frame->bulk_bytes == 0) return 0;
+  if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
       model->offset - slice->offset > slice->bytes ||
-      frame->bulk_bytes > slice->bytes - (model->offset - slice->offset) ||
-      (frame->bulk == NULL) != (worker->define.ghost != 0) ||
-      pull_scatter(fetch, model->offset, frame->bulk, frame->bulk_bytes))
+      model->bytes > slice->bytes - (model->offset - slice->offset) ||
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
+      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
     return MLFAB_ERR_FRAME;
+  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
+    return MLFAB_ERR_FRAME;
+  if (packed && pull_unpack(worker, fetch, model, frame->bulk, frame->bulk_bytes))
+    return MLFAB_ERR_FRAME;
+  if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
+  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
   return 0;
@@ -11009,6 +12891,7 @@ static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t 
   fetch->parts[server].waiting = 0;
   fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+  pull_turn(worker, server);
 }
 
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
@@ -11115,7 +12998,10 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
   if (fail.code == MLFAB_ERR_AGAIN) {
+    if (!fetch->parts[server].waiting) return;
     fetch->missing = fail.rank;
+    fetch->missing_at = server;
+    snprintf(fetch->state, sizeof fetch->state, "%.199s", fail.text);
     return;
   }
   char text[MLFAB__TEXT_MAX + 64];
@@ -11127,17 +13013,45 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (worker->fetches[i].request != 0) worker->fetches[i].parts[server].asked = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__thaw_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) pull_ask(worker, server, fetch);
+    if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__cache_void(worker, MLFAB_ALL);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    uint64_t bytes;
+    uint32_t segments = 0;
+    if (fetch->request == 0) continue;
+    fetch->nwaiting = 0;
+    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      part->waiting = segments > 0;
+      part->begun = part->asked = 0;
+      part->hop = MLFAB__NO_NODE;
+      fetch->nwaiting += part->waiting;
+    }
+    if (segments == UINT32_MAX)
+      pull_fail(worker, fetch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
+                "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && worker->streams[server].up; i++) {
+  int asks = worker->streams[server].up && mlfab__thaw_sends(worker, server);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     uint8_t meta[32];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || fetch->after_seq <= seq) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->parts[server].asked ||
+        fetch->after_seq <= seq)
+      continue;
     worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
                       mlfab__encode_pull_cancel(meta, &cancel));
     pull_ask(worker, server, fetch);
@@ -11162,7 +13076,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   mlfab__fetch *fetch = pull_find(worker, request->id);
   uint32_t server = 0;
   while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
-  char text[200], waited[24];
+  char text[sizeof fetch->state + 128], waited[24];
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__duration(waited, now_ns - request->started_ns);
   if (!fetch) {
@@ -11171,11 +13085,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                           "pull: %s after %s", what, waited);
     return;
   }
-  if (fetch->missing != MLFAB_NO_RANK) {
-    snprintf(
-        text, sizeof text,
-        "pull: %s after %s awaiting worker %d, whose update of the round is missing at server %u",
-        what, waited, (int)fetch->missing, server);
+  if (fetch->missing != MLFAB_NO_RANK && fetch->parts[fetch->missing_at].waiting) {
+    snprintf(text, sizeof text,
+             "pull: %s after %s awaiting worker %d, the slowest, at server %u%s%s", what, waited,
+             (int)fetch->missing, fetch->missing_at, fetch->state[0] ? ": " : "", fetch->state);
     pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
     return;
   }
@@ -11193,6 +13106,570 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
+}
+
+/* ==============================================================================================
+ * core/cache.c
+ * ============================================================================================== */
+/* cache.c - the worker role: a copy of the model, so that pulls bring only what has changed. See
+ * worker.h, version.h.
+ *
+ * With version tags a pull asks for whole slices and tells which commit of each the copy has. What
+ * comes is written into the copy, and goes from there to the caller's buffers, slice by slice. The
+ * commit of a slice becomes the copy's when the slice has come to its end: of one that was cut off,
+ * all that changed since the commit before is brought again.
+ *
+ * A server is asked by one pull at a time, in the order of their requests: so the copy never goes
+ * back, and a slice is whole when it is handed out. Commits are counted in the server's epoch; in
+ * another one the copy counts for nothing, and everything is brought.
+ *
+ * Buffers that are kept get what comes as well as the copy. What other pulls have brought into the
+ * same slices since is not in them: such a slice is handed out in full (`brought`, `before`,
+ * `written` tell).
+ *
+ * Source: TDF §3. */
+
+MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  const mlfab__layout *layout = &worker->layout;
+  mlfab__cache *cache = &worker->cache;
+  if (worker->define.tags == 0 || cache->bytes) return 0;
+  cache->bytes = mlfab__alloc_aligned(env, layout->bytes);
+  cache->commits = mlfab__alloc_array(env, layout->nslices, sizeof *cache->commits);
+  cache->brought = mlfab__alloc_array(env, layout->nslices, sizeof *cache->brought);
+  cache->before = mlfab__alloc_array(env, layout->nslices, sizeof *cache->before);
+  cache->written = mlfab__alloc_array(env, layout->ntensors, sizeof *cache->written);
+  if (!cache->bytes || !cache->commits || !cache->brought || !cache->before || !cache->written)
+    return MLFAB_ERR_MEMORY;
+  memset(cache->bytes, 0, layout->bytes);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  const mlfab__layout *layout = &worker->layout;
+  mlfab__cache *cache = &worker->cache;
+  mlfab__free_aligned(env, cache->bytes, layout->bytes);
+  mlfab__free(env, cache->commits, layout->nslices * sizeof *cache->commits);
+  mlfab__free(env, cache->brought, layout->nslices * sizeof *cache->brought);
+  mlfab__free(env, cache->before, layout->nslices * sizeof *cache->before);
+  mlfab__free(env, cache->written, layout->ntensors * sizeof *cache->written);
+  memset(cache, 0, sizeof *cache);
+}
+
+MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; worker->cache.commits && i < worker->layout.nslices; i++) {
+    if (server == MLFAB_ALL || worker->layout.slices[i].server == server)
+      worker->cache.commits[i] = 0;
+  }
+}
+
+MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
+                                         const void **data_p, uint64_t *count_p,
+                                         mlfab_error *error) {
+  const mlfab__layout *layout = &worker->layout;
+  if (!worker->stands || !worker->cache.bytes)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        worker->stands ? "cached: the model has no version tags"
+                                       : "cached: before the model exists");
+  const mlfab__tensor *found = mlfab__layout_find(layout, tensor);
+  if (!found && (tensor != MLFAB_ALL || !layout->uniform_dtype))
+    return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
+                        tensor == MLFAB_ALL ? "cached: the tensors are not of one element type"
+                                            : "cached: there is no tensor %u",
+                        tensor);
+  if (data_p) *data_p = worker->cache.bytes + (found ? found->offset : 0);
+  if (count_p) {
+    *count_p =
+        found ? found->count : layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);
+  }
+  return 0;
+}
+
+/* --- asking --- */
+
+MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__fetch *fetch, mlfab__pull *pull) {
+  const mlfab__layout *layout = &worker->layout;
+  mlfab__segment *segments = worker->segments_scratch;
+  uint64_t *sinces = worker->versions_scratch;
+  uint32_t n = 0, count = 0, next = 0;
+  int equal = 1;
+  for (uint32_t k = 0; k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    uint32_t i = mlfab__layout_slice_at(layout, source->offset);
+    uint32_t last = mlfab__layout_slice_at(layout, source->offset + source->bytes - 1);
+    for (i = i < next ? next : i; i <= last; i++) {
+      const mlfab__slice *slice = &layout->slices[i];
+      if (slice->server != server) continue;
+      sinces[count++] = fetch->flags & MLFAB_PULL_FULL ? 0 : worker->cache.commits[i];
+      equal &= sinces[count - 1] == sinces[0];
+      if (n > 0 && segments[n - 1].offset + segments[n - 1].bytes == slice->offset) {
+        segments[n - 1].bytes += slice->bytes;
+      } else {
+        segments[n].offset = slice->offset;
+        segments[n++].bytes = slice->bytes;
+      }
+    }
+    next = last + 1;
+  }
+  pull->segments = n;
+  pull->sinces = equal ? 1 : count;
+  pull->epoch = worker->streams[server].cache_epoch;
+}
+
+/* --- what comes --- */
+
+/* The copy of a slice is complete: it is handed out to the buffers that lack some of it. */
+static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__slice *slice = &layout->slices[number];
+  const mlfab__cache *cache = &worker->cache;
+  uint64_t other =
+      cache->brought[number] == fetch->request ? cache->before[number] : cache->brought[number];
+  for (uint32_t k = 0; k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    uint64_t at = mlfab__max(source->offset, slice->offset);
+    uint64_t end = mlfab__min(source->offset + source->bytes, slice->offset + slice->bytes);
+    while (at < end && source->data) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
+      uint64_t stop = mlfab__min(end, tensor->offset + tensor->bytes);
+      int kept =
+          (fetch->flags & MLFAB_PULL_KEPT) && other <= cache->written[tensor - layout->tensors];
+      if (!kept) memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
+      at = stop;
+    }
+  }
+}
+
+static void cache_complete(mlfab__worker *worker, const mlfab__fetch *fetch,
+                           const mlfab__fetch_part *part) {
+  mlfab__cache *cache = &worker->cache;
+  cache->commits[part->slice] = part->commit;
+  if (part->changed && cache->brought[part->slice] != fetch->request) {
+    cache->before[part->slice] = cache->brought[part->slice];
+    cache->brought[part->slice] = fetch->request;
+  }
+  cache_hand_out(worker, fetch, part->slice);
+}
+
+MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                       const mlfab__model *model) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  mlfab__fetch_part *part = &fetch->parts[server];
+  mlfab__stream *stream = &worker->streams[server];
+  if (model->epoch != stream->cache_epoch) {
+    stream->cache_epoch = model->epoch;
+    mlfab__cache_void(worker, server);
+  }
+  if (model->offset != slice->offset) {
+    return part->slice == model->slice && part->upto == model->offset &&
+                   part->commit == model->commit
+               ? 0
+               : MLFAB_ERR_FRAME;
+  }
+  part->slice = model->slice;
+  part->upto = model->offset;
+  part->commit = model->commit;
+  part->changed = 0;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                        const mlfab__model *model, int changed) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  mlfab__fetch_part *part = &fetch->parts[server];
+  part->upto += model->bytes;
+  part->changed |= changed != 0;
+  if (part->upto == slice->offset + slice->bytes) cache_complete(worker, fetch, part);
+}
+
+MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch) {
+  const mlfab__layout *layout = &worker->layout;
+  for (uint32_t k = 0; worker->cache.bytes && k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    for (uint64_t at = source->offset; source->data && at < source->offset + source->bytes;) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
+      uint64_t *written = &worker->cache.written[tensor - layout->tensors];
+      *written = mlfab__max(*written, fetch->request);
+      at = tensor->offset + tensor->bytes;
+    }
+  }
+}
+
+/* ==============================================================================================
+ * core/thaw.c
+ * ============================================================================================== */
+/* thaw.c - the worker role: stops while slices move, and goes on with their new servers. See reslice.h.
+ *
+ *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --THAW--> RUNS
+ *     |                  ^                                                                         ^
+ *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *        epoch (late)
+ *
+ * DRAINING ends. Let M be the largest number of an update that one server at least has decided and
+ * another has not. Updates up to M are announced again where they are not decided; those behind M
+ * are decided nowhere, and stay so. Only rounds make a server wait: it takes round r of a worker w when
+ * all members have pushed round r - 1 there. Say server t has decided w's round r, and s waits with
+ * it for round r - 1 of a member x. At t, x had pushed it, before w's round r was taken. So x finds
+ * it decided at t when it stops, or announces it in its own draining; in either case x does not end
+ * before it is decided at s, too. By induction over r, what s waits for comes. Where x became a member
+ * at a time when the servers stood at different rounds this fails: x is drained then, and s closes
+ * the round without it (gate_forced in gate.c).
+ *
+ * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
+ * when all is over. It stops first, to know what is decided; what is decided in part stays so
+ * (PARTIAL), since the rest of it would have to go to servers that do not know what came before.
+ *
+ * The worker sends to a server only in RUNS (draining apart), and only where it has told the same
+ * epoch. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__thaw_sends(const mlfab__worker *worker, uint32_t server) {
+  return worker->pause.state == MLFAB__PAUSE_RUNS && worker->streams[server].epoch == worker->epoch;
+}
+
+MLFAB__INTERNAL int mlfab__thaw_announces(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t seq) {
+  const mlfab__pause *pause = &worker->pause;
+  if (pause->state == MLFAB__PAUSE_DRAINING && seq <= pause->last)
+    return worker->streams[server].epoch == worker->epoch;
+  return mlfab__thaw_sends(worker, server);
+}
+
+static void thaw_stop(mlfab__worker *worker, uint32_t server, uint32_t kind) {
+  mlfab__stop stop = {worker->pause.attempt, kind};
+  uint8_t meta[16];
+  if (worker->streams[server].up)
+    worker->port.post(worker->port.self, server, MLFAB__STOP, meta,
+                      mlfab__encode_stop(meta, &stop));
+}
+
+static void thaw_tell_frozen(mlfab__worker *worker) {
+  mlfab__freeze frozen = {worker->pause.attempt};
+  uint8_t meta[16];
+  worker->port.post(worker->port.self, 0, MLFAB__FROZEN, meta, mlfab__encode_freeze(meta, &frozen));
+}
+
+/* --- stopping --- */
+
+static void thaw_begin(mlfab__worker *worker, uint32_t attempt, int late) {
+  mlfab__pause *pause = &worker->pause;
+  pause->state = MLFAB__PAUSE_STOPPING;
+  pause->attempt = attempt;
+  pause->late = late;
+  pause->last = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].stopped = 0;
+    thaw_stop(worker, s, MLFAB__STOP_BEGIN);
+  }
+}
+
+/* Is it decided at one of its servers and not at another? */
+static int thaw_partial(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  int decided = 0, open = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    decided |= state == MLFAB__PART_DECIDED;
+    open |= state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED;
+  }
+  return decided && open;
+}
+
+static int thaw_stopped(const mlfab__worker *worker) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].stopped && !worker->streams[s].dead) return 0;
+  }
+  return 1;
+}
+
+static int thaw_drained(const mlfab__worker *worker) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    if (update->seq > worker->pause.last) break;
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      uint8_t state = update->parts[s].state;
+      if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
+    }
+  }
+  return 1;
+}
+
+static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns);
+
+MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  if (pause->state == MLFAB__PAUSE_STOPPING && thaw_stopped(worker)) {
+    if (pause->late) {
+      thaw_adopt(worker, now_ns);
+      return;
+    }
+    for (uint32_t i = 0; i < worker->norder; i++) {
+      const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+      if (thaw_partial(worker, update)) pause->last = update->seq;
+    }
+    pause->state = MLFAB__PAUSE_DRAINING;
+    for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
+  }
+  if (pause->state != MLFAB__PAUSE_DRAINING || !thaw_drained(worker)) return;
+  pause->state = MLFAB__PAUSE_FROZEN;
+  for (uint32_t s = 0; s < worker->servers; s++) thaw_stop(worker, s, MLFAB__STOP_DRAINED);
+  thaw_tell_frozen(worker);
+}
+
+static void thaw_freeze(mlfab__worker *worker, const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__freeze freeze;
+  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a FREEZE that does not parse");
+    return;
+  }
+  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
+    if (pause->state == MLFAB__PAUSE_FROZEN) thaw_tell_frozen(worker);
+    return;
+  }
+  thaw_begin(worker, freeze.attempt, 0);
+  mlfab__thaw_check(worker, now_ns);
+}
+
+/* --- going on --- */
+
+/* Late: what is decided in part stays so. */
+static void thaw_lose(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    if (thaw_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+  }
+}
+
+/* The servers hear that it goes on, and answer with their epoch, credit and progress. */
+static void thaw_run(mlfab__worker *worker) {
+  worker->pause.state = MLFAB__PAUSE_RUNS;
+  worker->pause.late = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].epoch = 0;
+    thaw_stop(worker, s, MLFAB__STOP_OVER);
+  }
+}
+
+/* The layout that THAW told counts from now on. */
+static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  if (pause->late) thaw_lose(worker, now_ns);
+  worker->epoch = pause->epoch;
+  if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
+    mlfab__layout_assign(&worker->layout, pause->owners);
+    mlfab__push_recut(worker, now_ns);
+    mlfab__pull_recut(worker, now_ns);
+    mlfab__worker_change_again(worker);
+  }
+  thaw_run(worker);
+}
+
+/* Remembers who owns what, for a model that is still to be made, too. */
+static int thaw_keep(mlfab__worker *worker, const mlfab__thaw *thaw, const uint32_t *owners) {
+  mlfab__pause *pause = &worker->pause;
+  if (thaw->slices != pause->nowners) {
+    mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
+    pause->owners = mlfab__alloc_array(worker->env, thaw->slices, sizeof *owners);
+    pause->nowners = pause->owners ? thaw->slices : 0;
+    if (!pause->owners) return MLFAB_ERR_MEMORY;
+  }
+  memcpy(pause->owners, owners, thaw->slices * sizeof *owners);
+  pause->epoch = thaw->epoch;
+  return 0;
+}
+
+static void thaw_thaw(mlfab__worker *worker, const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__thaw thaw;
+  uint32_t owners[MLFAB__SLICES_MAX];
+  int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
+  for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
+  if (bad || (worker->stands && thaw.slices != worker->layout.nslices)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME,
+                      "a THAW that does not parse, or is of another model");
+    return;
+  }
+  if (thaw.attempt < pause->attempt) return;
+  if (thaw_keep(worker, &thaw, owners)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
+    return;
+  }
+  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == thaw.attempt;
+  if (frozen || worker->layout.nslices == 0) {
+    pause->attempt = thaw.attempt;
+    thaw_adopt(worker, now_ns);
+  } else if (thaw.epoch != worker->epoch) {
+    if (pause->late && pause->attempt == thaw.attempt) return; /* it stops for it already */
+    thaw_begin(worker, thaw.attempt, 1);
+    mlfab__thaw_check(worker, now_ns);
+  } else {
+    /* Nothing has moved. Servers may have, and may not, told that something would. */
+    int greets = pause->state != MLFAB__PAUSE_RUNS;
+    pause->attempt = thaw.attempt;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
+    if (greets) thaw_run(worker);
+  }
+}
+
+/* --- links --- */
+
+MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__hello_ack *ack, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
+  if (server == 0 && ack->was_dead < 2) mlfab__thaw_ask(worker);
+  if (pause->state == MLFAB__PAUSE_RUNS) return;
+  if (!knows) {
+    thaw_stop(worker, server,
+              pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
+  } else if (pause->state == MLFAB__PAUSE_STOPPING) {
+    worker->streams[server].stopped = 1;
+  }
+  mlfab__thaw_check(worker, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
+                                      uint64_t now_ns) {
+  char silent[24];
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
+  if (server != 0) {
+    mlfab__thaw_check(worker, now_ns);
+    return;
+  }
+  /* Nobody leads any more: what can still be done with the layout that is known. */
+  if (worker->pause.state != MLFAB__PAUSE_RUNS) thaw_run(worker);
+  worker->resize.request = 0;
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
+                          "set_servers: server 0 is dead (silent for %s)",
+                          mlfab__duration(silent, silent_ns));
+}
+
+/* --- asking for it --- */
+
+MLFAB__INTERNAL void mlfab__thaw_ask(mlfab__worker *worker) {
+  const mlfab__resize *resize = &worker->resize;
+  uint8_t meta[64 + 2 * MLFAB__SLICES_MAX];
+  mlfab__reslice_ask ask = {resize->ask, resize->timeout_ns, resize->n};
+  if (resize->request == 0) return;
+  worker->port.post(worker->port.self, 0, MLFAB__RESLICE, meta,
+                    mlfab__encode_reslice_ask(meta, &ask, resize->servers));
+}
+
+static int thaw_refuse(const mlfab__worker *worker, const uint32_t *servers, uint32_t n,
+                       mlfab_error *error) {
+  if (!servers || n == 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "set_servers: no servers");
+  for (uint32_t i = 0; i < n; i++) {
+    if (servers[i] >= worker->servers)
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "set_servers: there is no server %u, there are %u", servers[i],
+                          worker->servers);
+    for (uint32_t k = 0; k < i; k++) {
+      if (servers[i] == servers[k])
+        return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                            "set_servers: server %u stands twice in the list", servers[i]);
+    }
+  }
+  if (!worker->stands)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "set_servers: before the model exists");
+  if (worker->resize.request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_servers: another call of this worker is under way");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead)
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "set_servers: server %u is dead", s);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
+                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
+                                              mlfab_request *request_p, mlfab_error *error) {
+  mlfab__resize *resize = &worker->resize;
+  int code = thaw_refuse(worker, servers, n, error);
+  if (code) return code;
+  if (!resize->servers)
+    resize->servers = mlfab__alloc_array(worker->env, worker->servers, sizeof *servers);
+  if (!resize->servers)
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "set_servers: out of memory");
+  if (timeout_ns == 0) timeout_ns = worker->config->timeout_ns;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
+  if (!request)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "set_servers: too many requests are open");
+  memcpy(resize->servers, servers, n * sizeof *servers);
+  resize->n = n;
+  resize->ask++;
+  resize->request = request->id;
+  /* Server 0 gives up a little earlier, and says whom it waited for. */
+  resize->timeout_ns = timeout_ns - timeout_ns / 8;
+  mlfab__thaw_ask(worker);
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__thaw_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  char waited[24];
+  if (worker->resize.request == request->id) worker->resize.request = 0;
+  mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
+                        "set_servers: %s after %s awaiting server 0; slices may still move",
+                        code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
+                        mlfab__duration(waited, now_ns - request->started_ns));
+}
+
+static void thaw_done(mlfab__worker *worker, const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__resize *resize = &worker->resize;
+  mlfab__reslice_done done;
+  if (mlfab__decode_reslice_done(frame->meta, frame->meta_bytes, &done)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a RESLICE_DONE that does not parse");
+    return;
+  }
+  mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
+  if (resize->request == 0 || done.ask != resize->ask) return;
+  resize->request = 0;
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
+                          now_ns, "set_servers: %s",
+                          done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
+}
+
+MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns) {
+  if (server != 0) return 0;
+  switch (frame->type) {
+    case MLFAB__FREEZE:
+      thaw_freeze(worker, frame, now_ns);
+      return 1;
+    case MLFAB__THAW:
+      thaw_thaw(worker, frame, now_ns);
+      return 1;
+    case MLFAB__RESLICE_DONE:
+      thaw_done(worker, frame, now_ns);
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__thaw_free(mlfab__worker *worker) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
+  mlfab__free(worker->env, worker->resize.servers,
+              worker->resize.servers ? worker->servers * sizeof *worker->resize.servers : 0);
+  pause->owners = worker->resize.servers = NULL;
+  pause->nowners = 0;
 }
 
 /* ==============================================================================================
@@ -11268,7 +13745,18 @@ typedef struct mlfab__incoming {
   int withdrawn;          /* to be decided as not applied at its turn */
   int refused;            /* MLFAB_ERR_* once something is wrong with it */
   double norm2;           /* of what was taken in, where a model looks at it */
+  uint64_t packed_end;    /* of the packets that came: where in the model the last one ends */
+  uint64_t own_bytes;     /* its push.bytes, while that are those of its group's packed sum; or 0 */
+  int all_released;       /* its aggregator may forward all of that sum, however long it is */
 } mlfab__incoming;
+
+/* What a model makes of an update's bytes in a slice: see intake.c. */
+enum mlfab__intake_mode {
+  MLFAB__INTAKE_INIT,
+  MLFAB__INTAKE_DIRECT,
+  MLFAB__INTAKE_STAGE,
+  MLFAB__INTAKE_SUM
+};
 
 typedef struct mlfab__server_pull {
   uint64_t request; /* 0: free */
@@ -11280,6 +13768,9 @@ typedef struct mlfab__server_pull {
   uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
   uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
   uint64_t version, commit;
+  int cached;       /* the reader's cache counts in our epoch ... */
+  uint64_t *sinces; /* ... and has these commits of the slices touched, by local number */
+  uint32_t since_room;
   uint32_t restart_segment; /* where the pinned slice began */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
@@ -11303,6 +13794,8 @@ typedef struct mlfab__server_peer {
   uint32_t contributed; /* gates whose open round has something of it, as bits */
   uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
   uint64_t changed;     /* the last change of a consistency model that it was answered */
+  uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
+  int drained;          /* nothing more of it comes before they have moved */
   double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;
@@ -11402,9 +13895,18 @@ typedef struct mlfab__server {
   uint32_t apply_segment;
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
+  uint8_t *packed;  /* MLFAB__PACKED_ROOM for packets and for bytes as they were, once needed */
+  int watch;        /* what a commit changes is looked at: tags, a parameter filter */
+  uint32_t epoch;   /* in which commits are counted, from 1: slices that move begin a new one */
   uint64_t *versions_scratch;
   mlfab__segment *segments_scratch;
   uint64_t now_ns, heartbeat_ns;
+  /* Slices on the move: see reslice.h. */
+  mlfab__port across;         /* to other servers; `ready` opens the link */
+  struct mlfab__shift *shift; /* under way here, or NULL */
+  int held;                   /* from the first MOVE to the last: nothing is decided or answered */
+  int untidy;                 /* gates of one model stand side by side */
+  mlfab__moved moved;         /* what server 0 was answered last */
 } mlfab__server;
 
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
@@ -11502,6 +14004,42 @@ MLFAB__INTERNAL void mlfab__gate_tell(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__round_begin(mlfab__server *server, uint32_t gate);
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 
+/* Gates of one model that have come to the same point become one, those without slices go: 1 when a
+ * slice has another gate now. */
+MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server);
+/* The gate for slices that come with this one from another server: one that is at the same point, or
+ * MLFAB__GATES. `words` tells who is in its open round. */
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words);
+/* The same, or one of its own, for which there is room. */
+MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words);
+
+/* shift.c - MOVE came from server 0; a frame of another server. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
+                                      uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
+                                       const mlfab__frame_in *frame);
+/* The next bytes for another server: 1, or 0; they were taken. */
+MLFAB__INTERNAL int mlfab__shift_next(mlfab__server *server, uint32_t to, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__shift_taken(mlfab__server *server, uint32_t to,
+                                        const mlfab__frame_out *frame);
+/* The link to a server stands, and begins with the first slice. Is it wanted? */
+MLFAB__INTERNAL void mlfab__shift_up(mlfab__server *server, uint32_t to);
+MLFAB__INTERNAL int mlfab__shift_wants(const mlfab__server *server, uint32_t to);
+/* STOP of a worker. */
+MLFAB__INTERNAL void mlfab__shift_stop(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+/* Goes on when what it waits for is over: after everything that may have changed something. */
+MLFAB__INTERNAL void mlfab__shift_check(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__shift_free(mlfab__server *server);
+/* Credit of a worker, and bytes of a stage, for a shard of so many bytes. */
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost);
+/* HELLO_ACK without a HELLO. */
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
+
 /* Which list an update stands in; intake.c keeps both. */
 MLFAB__INTERNAL void mlfab__intake_append(mlfab__server *server, mlfab__incoming *update,
                                           int unplaced);
@@ -11524,6 +14062,38 @@ MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab
                                               const mlfab__piece *piece, const uint8_t *sum);
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay);
+MLFAB__INTERNAL enum mlfab__intake_mode mlfab__intake_mode(const mlfab__server *server,
+                                                           const mlfab__incoming *update,
+                                                           uint32_t slice);
+/* What u is multiplied with as it comes in. */
+MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
+                                            const mlfab__incoming *update,
+                                            enum mlfab__intake_mode mode, uint32_t slice);
+
+/* packed.c - bytes of a packed update, the first of them its byte `at`: NULL when they are whole packets
+ * as they may follow, or what is wrong. */
+MLFAB__INTERNAL const char *mlfab__packed_check(const mlfab__server *server,
+                                                mlfab__incoming *update, uint64_t at,
+                                                const uint8_t *data, uint64_t bytes);
+/* Memory for packets: what one holds, and as much for what was before. Errors: MEMORY. */
+#define MLFAB__PACKED_HALF (65536u * 8)
+#define MLFAB__PACKED_ROOM (2 * MLFAB__PACKED_HALF)
+MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server);
+/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_consume(mlfab__server *server, mlfab__incoming *update,
+                                          const uint8_t *data, uint64_t bytes);
+/* All of the update's packets are at `data`, and no rule is stepped: checks all, then adds in place. As
+ * in intake.c: 1 when it was done, *code_p tells what became of it. */
+MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *update,
+                                        const uint8_t *data, int *code_p);
+/* All packets are in. What none of them named is in the round or stepped all the same: from here on its
+ * blocks are there, or spare. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_complete(mlfab__server *server, const mlfab__incoming *update);
+/* `next` at a position that has none: as the model in what the update does not touch, and zeros where it
+ * does and a rule is to be stepped. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__packed_fresh(mlfab__server *server, const mlfab__incoming *update,
+                                        uint32_t slice, uint32_t position);
 
 /* place.c: a new update gets its place, or waits for a plan. */
 MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *update);
@@ -11557,6 +14127,38 @@ MLFAB__INTERNAL void mlfab__place_refuse(mlfab__server *server, mlfab__incoming 
 /* It is being withdrawn: leaves its group. 1 when it is too late. */
 MLFAB__INTERNAL int mlfab__place_recall(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__place_lost_aggregator(mlfab__server *server, uint32_t aggregator);
+/* changed.c - tags and filter of a model that is made. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__changed_open(mlfab__server *server, int ghost);
+/* A commit makes `after` of a piece, which was `before`: what the filter does not want is put back, and
+ * what has changed is tagged. To be called where server->watch, before the slice's commit moves. */
+MLFAB__INTERNAL void mlfab__changed_piece(mlfab__server *server, const mlfab__piece *piece,
+                                          const uint8_t *before, uint8_t *after);
+/* The number under which a slice's present commit travels. */
+MLFAB__INTERNAL uint64_t mlfab__changed_label(const mlfab__shard_slice *slice);
+/* Looks at what a PULL tells of its reader's cache. Errors: FRAME (not one commit a slice), ARGUMENT
+ * (from the future: the slice, its local number, and the commit). */
+MLFAB__INTERNAL int mlfab__changed_cache(const mlfab__server *server, const mlfab__pull *in,
+                                         const mlfab__segment *segments, const uint64_t *sinces,
+                                         uint32_t *slice_p, uint64_t *since_p);
+/* Remembers it. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__changed_keep(mlfab__server *server, mlfab__server_pull *pull,
+                                        const mlfab__pull *in, const uint64_t *sinces);
+/* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
+ * returns how many bytes of the slice it answers for; 0 when the next *plain bytes, which may become
+ * fewer, are as well sent as they are. */
+MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
+                                               const mlfab__server_pull *pull, uint64_t at,
+                                               uint64_t end, uint32_t *plain,
+                                               mlfab__frame_out *frame);
+
+/* Lets the aggregator of a group forward `upto` bytes of the sum. Of packets, whose length is not
+ * known: of the head all, of another what a stage holds. */
+MLFAB__INTERNAL void mlfab__place_release(mlfab__server *server, mlfab__incoming *leader,
+                                          uint64_t upto);
+/* The first FORWARD of a packed sum tells its length, which the leader's push has from then on. NULL,
+ * or what is wrong. */
+MLFAB__INTERNAL const char *mlfab__place_sum(mlfab__incoming *leader, const mlfab__forward *forward,
+                                             uint32_t bulk_bytes);
 /* Bytes of the head came: tells the scheduler now and then. */
 MLFAB__INTERNAL void mlfab__place_progress(mlfab__server *server, const mlfab__incoming *head);
 
@@ -11620,6 +14222,12 @@ MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__answer_changed(mlfab__server *server, uint32_t gate);
 /* Drops the pulls of a worker and takes back what was lent to its link. */
 MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker);
+/* Drops the pulls of a worker whose link stands; what was lent comes back by itself. */
+MLFAB__INTERNAL void mlfab__answer_stop(mlfab__server *server, uint32_t worker);
+/* Nothing is lent and no pull is open. */
+MLFAB__INTERNAL int mlfab__answer_quiet(const mlfab__server *server);
+/* The slices are others from now on: gives back what was made to measure. */
+MLFAB__INTERNAL void mlfab__answer_resize(mlfab__server *server);
 /* Unpins all slices; their pulls begin them again. */
 MLFAB__INTERNAL void mlfab__answer_unpin(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__answer_tick(mlfab__server *server);
@@ -11668,6 +14276,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->workers = config->workers;
   server->servers = config->servers;
   server->heartbeat_ns = config->heartbeat_ns;
+  server->epoch = 1;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->segments_scratch =
       mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
@@ -11699,6 +14308,7 @@ static void server_free_model(mlfab__server *server) {
   }
   mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
   server->scratch = NULL;
+  mlfab__packed_free(server);
   server->stage_bytes = 0;
   mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
   server->ahead = NULL;
@@ -11714,6 +14324,7 @@ static void server_free_model(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (!env) return;
+  mlfab__shift_free(server);
   if (server->peers) {
     mlfab__intake_free(server);
     mlfab__answer_free(server);
@@ -11919,6 +14530,8 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   const mlfab__window *window = &server->dedup.windows[worker];
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
+  ack->epoch = server->held ? 0 : server->epoch;
+  ack->stopped = server->peers[worker].stopped;
   ack->eager_bytes = server_credit(server, worker);
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
@@ -11926,6 +14539,14 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
+}
+
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
+  mlfab__hello_ack ack;
+  uint8_t meta[160];
+  server_hello_ack(server, worker, 3, &ack);
+  server->port.post(server->port.self, worker, MLFAB__HELLO_ACK, meta,
+                    mlfab__encode_hello_ack(meta, &ack));
 }
 
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
@@ -11957,6 +14578,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   }
   peer->connected = 1;
   peer->dead = peer->left = 0;
+  peer->stopped = 0;
+  peer->drained = 0;
   uint64_t join = mlfab__gate_join(server, worker);
   peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
   if (fresh) peer->changed = 0;
@@ -12028,6 +14651,17 @@ static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlf
                       server->number);
 }
 
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard) {
+  return mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost) {
+  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
+  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
+}
+
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
@@ -12040,6 +14674,11 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   options.mean = define->mean;
   options.deterministic = define->deterministic;
   options.slices = define->slices;
+  options.active = define->active;
+  options.tags = define->tags;
+  options.pull_half = define->pull_half;
+  options.change_threshold = define->change_threshold;
+  options.change_decay = define->change_decay;
   options.ghost = define->ghost;
   options.gamma = define->gamma;
   options.adadelay_c = define->adadelay_c;
@@ -12062,7 +14701,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
   int code = mlfab__layout_build(env, server->definition, server->ndefinition, define->slices,
-                                 server->servers, 0, server->config->model_max_bytes,
+                                 server->servers, define->active, server->config->model_max_bytes,
                                  &server->layout, error);
   if (!code) code = mlfab__store_check(&options, &server->layout, &server->rule, error);
   if (!code) code = server_check(server, &define->consistency, error);
@@ -12075,11 +14714,8 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
     if (!server->ahead && server->store.nslices > 0) code = MLFAB_ERR_MEMORY;
   }
   uint64_t shard = server->store.bytes;
-  server->eager_bytes =
-      mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
-  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
-  /* Ghosts take no memory: the stage is as large as it would have to be. */
-  server->stage_bytes = define->ghost && server->scheduled ? shard : mlfab__min(stage, shard);
+  server->eager_bytes = mlfab__server_credit(server, shard);
+  server->stage_bytes = mlfab__server_stage(server, shard, define->ghost != 0);
   if (!code && shard > 0 && !define->ghost) {
     server->stages[0] = mlfab__alloc(env, server->stage_bytes);
     if (!server->stages[0]) {
@@ -12091,10 +14727,12 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
       if (!server->scratch) code = MLFAB_ERR_MEMORY;
     }
   }
+  server->options = *define;
+  server->epoch = 1;
+  if (!code) code = mlfab__changed_open(server, define->ghost != 0);
   if (code)
     return mlfab__error(error, code, (int32_t)server->number, 1, 0,
                         "server %u is out of memory for the model", server->number);
-  server->options = *define;
   mlfab__gate_start(server, &define->consistency);
   server_tell_schedule(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
@@ -12136,7 +14774,7 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
     if (!code) {
       /* With the model comes the credit. */
       mlfab__hello_ack ack;
-      uint8_t meta[128];
+      uint8_t meta[160];
       server_hello_ack(server, w, 0, &ack);
       ack.was_dead = 2; /* only the credit counts: nothing is sent again */
       server->port.post(server->port.self, w, MLFAB__HELLO_ACK, meta,
@@ -12206,7 +14844,13 @@ static void server_done(mlfab__server *server, uint32_t worker, const mlfab__fra
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   server->now_ns = now_ns;
+  int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
+             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC;
+  if (server->held && asks) return; /* it says so again when the slices have moved */
   switch (frame->type) {
+    case MLFAB__STOP:
+      mlfab__shift_stop(server, worker, frame);
+      break;
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
       break;
@@ -12214,6 +14858,8 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__gate_ask(server, worker, frame);
       break;
     case MLFAB__PUSH:
+      /* A round may have to be closed for it: see gate_forced. */
+      if (server->peers[worker].stopped) mlfab__gate_members(server);
       mlfab__intake_push(server, worker, frame);
       break;
     case MLFAB__CHUNK:
@@ -12392,7 +15038,7 @@ MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t w
     if (!server->options.deterministic) continue;
     for (uint32_t w = 0; w < worker; w++) {
       const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= gate->v_train && gate_live(peer)) return 0;
+      if (peer->pushed <= gate->v_train && gate_live(peer) && !peer->drained) return 0;
     }
   }
   return 1;
@@ -12445,12 +15091,14 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
-    /* Also with nothing for this server: a mean must not depend on who holds what. */
-    if (code == 0 && mlfab__sync_rounds(gate->sync.kind) &&
-        !(gate->sync.kind == MLFAB_SYNC_DROP && before < gate->v_train)) {
-      gate->contributors += !(peer->contributed >> g & 1);
-      peer->contributed |= 1u << g;
+    /* Also with nothing for this server: a mean must not depend on who holds what. What is late
+     * and kept is no contribution. */
+    if (code == 0 && mlfab__sync_rounds(gate->sync.kind)) {
       gate->round_members += update->push.members;
+      if (gate->sync.kind == MLFAB_SYNC_BSP || before >= gate->v_train) {
+        gate->contributors += !(peer->contributed >> g & 1);
+        peer->contributed |= 1u << g;
+      }
     }
     /* One that came too late goes on with the open round. */
     if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
@@ -12483,6 +15131,25 @@ MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->gates[g].due = server->gates[g].used;
 }
 
+/* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
+ * hold open as push nothing more before: they joined when the servers were at different rounds. It is
+ * closed without them. Never so where the servers agree: the update was decided at another server,
+ * when all had pushed to the round before, so each of them sees to that here first. */
+static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
+  int waits = 0;
+  if (!mlfab__sync_rounds(gate->sync.kind)) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > gate->v_train;
+    if (gate_live(peer) && !peer->drained && peer->pushed <= gate->v_train) return 0;
+  }
+  for (uint32_t w = 0; waits && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, gate->v_train + 1);
+  }
+  return waits;
+}
+
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
@@ -12490,11 +15157,11 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   uint64_t most = 0;
   for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
   mlfab__gate_state(server, gate, MLFAB__NO_NODE, most, &state);
-  if (state.members == 0) return gate->contributors > 0 || most > gate->v_train;
+  if (state.members == 0) return gate->round_members > 0 || most > gate->v_train;
   if (most <= gate->v_train) return 0;
   if (gate->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
-  return mlfab__sync_complete_round(&gate->sync, &state);
+  return mlfab__sync_complete_round(&gate->sync, &state) || gate_forced(server, gate);
 }
 
 MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) {
@@ -12511,6 +15178,9 @@ MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) 
 MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (server->untidy && mlfab__gate_tidy(server)) {
+    for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);
+  }
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     while (gate->due && gate->used) {
@@ -12657,17 +15327,22 @@ static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change
   return gate_new(server, v_train);
 }
 
-/* Gates of one model that have come to the same point are one; those without slices go. */
-static void gate_tidy(mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
+  int merged = 0;
+  server->untidy = 0;
   for (uint32_t g = 1; g < server->ngates; g++) {
     const mlfab__gate *gate = &server->gates[g];
     for (uint32_t h = 0; gate->used && h < g; h++) {
       const mlfab__gate *other = &server->gates[h];
-      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync) ||
-          gate->v_train != other->v_train || gate->contributors + other->contributors > 0)
+      if (!other->used || !mlfab__sync_equal(&gate->sync, &other->sync)) continue;
+      if (gate->v_train != other->v_train || gate->round_members + other->round_members > 0) {
+        server->untidy = 1;
         continue;
+      }
       for (uint32_t i = 0; i < server->store.nslices; i++) {
-        if (server->store.slices[i].gate == g) server->store.slices[i].gate = (uint8_t)h;
+        if (server->store.slices[i].gate != g) continue;
+        server->store.slices[i].gate = (uint8_t)h;
+        merged = 1;
       }
     }
   }
@@ -12677,13 +15352,61 @@ static void gate_tidy(mlfab__server *server) {
     server->gates[g].used = 0;
   }
   while (server->ngates > 1 && !server->gates[server->ngates - 1].used) server->ngates--;
+  return merged;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server,
+                                           const mlfab__shift_gate *in, const uint32_t *words) {
+  int rounds = mlfab__sync_rounds(in->consistency.kind);
+  int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
+    /* What is not summed up has no state that would not be here, too. */
+    if (same && rounds && in->members > 0) {
+      same = gate->v_train == in->v_train && gate->round_members == in->members &&
+             gate->contributors == in->contributors;
+      if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
+      for (uint32_t w = 0; w < server->workers && same; w++)
+        same = (server->peers[w].contributed >> g & 1) == (words[w / 32] >> w % 32 & 1);
+    }
+    if (same) return g;
+  }
+  return MLFAB__GATES;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
+  int rounds = mlfab__sync_rounds(in->consistency.kind);
+  uint64_t v_train = rounds ? in->v_train : UINT64_MAX;
+  uint32_t g = mlfab__gate_match(server, in, words);
+  if (g < MLFAB__GATES) return g;
+  /* Iterations are counted here as they are seen here. */
+  for (uint32_t h = 0; h < server->ngates; h++) {
+    if (server->gates[h].used) v_train = mlfab__min(v_train, server->gates[h].v_train);
+  }
+  g = gate_new(server, rounds ? in->v_train : v_train);
+  if (g == MLFAB__GATES) return g;
+  mlfab__gate *gate = &server->gates[g];
+  gate->sync = in->consistency;
+  gate->sync.size = sizeof gate->sync;
+  gate->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  gate->contributors = in->contributors;
+  gate->round_members = in->members;
+  gate->round_scale = in->scale;
+  gate->refused_round = in->refused_round;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
+  server->significant = gate_significant(server);
+  server->untidy = 1;
+  return g;
 }
 
 /* An open round that slices leave has to be applied before. */
 static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab__sync_ask *change) {
   const mlfab__gate *gate = &server->gates[g];
   uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
-  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->contributors == 0) return 0;
+  if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->round_members == 0) return 0;
   return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
 }
 
@@ -12693,10 +15416,12 @@ static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
   mlfab__gate *gate = &server->gates[target];
   gate->sync = change->consistency;
   gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
+  /* Of a server without slices, whose round has nothing to apply. */
+  if (!mlfab__sync_rounds(gate->sync.kind)) gate->contributors = gate->round_members = 0;
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
   }
-  gate_tidy(server);
+  mlfab__gate_tidy(server);
   server->significant = gate_significant(server);
   mlfab__gate_members(server);
   for (uint32_t g = 0; g < MLFAB__GATES; g++) mlfab__answer_changed(server, g);
@@ -12828,7 +15553,7 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
 static void round_close(mlfab__server *server) {
   mlfab__gate *gate = &server->gates[server->apply_gate];
   if (server->apply_code) gate->refused_round = gate->v_train + 1;
-  if (!server->apply_code && gate->contributors > 0) server->stats->commits++;
+  if (!server->apply_code && gate->round_members > 0) server->stats->commits++;
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (round_of(server, i)) round_swap(server, i);
   }
@@ -12869,6 +15594,670 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
 }
 
 /* ==============================================================================================
+ * core/packed.c
+ * ============================================================================================== */
+/* packed.c - the server role: packets in updates and in answers. See server.h and pack.h.
+ *
+ * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
+ * commits, which do not care what the bytes are.
+ *
+ * Updates. Packets are looked at whole as they come, so that what is staged or goes on to blocks is in
+ * order; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
+ * and stepped by rules like any other zero. The result is that of the dense update of the same values,
+ * bit for bit but for the sign of zeros.
+ *
+ * A packet lies in one slice, but perhaps in several blocks. It is then taken in run by run, or where
+ * runs are many, as the dense stretch that it stands for. */
+
+enum { PACKED_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
+
+MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server) {
+  if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__PACKED_ROOM);
+  return server->packed ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server) {
+  mlfab__free_aligned(server->env, server->packed, MLFAB__PACKED_ROOM);
+  server->packed = NULL;
+}
+
+/* --- looking at what came --- */
+
+/* The first segment that ends behind this offset, or push.segments. */
+static uint32_t packed_segment(const mlfab__incoming *update, uint64_t offset) {
+  uint32_t low = 0, high = update->push.segments;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    const mlfab__segment *s = &update->segments[middle];
+    if (s->offset + s->bytes <= offset) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static const char *packed_check_place(const mlfab__server *server, const mlfab__incoming *update,
+                                      const mlfab__packet *packet) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  uint64_t begin = packet->offset, end = begin + (uint64_t)packet->elements * width;
+  if (begin < update->packed_end) return "packets out of order, or overlapping";
+  uint32_t k = packed_segment(update, begin);
+  if (k == update->push.segments || begin < update->segments[k].offset ||
+      end - update->segments[k].offset > update->segments[k].bytes)
+    return "a packet outside the stretches that were announced";
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&server->layout, begin);
+  if (packet->dtype != tensor->dtype) return "a packet of another type than its tensor";
+  if (end - tensor->offset > tensor->bytes) return "a packet that is not of one tensor";
+  const mlfab__slice *slice =
+      &server->layout.slices[mlfab__layout_slice_at(&server->layout, begin)];
+  return end - slice->offset > slice->bytes ? "a packet that is not of one slice" : NULL;
+}
+
+MLFAB__INTERNAL const char *mlfab__packed_check(const mlfab__server *server,
+                                                mlfab__incoming *update, uint64_t at,
+                                                const uint8_t *data, uint64_t bytes) {
+  uint32_t eager = update->push.eager;
+  if (!(update->push.flags & MLFAB__PUSH_PACKED)) return NULL;
+  if (at == 0) update->packed_end = 0;
+  for (uint32_t n; bytes > 0; at += n, data += n, bytes -= n) {
+    mlfab__packet packet;
+    n = mlfab__pack_open(data, bytes, &packet);
+    if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
+    if (at < eager && at + n > eager) return "a packet cut by the end of the eager bytes";
+    const char *wrong = packed_check_place(server, update, &packet);
+    if (wrong) return wrong;
+    update->packed_end =
+        packet.offset + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+  }
+  return NULL;
+}
+
+/* --- a packet block by block --- */
+
+typedef struct packed_walk {
+  const mlfab__server *server;
+  mlfab__packet packet;
+  int whole; /* all of it is the next part, the only one */
+  mlfab__pack_cursor cursor;
+  uint32_t first, left; /* of the run */
+  uint32_t value;       /* the next */
+} packed_walk;
+
+/* What a packet has in one block: where, and values as a packet of their own. */
+typedef struct packed_part {
+  mlfab__piece piece;
+  mlfab__packet packet;
+} packed_part;
+
+/* n elements from `first` on of a packet, all of which are kept: values `value` and following. */
+static void packed_view(const mlfab__packet *packet, uint32_t first, uint32_t value, uint32_t n,
+                        mlfab__packet *view) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  *view = *packet;
+  view->offset += (uint64_t)first * width;
+  view->elements = view->kept = view->grains = view->count = n;
+  view->form = MLFAB__PACK_DENSE;
+  view->grain_log2 = 0;
+  view->values += (size_t)value * (packet->value == MLFAB_HALF_NONE ? width : 2);
+}
+
+/* `named`: parts hold as little as possible but what is kept. */
+static void packed_begin(const mlfab__server *server, const mlfab__packet *packet, int named,
+                         packed_walk *walk) {
+  mlfab__piece piece;
+  uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  int sparse = packet->form == MLFAB__PACK_DENSE ||
+               (uint64_t)packet->kept * PACKED_SPARSE <= packet->elements;
+  memset(walk, 0, sizeof *walk);
+  walk->server = server;
+  walk->packet = *packet;
+  mlfab__store_piece(&server->store, packet->offset, bytes, &piece);
+  walk->whole = piece.bytes == bytes && !(named && sparse);
+  if (walk->whole || sparse) return;
+  mlfab__unpack_dense(packet, server->packed);
+  packed_view(packet, 0, 0, packet->elements, &walk->packet);
+  walk->packet.value = MLFAB_HALF_NONE;
+  walk->packet.values = server->packed;
+}
+
+/* The next part: 1, or 0 behind the last. */
+static int packed_next(packed_walk *walk, packed_part *part) {
+  const mlfab__packet *packet = &walk->packet;
+  const mlfab__store *store = &walk->server->store;
+  uint32_t width = mlfab__dtype_bytes(packet->dtype), n;
+  if (walk->whole) {
+    mlfab__store_piece(store, packet->offset, (uint64_t)packet->elements * width, &part->piece);
+    part->packet = *packet;
+    walk->whole = 0;
+    walk->cursor.grain = packet->grains;
+    walk->cursor.mark = packet->kept;
+    return 1;
+  }
+  if (walk->left == 0 && !mlfab__unpack_run(packet, &walk->cursor, &walk->first, &walk->left))
+    return 0;
+  uint64_t offset = packet->offset + (uint64_t)walk->first * width;
+  mlfab__store_piece(store, offset, (uint64_t)walk->left * width, &part->piece);
+  n = (uint32_t)part->piece.count;
+  packed_view(packet, walk->first, walk->value, n, &part->packet);
+  walk->first += n;
+  walk->value += n;
+  walk->left -= n;
+  return 1;
+}
+
+/* --- into blocks --- */
+
+/* |values|^2, through the memory for packets where they have to be decoded. */
+static double packed_norm2(const mlfab__server *server, const mlfab__packet *packet) {
+  const void *values = packet->values;
+  mlfab__packet view;
+  packed_view(packet, 0, 0, packet->count, &view);
+  if (packet->value != MLFAB_HALF_NONE) {
+    mlfab__unpack_dense(&view, server->packed);
+    values = server->packed;
+  }
+  return mlfab__reduce_norm2(packet->dtype, values, packet->count);
+}
+
+/* Zeros where the update touches a block that is to hold it as it came. */
+static void packed_zero(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
+                        uint32_t position) {
+  const mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  uint8_t *data = store->blocks[store->next[position]].data;
+  uint64_t begin = s->offset + (uint64_t)(position - s->first) * store->block_bytes;
+  uint64_t end = begin + mlfab__store_block_bytes(store, slice, position);
+  for (uint32_t k = packed_segment(update, begin); k < update->push.segments; k++) {
+    const mlfab__segment *segment = &update->segments[k];
+    if (segment->offset >= end) return;
+    uint64_t from = mlfab__max(segment->offset, begin);
+    memset(data + (from - begin), 0, mlfab__min(segment->offset + segment->bytes, end) - from);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__packed_fresh(mlfab__server *server, const mlfab__incoming *update,
+                                        uint32_t slice, uint32_t position) {
+  const mlfab__store *store = &server->store;
+  enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, slice);
+  uint32_t base = mode == MLFAB__INTAKE_SUM ? store->sum[position] : store->w[position];
+  int code = mlfab__intake_fresh(server, &server->store.next[position], base, 1);
+  if (!code && mode == MLFAB__INTAKE_STAGE) packed_zero(server, update, slice, position);
+  return code;
+}
+
+/* Blocks that the update touches, is to be stepped in, and has none of yet. */
+static uint64_t packed_missing(const mlfab__server *server, const mlfab__incoming *update) {
+  const mlfab__store *store = &server->store;
+  uint32_t last = MLFAB__NO_BLOCK;
+  uint64_t missing = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    const mlfab__segment *segment = &update->segments[k];
+    mlfab__piece piece;
+    for (uint64_t at = 0; at < segment->bytes; at += piece.bytes) {
+      mlfab__store_piece(store, segment->offset + at, segment->bytes - at, &piece);
+      if (piece.position == last || store->next[piece.position] != MLFAB__NO_BLOCK) continue;
+      last = piece.position;
+      missing += mlfab__intake_mode(server, update, piece.slice) == MLFAB__INTAKE_STAGE;
+    }
+  }
+  return missing;
+}
+
+/* A slice of a round has nothing of anybody's sum, and is to get some. */
+static int packed_unsummed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (store->sum[p] != MLFAB__NO_BLOCK || store->next[p] != MLFAB__NO_BLOCK) return 0;
+  }
+  return 1;
+}
+
+/* Sums of zeros where a round has none: what is touched is in the round, whatever packets name. */
+static int packed_sums(mlfab__server *server, const mlfab__incoming *update) {
+  for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__intake_touched(server, update, k, &last);
+    for (i = i < next ? next : i; i <= last; i++) {
+      if (mlfab__intake_mode(server, update, i) != MLFAB__INTAKE_SUM || !packed_unsummed(server, i))
+        continue;
+      int code = mlfab__packed_fresh(server, update, i, server->store.slices[i].first);
+      if (code) return code;
+    }
+    next = last + 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__packed_complete(mlfab__server *server, const mlfab__incoming *update) {
+  mlfab__store *store = &server->store;
+  if (!(update->push.flags & MLFAB__PUSH_PACKED)) return 0;
+  if (packed_sums(server, update)) return MLFAB_ERR_MEMORY;
+  uint64_t missing = packed_missing(server, update);
+  if (store->free_count < missing) mlfab__answer_unpin(server);
+  while (store->free_count < missing) {
+    if (mlfab__store_grow(server->env, store)) return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static int packed_take(mlfab__server *server, const mlfab__incoming *update,
+                       const mlfab__packet *packet) {
+  const mlfab__store *store = &server->store;
+  packed_walk walk;
+  packed_part part;
+  packed_begin(server, packet, 0, &walk);
+  while (packed_next(&walk, &part)) {
+    const mlfab__piece *piece = &part.piece;
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece->slice);
+    if (store->next[piece->position] == MLFAB__NO_BLOCK) {
+      int code = mlfab__packed_fresh(server, update, piece->slice, piece->position);
+      if (code) return code;
+    }
+    uint8_t *to = store->blocks[store->next[piece->position]].data + piece->at;
+    if (mode == MLFAB__INTAKE_STAGE) {
+      mlfab__unpack_store(&part.packet, to);
+      continue;
+    }
+    double weight = mlfab__intake_weight(server, update, mode, piece->slice);
+    if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
+    if (server->watch && mode == MLFAB__INTAKE_DIRECT)
+      mlfab__changed_piece(server, piece, store->blocks[store->w[piece->position]].data + piece->at,
+                           to);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__packed_consume(mlfab__server *server, mlfab__incoming *update,
+                                          const uint8_t *data, uint64_t bytes) {
+  mlfab__packet packet;
+  for (uint32_t n; bytes > 0; data += n, bytes -= n, update->consumed += n) {
+    n = mlfab__pack_open(data, bytes, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
+    if (!mlfab__unpack_finite(&packet)) return MLFAB_ERR_NOT_FINITE;
+    if (server->significant) update->norm2 += packed_norm2(server, &packet);
+    int code = packed_take(server, update, &packet);
+    if (code) return code;
+  }
+  return 0;
+}
+
+/* --- in place --- */
+
+/* 1 when every packet is finite and what it is multiplied with makes infinity of nothing, 0 when that
+ * has to be seen. */
+static int packed_look(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                       int *code_p) {
+  mlfab__packet packet;
+  double norm2 = 0.0;
+  *code_p = 0;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return 0;
+    uint32_t slice = server->store.local[mlfab__layout_slice_at(&server->layout, packet.offset)];
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, slice);
+    double weight = mlfab__intake_weight(server, update, mode, slice);
+    if (!(weight >= -1.0 && weight <= 1.0)) return 0;
+    if (!mlfab__unpack_finite(&packet)) {
+      *code_p = MLFAB_ERR_NOT_FINITE;
+      return 1;
+    }
+    if (server->significant) norm2 += packed_norm2(server, &packet);
+  }
+  update->norm2 = norm2;
+  return 1;
+}
+
+/* Does it touch a slice of which its round has nothing yet? */
+static int packed_opens(const mlfab__server *server, const mlfab__incoming *update) {
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__intake_touched(server, update, k, &last);
+    for (; i <= last; i++) {
+      if (mlfab__intake_mode(server, update, i) == MLFAB__INTAKE_SUM && packed_unsummed(server, i))
+        return 1;
+    }
+  }
+  return 0;
+}
+
+/* The block that a piece of the update is added to. */
+static uint32_t *packed_target(mlfab__server *server, const mlfab__incoming *update,
+                               const mlfab__piece *piece) {
+  int sum = mlfab__intake_mode(server, update, piece->slice) == MLFAB__INTAKE_SUM;
+  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
+}
+
+/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY. */
+static int packed_own(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
+  mlfab__packet packet;
+  packed_walk walk;
+  packed_part part;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    packed_begin(server, &packet, 1, &walk);
+    while (packed_next(&walk, &part)) {
+      uint32_t *place = packed_target(server, update, &part.piece);
+      if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
+      int code = mlfab__intake_fresh(server, place, *place, 1);
+      if (code) return code;
+    }
+  }
+  return 0;
+}
+
+static void packed_add(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
+  mlfab__packet packet;
+  packed_walk walk;
+  packed_part part;
+  uint8_t *before = server->packed + MLFAB__PACKED_HALF;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    packed_begin(server, &packet, 1, &walk);
+    while (packed_next(&walk, &part)) {
+      const mlfab__piece *piece = &part.piece;
+      enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece->slice);
+      uint8_t *to = server->store.blocks[*packed_target(server, update, piece)].data + piece->at;
+      int watch = server->watch && mode == MLFAB__INTAKE_DIRECT;
+      if (watch) memcpy(before, to, piece->bytes);
+      mlfab__unpack_add(&part.packet, to, mlfab__intake_weight(server, update, mode, piece->slice));
+      if (watch) mlfab__changed_piece(server, piece, before, to);
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *update,
+                                        const uint8_t *data, int *code_p) {
+  if (packed_opens(server, update) || !packed_look(server, update, data, code_p)) return 0;
+  if (!*code_p) *code_p = packed_own(server, update, data);
+  if (!*code_p) packed_add(server, update, data);
+  return 1;
+}
+
+/* ==============================================================================================
+ * core/changed.c
+ * ============================================================================================== */
+/* changed.c - the server role: what of the model has changed, and how that is answered. See server.h,
+ * version.h and pack.h.
+ *
+ * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
+ * is answered when (answer.c), nor how its bytes are kept still (a pull pins blocks).
+ *
+ * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
+ * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece
+ * with the bytes in the cache, under the number that it will have; so a commit costs nothing more at its
+ * end. A pull that passes meanwhile brings such a piece as it was, and the next one, whose number is
+ * smaller than the commit's, brings it again. A commit that is refused after all leaves tags that say
+ * too much. Both are harmless: a tag is never below the last commit that changed its grain. For the same
+ * reason tags are read as they are, and bytes from the blocks that a pull has pinned: what was changed
+ * up to the pinned commit is tagged, and what was changed later comes with the next pull.
+ *
+ * Source: TDF §3 (versioned store), §4.2 (P-SMP: what is put back is discarded). */
+
+enum {
+  CHANGED_WORDS = MLFAB__PACK_ELEMENTS / 64,
+  CHANGED_OVERHEAD = MLFAB__PACK_HEADER + 16, /* of a packet: header, and both paddings */
+  CHANGED_PLAIN = 16 * 1024, /* a stretch of which most has changed goes as it is from here on */
+  CHANGED_LOOK = 64          /* grains that are searched for the next change at first */
+};
+
+/* --- commits --- */
+
+MLFAB__INTERNAL int mlfab__changed_open(mlfab__server *server, int ghost) {
+  const mlfab__define *options = &server->options;
+  server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
+                             server->config->change_filter != NULL);
+  int code = server->watch || (options->pull_half && !ghost) ? mlfab__packed_room(server) : 0;
+  if (!code && options->tags > 0)
+    code = mlfab__store_tag(server->env, &server->store, options->tags);
+  return code;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__changed_label(const mlfab__shard_slice *slice) {
+  return slice->commit + 1;
+}
+
+/* Marks elements that differ: how many. */
+static uint32_t changed_elements(uint32_t width, const uint8_t *before, const uint8_t *after,
+                                 uint32_t n, uint64_t *keep) {
+  uint32_t changed = 0;
+  memset(keep, 0, (size_t)(n + 63) / 64 * sizeof *keep);
+  for (uint32_t i = 0; i < n; i++) {
+    if (memcmp(before + (size_t)i * width, after + (size_t)i * width, width) == 0) continue;
+    keep[i / 64] |= (uint64_t)1 << i % 64;
+    changed++;
+  }
+  return changed;
+}
+
+/* The user's filter: what it does not keep of what has changed is put back. */
+static void changed_select(const mlfab__server *server, const mlfab__piece *piece, uint64_t t,
+                           const uint8_t *before, uint8_t *after) {
+  uint64_t marks[CHANGED_WORDS], keep[CHANGED_WORDS];
+  uint32_t width = mlfab__dtype_bytes(piece->dtype);
+  mlfab_filter_info info = {piece->tensor->id, (uint32_t)piece->dtype, piece->first, 0, t};
+  for (uint64_t at = 0; at < piece->count; at += info.count, info.first += info.count) {
+    const uint8_t *from = before + at * width;
+    uint8_t *to = after + at * width;
+    info.count = mlfab__min(piece->count - at, MLFAB__PACK_ELEMENTS);
+    if (changed_elements(width, from, to, (uint32_t)info.count, marks) == 0) continue;
+    memcpy(keep, marks, (size_t)(info.count + 63) / 64 * sizeof *keep);
+    server->config->change_filter(server->config->user, &info, to, from, keep);
+    for (uint64_t i = 0; i < info.count; i++) {
+      if (marks[i / 64] >> i % 64 & ~(keep[i / 64] >> i % 64) & 1)
+        memcpy(to + i * width, from + i * width, width);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__changed_piece(mlfab__server *server, const mlfab__piece *piece,
+                                          const uint8_t *before, uint8_t *after) {
+  const mlfab__define *options = &server->options;
+  const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
+  uint64_t t = server->gates[slice->gate].v_train + 1;
+  if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {
+    double tau = mlfab__filter_threshold(options->change_threshold, options->change_decay, t);
+    mlfab__filter_change(piece->dtype, before, after, piece->count, tau);
+  }
+  if (server->config->change_filter) changed_select(server, piece, t, before, after);
+  if (!server->store.tags) return;
+  uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
+  mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
+                   mlfab__changed_label(slice) + 1);
+}
+
+/* --- caches --- */
+
+/* The next slice (local) that a pull touches from `segment`, `slice` on; MLFAB__NO_SLICE behind the last.
+ * Begin with zeros. */
+typedef struct changed_walk {
+  uint32_t segment, next;
+} changed_walk;
+
+static uint32_t changed_next(const mlfab__server *server, const mlfab__segment *segments,
+                             uint32_t n, changed_walk *walk) {
+  const uint32_t *local = server->store.local;
+  for (; walk->segment < n; walk->segment++) {
+    const mlfab__segment *s = &segments[walk->segment];
+    uint32_t i = local[mlfab__layout_slice_at(&server->layout, s->offset)];
+    uint32_t last = local[mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1)];
+    if (i < walk->next) i = walk->next;
+    if (i > last) continue;
+    walk->next = i + 1;
+    return i;
+  }
+  return MLFAB__NO_SLICE;
+}
+
+MLFAB__INTERNAL int mlfab__changed_cache(const mlfab__server *server, const mlfab__pull *in,
+                                         const mlfab__segment *segments, const uint64_t *sinces,
+                                         uint32_t *slice_p, uint64_t *since_p) {
+  changed_walk walk = {0, 0};
+  uint32_t seen = 0, i;
+  if (in->sinces == 0) return 0;
+  while ((i = changed_next(server, segments, in->segments, &walk)) != MLFAB__NO_SLICE) {
+    uint32_t at = in->sinces == 1 ? 0 : seen;
+    if (at >= in->sinces) return MLFAB_ERR_FRAME;
+    seen++;
+    const mlfab__shard_slice *s = &server->store.slices[i];
+    if (in->epoch != server->epoch || sinces[at] <= mlfab__changed_label(s)) continue;
+    *slice_p = i;
+    *since_p = sinces[at];
+    return MLFAB_ERR_ARGUMENT;
+  }
+  return in->sinces == 1 || seen == in->sinces ? 0 : MLFAB_ERR_FRAME;
+}
+
+MLFAB__INTERNAL int mlfab__changed_keep(mlfab__server *server, mlfab__server_pull *pull,
+                                        const mlfab__pull *in, const uint64_t *sinces) {
+  changed_walk walk = {0, 0};
+  uint32_t n = server->store.nslices, seen = 0, i;
+  pull->cached = 0;
+  if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
+  if (n > pull->since_room) {
+    mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
+    pull->sinces = mlfab__alloc_array(server->env, n, sizeof *pull->sinces);
+    pull->since_room = pull->sinces ? n : 0;
+    if (!pull->sinces) return MLFAB_ERR_MEMORY;
+  }
+  pull->cached = 1;
+  while ((i = changed_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
+    pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
+  return 0;
+}
+
+/* --- packets --- */
+
+/* What a frame takes up: packets of a pinned slice, one behind the other. */
+typedef struct changed_frame {
+  const mlfab__server *server;
+  const mlfab__server_pull *pull;
+  const mlfab__tags *tags; /* NULL: everything is sent */
+  uint64_t since;
+  uint8_t *out;
+  uint32_t used, room;
+  uint32_t plain; /* bytes that had better be sent as they are come next */
+} changed_frame;
+
+static uint32_t changed_log2(uint64_t x) {
+  uint32_t log2 = 0;
+  while (x >> log2 > 1) log2++;
+  return log2;
+}
+
+static uint32_t changed_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
+ * these have at most. */
+static uint64_t changed_mark(const changed_frame *f, uint64_t at, uint32_t elements,
+                             uint32_t grain_log2, uint64_t *keep) {
+  uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
+  uint64_t kept = 0;
+  mlfab__tags_bitmap(f->tags, f->since, at, grains, keep);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += changed_bits(keep[i]);
+  return mlfab__min(kept << grain_log2, elements);
+}
+
+/* The bytes of a packet at most. */
+static uint64_t changed_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept,
+                              uint32_t width) {
+  uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
+  return CHANGED_OVERHEAD + (grains + 7) / 8 + kept * width;
+}
+
+/* Packs what has changed at the beginning of a piece, `at` in the slice. Returns the elements that are
+ * through, 0 when nothing fits any more. */
+static uint32_t changed_pack(changed_frame *f, const mlfab__piece *piece, uint64_t at,
+                             const uint8_t *values) {
+  uint64_t keep[CHANGED_WORDS];
+  uint32_t width = mlfab__dtype_bytes(piece->dtype), room = f->room - f->used;
+  int half = piece->dtype == MLFAB_I64 ? MLFAB_HALF_NONE : (int)f->server->options.pull_half;
+  uint32_t sent = half == MLFAB_HALF_NONE ? width : 2;
+  uint32_t elements = (uint32_t)mlfab__min(piece->count, MLFAB__PACK_ELEMENTS);
+  uint32_t fit = room > CHANGED_OVERHEAD ? (room - CHANGED_OVERHEAD) / sent : 0;
+  mlfab__pack_shape shape = {piece->tensor->offset + piece->first * width, piece->dtype, half, 0,
+                             elements};
+  if (f->tags) {
+    uint32_t log2 = changed_log2(f->tags->grain_bytes / width), grain = 1u << log2;
+    uint32_t least = f->used > 0 ? elements / 8 : 0;
+    uint64_t kept = changed_mark(f, at, elements, log2, keep);
+    if (!f->server->options.pull_half && 2 * kept > elements && elements * width >= CHANGED_PLAIN) {
+      f->plain = elements * width;
+      return 0;
+    }
+    while (changed_bound(elements, log2, kept, sent) > room && elements > grain) {
+      elements = elements / 2 > grain ? elements / 2 >> log2 << log2 : grain;
+      if (elements < least) return 0;
+      kept = changed_mark(f, at, elements, log2, keep);
+    }
+    if (changed_bound(elements, log2, kept, sent) <= room) {
+      shape.grain_log2 = log2;
+      shape.elements = elements;
+      f->used += mlfab__pack_marked(f->out + f->used, &shape, values, keep, 1);
+      return elements;
+    }
+    /* One grain that is larger: cut only where it has the frame for itself. */
+  }
+  if (fit == 0 || (f->used > 0 && fit < elements)) return 0;
+  shape.elements = (uint32_t)mlfab__min(elements, fit);
+  f->used += mlfab__pack_dense(f->out + f->used, &shape, values);
+  return shape.elements;
+}
+
+/* The first byte from `at` to `end` that may have changed, or `end`. */
+static uint64_t changed_seek(const changed_frame *f, uint64_t at, uint64_t end) {
+  uint64_t begin = at, stop = at, step;
+  if (!f->tags) return at;
+  /* By growing steps, as where the stretch ends is of no interest. */
+  for (step = CHANGED_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
+    stop = mlfab__min(end, at + step);
+    mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);
+    at = stop;
+  }
+  return begin;
+}
+
+/* Fills a frame with what has changed from `at` to `end` of the pinned slice, as far as there is room:
+ * how far it answers. */
+static uint64_t changed_fill(changed_frame *f, uint32_t slice, uint64_t at, uint64_t end) {
+  const mlfab__store *store = &f->server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  while ((at = changed_seek(f, at, end)) < end) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, s->offset + at, end - at, &piece);
+    const uint8_t *data = store->blocks[f->pull->pinned[piece.position - s->first]].data;
+    uint32_t n = changed_pack(f, &piece, at, data + piece.at);
+    if (n == 0) break;
+    at += (uint64_t)n * mlfab__dtype_bytes(piece.dtype);
+  }
+  return at;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
+                                               const mlfab__server_pull *pull, uint64_t at,
+                                               uint64_t end, uint32_t *plain,
+                                               mlfab__frame_out *frame) {
+  uint32_t room = (uint32_t)mlfab__min(server->config->chunk_bytes, MLFAB__PACKED_ROOM) & ~7u;
+  changed_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
+  if (pull->cached && pull->sinces[pull->slice] > 0) {
+    f.tags = &server->store.tags[pull->slice];
+    f.since = pull->sinces[pull->slice];
+  }
+  if (server->store.ghost || (!f.tags && server->options.pull_half == MLFAB_HALF_NONE)) return 0;
+  uint64_t upto = changed_fill(&f, pull->slice, at, end);
+  if (upto == at && f.plain > 0) *plain = (uint32_t)mlfab__min(*plain, f.plain);
+  frame->bulk = f.used > 0 ? f.out : NULL;
+  frame->bulk_bytes = f.used;
+  frame->token = 0;
+  return upto - at;
+}
+
+/* ==============================================================================================
  * core/intake.c
  * ============================================================================================== */
 /* intake.c - the server role: updates on their way into the model. See server.h.
@@ -12879,9 +16268,8 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
  *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. */
+ * pull holds the block. Updates of packets: packed.c. */
 
-enum intake_mode { INTAKE_INIT, INTAKE_DIRECT, INTAKE_STAGE, INTAKE_SUM };
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
   INTAKE_TICK_BYTES = 4 << 20,
@@ -12890,13 +16278,15 @@ enum {
 };
 
 /* By the gate of a slice: an update may touch several. */
-static enum intake_mode intake_mode(const mlfab__server *server, const mlfab__incoming *update,
-                                    uint32_t slice) {
-  if (update->push.flags & MLFAB__PUSH_INIT) return INTAKE_INIT;
+MLFAB__INTERNAL enum mlfab__intake_mode mlfab__intake_mode(const mlfab__server *server,
+                                                           const mlfab__incoming *update,
+                                                           uint32_t slice) {
+  if (update->push.flags & MLFAB__PUSH_INIT) return MLFAB__INTAKE_INIT;
   const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
-  if (mlfab__sync_rounds(gate->sync.kind)) return INTAKE_SUM;
-  if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN) return INTAKE_STAGE;
-  return INTAKE_DIRECT;
+  if (mlfab__sync_rounds(gate->sync.kind)) return MLFAB__INTAKE_SUM;
+  if (server->config->on_update || server->rule.kind != MLFAB_RULE_PLAIN)
+    return MLFAB__INTAKE_STAGE;
+  return MLFAB__INTAKE_DIRECT;
 }
 
 /* Does the slice's version move with the update, or with its round? */
@@ -12910,19 +16300,43 @@ static double intake_scale(const mlfab__server *server, const mlfab__incoming *u
   return update->group && mlfab__place_absolute(server) ? 1.0 : update->push.scale;
 }
 
-/* What u is multiplied with as it comes in. A rule that is not linear gets the sum with weights
+/* A rule that is not linear gets the sum with weights
  * relative to the round's first member, whose scale then counts for all. */
-static double intake_weight(const mlfab__server *server, const mlfab__incoming *update,
-                            enum intake_mode mode, uint32_t slice) {
-  if (mode == INTAKE_INIT || mode == INTAKE_STAGE) return 1.0;
-  if (mode == INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
+MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
+                                            const mlfab__incoming *update,
+                                            enum mlfab__intake_mode mode, uint32_t slice) {
+  if (mode == MLFAB__INTAKE_INIT || mode == MLFAB__INTAKE_STAGE) return 1.0;
+  if (mode == MLFAB__INTAKE_DIRECT || mlfab__rule_linear(server->rule.kind))
     return intake_scale(server, update);
   const mlfab__gate *gate = &server->gates[server->store.slices[slice].gate];
-  if (gate->contributors == 0) return 1.0;
+  if (gate->round_members == 0) return 1.0;
   return gate->round_scale != 0.0 ? update->push.scale / gate->round_scale : 0.0;
 }
 
+/* Gates of the update that apply at once, and those that sum, as bits. */
+static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
+                             uint32_t *sums_p) {
+  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
+  *sums_p = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
+  }
+  return mask & ~*sums_p;
+}
+
+/* Is anything of it to be stepped by rule or callback? */
+static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
+  uint32_t sums, at_once = intake_gates(server, update, &sums);
+  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
+  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
+}
+
 /* --- the queue --- */
+
+static void intake_give_back(mlfab__server *server, mlfab__incoming *update) {
+  update->next = server->free_list;
+  server->free_list = update;
+}
 
 static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *push) {
   mlfab__incoming *update = server->free_list;
@@ -12943,8 +16357,7 @@ static mlfab__incoming *intake_new(mlfab__server *server, const mlfab__push *pus
     update->version_room = update->versions ? push->versions : 0;
   }
   if (push->segments > update->segment_room || push->versions > update->version_room) {
-    update->next = server->free_list;
-    server->free_list = update;
+    intake_give_back(server, update);
     return NULL;
   }
   mlfab__incoming kept = *update;
@@ -13005,8 +16418,7 @@ static void intake_remove(mlfab__server *server, mlfab__incoming *update) {
   peer->eager_used -= update->push.eager;
   if (update->push.eager > 0) peer->arena_tail = update->arena_at + update->push.eager;
   if (peer->queued == 0) peer->arena_head = peer->arena_tail = 0;
-  update->next = server->free_list;
-  server->free_list = update;
+  intake_give_back(server, update);
 }
 
 /* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
@@ -13078,15 +16490,18 @@ MLFAB__INTERNAL int mlfab__intake_fresh(mlfab__server *server, uint32_t *place, 
 static int intake_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                           uint64_t bytes) {
   mlfab__store *store = &server->store;
-  int stream = store->bytes >= INTAKE_STREAM_BYTES;
+  /* What is looked at once more had better stay in the cache. */
+  int stream = store->bytes >= INTAKE_STREAM_BYTES && !server->watch;
+  if (update->push.flags & MLFAB__PUSH_PACKED)
+    return mlfab__packed_consume(server, update, data, bytes);
   while (bytes > 0) {
     mlfab__piece piece;
     intake_piece(server, update, bytes, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
     if (piece.count * mlfab__dtype_bytes(piece.dtype) != piece.bytes) return MLFAB_ERR_FRAME;
     uint32_t p = piece.position;
-    uint32_t base = mode == INTAKE_SUM ? store->sum[p] : store->w[p];
+    uint32_t base = mode == MLFAB__INTAKE_SUM ? store->sum[p] : store->w[p];
     if (store->next[p] == MLFAB__NO_BLOCK) {
       int code = mlfab__intake_fresh(server, &store->next[p], base,
                                      !intake_covers(server, update, &piece));
@@ -13094,11 +16509,14 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
     }
     if (data) {
       uint8_t *dst = store->blocks[store->next[p]].data + piece.at;
-      int adds = (mode == INTAKE_SUM && base != MLFAB__NO_BLOCK) || mode == INTAKE_DIRECT;
+      int adds =
+          (mode == MLFAB__INTAKE_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__INTAKE_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (server->watch && mode == MLFAB__INTAKE_DIRECT)
+        mlfab__changed_piece(server, &piece, from, dst);
       data += piece.bytes;
     }
     bytes -= piece.bytes;
@@ -13115,13 +16533,16 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   mlfab__piece piece;
   uint64_t delay = 0;
   if ((update->push.flags & MLFAB__PUSH_INIT) || server->config->on_update) return 0;
+  if (update->push.flags & MLFAB__PUSH_PACKED)
+    return !intake_steps(server, update) && mlfab__packed_whole(server, update, data, code_p);
   intake_versions(server, update, 0, &delay, NULL);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
     /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
     if (!(weight >= -1.0 && weight <= 1.0)) {
+      update->norm2 = 0.0;
       intake_rewind(update);
       return 0;
     }
@@ -13136,7 +16557,7 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    int sum = intake_mode(server, update, piece.slice) == INTAKE_SUM;
+    int sum = mlfab__intake_mode(server, update, piece.slice) == MLFAB__INTAKE_SUM;
     uint32_t *place = sum ? &store->sum[piece.position] : &store->w[piece.position];
     if (*place == MLFAB__NO_BLOCK || store->blocks[*place].refs > 1) {
       /* Copy on write now, while nothing has changed: a copy is harmless if there is no room for
@@ -13149,11 +16570,14 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
   intake_rewind(update);
   for (uint64_t at = 0; at < update->push.bytes; at += piece.bytes) {
     intake_piece(server, update, update->push.bytes - at, &piece);
-    enum intake_mode mode = intake_mode(server, update, piece.slice);
-    double weight = intake_weight(server, update, mode, piece.slice);
-    uint32_t block = mode == INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
+    enum mlfab__intake_mode mode = mlfab__intake_mode(server, update, piece.slice);
+    double weight = mlfab__intake_weight(server, update, mode, piece.slice);
+    uint32_t block =
+        mode == MLFAB__INTAKE_SUM ? store->sum[piece.position] : store->w[piece.position];
     uint8_t *w = store->blocks[block].data + piece.at;
-    if (mode == INTAKE_STAGE) {
+    int watch = server->watch && mode != MLFAB__INTAKE_SUM;
+    if (watch) memcpy(server->packed, w, piece.bytes);
+    if (mode == MLFAB__INTAKE_STAGE) {
       mlfab__rule_step step = {update->push.scale, store->slices[piece.slice].commit + 1, delay};
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
@@ -13161,6 +16585,7 @@ static int intake_whole(mlfab__server *server, mlfab__incoming *update, const ui
     } else {
       mlfab__reduce_add(piece.dtype, w, w, data + at, weight, piece.count, 0);
     }
+    if (watch) mlfab__changed_piece(server, &piece, server->packed, w);
     intake_moved(update, piece.bytes);
   }
   *code_p = 0;
@@ -13256,23 +16681,12 @@ static void intake_swap(mlfab__server *server, int init) {
   }
 }
 
-/* Gates of the update that apply at once, and those that sum, as bits. */
-static uint32_t intake_gates(const mlfab__server *server, const mlfab__incoming *update,
-                             uint32_t *sums_p) {
-  uint32_t mask = mlfab__gate_mask(server, update->segments, update->push.segments);
-  *sums_p = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if ((mask >> g & 1) && mlfab__sync_rounds(server->gates[g].sync.kind)) *sums_p |= 1u << g;
-  }
-  return mask & ~*sums_p;
-}
-
 /* The first in a round: its scale is the sum's. */
 static void intake_open_rounds(mlfab__server *server, const mlfab__incoming *update,
                                uint32_t sums) {
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
-    if ((sums >> g & 1) && gate->contributors == 0) gate->round_scale = update->push.scale;
+    if ((sums >> g & 1) && gate->round_members == 0) gate->round_scale = update->push.scale;
   }
 }
 
@@ -13294,15 +16708,12 @@ static void intake_commit(mlfab__server *server, mlfab__incoming *update) {
   }
 }
 
-/* Is anything of it to be stepped by rule or callback? */
-static int intake_steps(const mlfab__server *server, const mlfab__incoming *update) {
-  uint32_t sums, at_once = intake_gates(server, update, &sums);
-  int plain = !server->config->on_update && server->rule.kind == MLFAB_RULE_PLAIN;
-  return at_once != 0 && !plain && !(update->push.flags & MLFAB__PUSH_INIT);
-}
-
 /* All bytes of the head are in `next`. */
 static void intake_complete(mlfab__server *server, mlfab__incoming *update) {
+  if (mlfab__packed_complete(server, update)) {
+    mlfab__place_refuse(server, update, MLFAB_ERR_MEMORY);
+    return;
+  }
   if (intake_steps(server, update)) {
     server->applying = MLFAB__APPLY_UPDATE;
     server->apply_code = 0;
@@ -13342,12 +16753,15 @@ MLFAB__INTERNAL int mlfab__intake_apply_piece(mlfab__server *server, const mlfab
   uint32_t p = piece->position;
   uint8_t *dst = store->blocks[store->next[p]].data + piece->at;
   const uint8_t *w = store->blocks[store->w[p]].data + piece->at;
-  if (server->config->on_update)
-    return intake_callback(server, info, piece, dst, w, sum) ? MLFAB_ERR_CALLBACK : 0;
-  mlfab__rule_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-  mlfab__rule_apply(&server->rule, &step, piece->dtype, dst, w, sum,
-                    store->s0 ? store->s0[p] + piece->at : NULL,
-                    store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+  if (server->config->on_update) {
+    if (intake_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
+  } else {
+    mlfab__rule_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
+    mlfab__rule_apply(&server->rule, &step, piece->dtype, dst, w, sum,
+                      store->s0 ? store->s0[p] + piece->at : NULL,
+                      store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+  }
+  if (server->watch) mlfab__changed_piece(server, piece, w, dst);
   return 0;
 }
 
@@ -13380,21 +16794,25 @@ static void intake_info(const mlfab__server *server, const mlfab__incoming *upda
 /* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 static int intake_apply_update(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->head;
+  const uint32_t *next = server->store.next;
   mlfab_update_info info;
   uint64_t delay = 0;
   intake_versions(server, update, 0, &delay, NULL);
   intake_info(server, update, delay, &info);
-  while (update->consumed < update->push.bytes && budget > 0 && !server->apply_code) {
+  while (update->segment < update->push.segments && budget > 0 && !server->apply_code) {
     mlfab__piece piece;
-    intake_piece(server, update, update->push.bytes, &piece);
+    intake_piece(server, update, UINT64_MAX, &piece);
     if (!server->store.ghost && intake_at_once(server, piece.slice)) {
-      const uint8_t *u = server->store.blocks[server->store.next[piece.position]].data + piece.at;
+      if (next[piece.position] == MLFAB__NO_BLOCK)
+        server->apply_code = mlfab__packed_fresh(server, update, piece.slice, piece.position);
+      if (server->apply_code) break;
+      const uint8_t *u = server->store.blocks[next[piece.position]].data + piece.at;
       server->apply_code = mlfab__intake_apply_piece(server, &info, &piece, u);
     }
     intake_moved(update, piece.bytes);
     budget -= mlfab__min(budget, piece.bytes);
   }
-  if (update->consumed < update->push.bytes && !server->apply_code) return 0;
+  if (update->segment < update->push.segments && !server->apply_code) return 0;
   server->applying = MLFAB__APPLY_NONE;
   if (server->apply_code) {
     mlfab__place_refuse(server, update, server->apply_code);
@@ -13423,14 +16841,12 @@ static mlfab__incoming *intake_eligible_from(const mlfab__server *server, mlfab_
 
 static void intake_grant(mlfab__server *server, mlfab__incoming *update, uint64_t upto) {
   uint8_t meta[64];
-  if (upto <= update->granted) return;
-  update->granted = upto;
   if (update->group) {
-    mlfab__release release = {update->group, upto};
-    server->port.post(server->port.self, update->aggregator, MLFAB__RELEASE, meta,
-                      mlfab__encode_release(meta, &release));
+    mlfab__place_release(server, update, upto);
     return;
   }
+  if (upto <= update->granted) return;
+  update->granted = upto;
   mlfab__grant grant = {update->push.seq, upto, server->peers[update->worker].generation};
   server->port.post(server->port.self, update->worker, MLFAB__GRANT, meta,
                     mlfab__encode_grant(meta, &grant));
@@ -13559,8 +16975,10 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   if (!data && update->received == update->push.bytes && update->push.bytes == update->push.eager) {
     data = intake_staged(server, update, 0);
   }
-  if (data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES &&
-      intake_whole(server, update, data, &code)) {
+  update->norm2 = 0.0; /* it may have begun before */
+  int whole =
+      data && update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES;
+  if (whole && intake_whole(server, update, data, &code)) {
     if (code) {
       mlfab__place_refuse(server, update, code);
     } else {
@@ -13587,10 +17005,11 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
 
 MLFAB__INTERNAL void mlfab__intake_advance(mlfab__server *server) {
   uint64_t budget = INTAKE_TICK_BYTES;
-  mlfab__place_advance(server);
+  if (!server->held) mlfab__place_advance(server);
   for (;;) {
     if (server->applying == MLFAB__APPLY_UPDATE && !intake_apply_update(server, budget)) return;
     if (server->applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
+    if (server->held) return;
     if (server->head) break;
     if (mlfab__gate_change(server) || mlfab__gate_advance(server)) continue;
     mlfab__incoming *update = intake_eligible_from(server, server->first);
@@ -13615,8 +17034,11 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (push->seq == 0) return "an update without a number";
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
-  if (push->flags & ~(uint32_t)(MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED))
-    return "unknown flags in a push";
+  uint32_t known = MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED | MLFAB__PUSH_PACKED;
+  if (push->flags & ~known) return "unknown flags in a push";
+  if ((push->flags & MLFAB__PUSH_PACKED) &&
+      ((push->flags & MLFAB__PUSH_INIT) || server->store.ghost))
+    return "packets for first weights, or for ghosts";
   if ((push->flags & MLFAB__PUSH_PLANNED) &&
       (!server->scheduled || push->eager > 0 || (push->flags & MLFAB__PUSH_INIT)))
     return "a push to be planned, with bytes or without a scheduler";
@@ -13674,8 +17096,15 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__incoming *update = intake_new(server, &push);
-  if (!update) {
+  if (!update || ((push.flags & MLFAB__PUSH_PACKED) && mlfab__packed_room(server))) {
+    if (update) intake_give_back(server, update);
     mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an update");
+    return;
+  }
+  wrong = mlfab__packed_check(server, update, 0, frame->bulk, frame->bulk_bytes);
+  if (wrong) {
+    intake_give_back(server, update);
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->worker = worker;
@@ -13718,6 +17147,11 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
   if (offset != update->received || frame->bulk_bytes > update->granted - update->received ||
       intake_strange(server, frame)) {
     mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
+    return;
+  }
+  const char *wrong = mlfab__packed_check(server, update, offset, frame->bulk, frame->bulk_bytes);
+  if (wrong) {
+    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->last_byte_ns = server->now_ns;
@@ -13775,7 +17209,13 @@ MLFAB__INTERNAL void mlfab__intake_forward(mlfab__server *server, uint32_t aggre
     return;
   }
   mlfab__incoming *update = mlfab__place_find(server, aggregator, forward.group);
-  if (update) intake_bytes(server, aggregator, update, forward.offset, frame);
+  if (!update) return;
+  const char *wrong = mlfab__place_sum(update, &forward, frame->bulk_bytes);
+  if (wrong) {
+    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, wrong);
+    return;
+  }
+  intake_bytes(server, aggregator, update, forward.offset, frame);
 }
 
 MLFAB__INTERNAL void mlfab__intake_withdraw(mlfab__server *server, uint32_t worker,
@@ -13889,16 +17329,24 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
  * and every member is told by VIA before anything else follows on the same link; bytes under an old
  * number find nothing.
  *
+ * Members of a group are all packed, or none. The length of a packed sum is not known before its
+ * first bytes come: until then it is reckoned with as that of the first member's packets.
+ *
  * Source: MLfabric §3.1 (delay bound, drops), §3.2 and §5.2 (aggregates). */
 
-enum { PLACE_WAITS = 2 }; /* members that a group may lose because they were silent */
+enum {
+  PLACE_WAITS = 2, /* members that a group may lose because they were silent */
+  PLACE_MOST = 8   /* times their elements: what packets may take */
+};
 
-static int place_rounds(const mlfab__server *server) {
-  return mlfab__gate_rounds(server);
-}
+static int place_rounds(const mlfab__server *server) { return mlfab__gate_rounds(server); }
 
 static uint64_t place_bound(const mlfab__server *server) {
   return place_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+}
+
+static int place_packed(const mlfab__incoming *update) {
+  return (update->push.flags & MLFAB__PUSH_PACKED) != 0;
 }
 
 static int place_planned(const mlfab__incoming *update) {
@@ -13969,6 +17417,8 @@ MLFAB__INTERNAL void mlfab__place_new(mlfab__server *server, mlfab__incoming *up
     mlfab__intake_append(server, update, 1);
     server->place_due = 1;
     update->shape = mlfab__server_shape(update->segments, update->push.segments);
+    /* Not of one shape with what is dense. */
+    if (place_packed(update)) update->shape = mlfab__mix(update->shape);
     peer->unplaced++;
   } else {
     place_now(server, update);
@@ -14077,6 +17527,9 @@ MLFAB__INTERNAL int mlfab__place_applying(const mlfab__server *server,
 /* Nothing of its bytes is here. */
 static void place_rewind(mlfab__server *server, mlfab__incoming *update) {
   mlfab__intake_leave_stage(server, update);
+  if (update->own_bytes) update->push.bytes = update->own_bytes;
+  update->own_bytes = 0;
+  update->all_released = 0;
   update->received = update->consumed = update->granted = 0;
   update->segment = 0;
   update->in_segment = 0;
@@ -14141,6 +17594,13 @@ static int place_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
+/* Bytes of the model that it touches. */
+static uint64_t place_raw(const mlfab__incoming *update) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < update->push.segments; i++) bytes += update->segments[i].bytes;
+  return bytes;
+}
+
 /* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
  * when that cannot be. */
 static void place_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
@@ -14149,7 +17609,8 @@ static void place_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   mlfab__group group;
   memset(&group, 0, sizeof group);
   group.group = ++server->groups;
-  group.bytes = leader->push.bytes;
+  group.bytes = place_raw(leader);
+  group.packed = (uint32_t)place_packed(leader);
   group.rate_in = leader->aggregator_rate;
   group.whole = server->schedule.whole;
   group.segments = leader->push.segments;
@@ -14261,6 +17722,46 @@ MLFAB__INTERNAL void mlfab__intake_group_fail(mlfab__server *server, uint32_t ag
   mlfab__intake_advance(server);
 }
 
+/* --- packed sums --- */
+
+MLFAB__INTERNAL void mlfab__place_release(mlfab__server *server, mlfab__incoming *leader,
+                                          uint64_t upto) {
+  if (!place_packed(leader)) {
+    if (upto <= leader->granted) return;
+    leader->granted = upto;
+  } else if (leader == server->head) {
+    if (leader->all_released) return;
+    leader->all_released = 1;
+    leader->granted =
+        leader->own_bytes ? leader->push.bytes : mlfab__max(leader->granted, leader->push.bytes);
+    upto = UINT64_MAX;
+  } else {
+    if (leader->granted > 0) return;
+    upto = server->stage_bytes;
+    leader->granted = leader->own_bytes ? mlfab__min(upto, leader->push.bytes) : upto;
+  }
+  mlfab__release release = {leader->group, upto};
+  uint8_t meta[32];
+  server->port.post(server->port.self, leader->aggregator, MLFAB__RELEASE, meta,
+                    mlfab__encode_release(meta, &release));
+}
+
+MLFAB__INTERNAL const char *mlfab__place_sum(mlfab__incoming *leader, const mlfab__forward *forward,
+                                             uint32_t bulk_bytes) {
+  if (!place_packed(leader)) return NULL;
+  if (forward->total == 0 && !leader->own_bytes)
+    return bulk_bytes > 0 ? "packets of a sum whose length is not known" : NULL;
+  if (leader->own_bytes)
+    return forward->total != leader->push.bytes ? "a packed sum whose length changes" : NULL;
+  if (forward->total > PLACE_MOST * place_raw(leader))
+    return "a packed sum that is longer than its elements need";
+  leader->own_bytes = leader->push.bytes;
+  leader->push.bytes = forward->total;
+  leader->granted =
+      leader->all_released ? forward->total : mlfab__min(leader->granted, forward->total);
+  return NULL;
+}
+
 /* --- plans --- */
 
 static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__plan_entry *entry) {
@@ -14269,6 +17770,12 @@ static mlfab__incoming *place_waiting(const mlfab__server *server, const mlfab__
                     !update->announced || !place_planned(update)))
     update = update->next;
   return update;
+}
+
+/* May they be added up on their way? What has no bytes would be complete before it came. */
+static int place_alike(const mlfab__incoming *a, const mlfab__incoming *b) {
+  return a->shape == b->shape && b->push.bytes > 0 &&
+         (place_packed(a) || a->push.bytes == b->push.bytes);
 }
 
 /* Entries with one group number, or one without: they get their places. */
@@ -14287,8 +17794,7 @@ static void place_run(mlfab__server *server, const mlfab__plan_entry *entries, u
     }
     place_now(server, update);
     if (update->refused || aggregator >= server->workers) continue;
-    if (leader && (update->shape != leader->shape || update->push.bytes != leader->push.bytes))
-      continue;
+    if (!place_alike(leader ? leader : update, update)) continue;
     update->aggregator = aggregator;
     update->aggregator_rate = entries[i].rate;
     update->group = leader ? leader->group : ++server->groups;
@@ -14417,7 +17923,7 @@ static void answer_pin(mlfab__server *server, mlfab__server_pull *pull, uint32_t
   }
   pull->slice = slice;
   pull->version = s->version;
-  pull->commit = s->commit;
+  pull->commit = mlfab__changed_label(s);
   pull->restart_segment = pull->segment;
   pull->restart_in_segment = pull->in_segment;
 }
@@ -14798,7 +18304,28 @@ static void answer_fill(mlfab__server_pull *pull, uint64_t request, const mlfab_
   pull->attempt = 0;
   pull->waiting = 0;
   pull->passed = 0;
+  pull->cached = 0;
   pull->held = ANSWER_GOES;
+}
+
+/* What the reader's cache has. 0 when that is in order, else it was answered. */
+static int answer_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
+  char text[128];
+  uint32_t slice;
+  uint64_t since;
+  int code = mlfab__changed_cache(server, in, server->segments_scratch, server->versions_scratch,
+                                  &slice, &since);
+  if (code == MLFAB_ERR_FRAME) {
+    mlfab__server_drop(server, worker, code,
+                       "a PULL with another number of commits than of slices");
+  } else if (code) {
+    const mlfab__shard_slice *s = &server->store.slices[slice];
+    snprintf(text, sizeof text,
+             "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
+             (unsigned long long)mlfab__changed_label(s), (unsigned long long)since);
+    answer_fail(server, worker, in->request, code, text);
+  }
+  return code;
 }
 
 MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
@@ -14825,6 +18352,7 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
       return;
     }
   }
+  if (answer_cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     answer_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -14839,6 +18367,11 @@ MLFAB__INTERNAL void mlfab__answer_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   answer_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
+  if (mlfab__changed_keep(server, pull, &in, server->versions_scratch)) {
+    answer_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
+    answer_end(server, pull);
+    return;
+  }
   pull->progress = in.progress;
   pull->tag = (uint64_t)worker * ANSWER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
   pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
@@ -15064,6 +18597,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
+  frame->note[0] = 0;
   if (pull->segments_used > 0) {
     const mlfab__segment *segment = &pull->segments[pull->segment];
     uint32_t slice, bytes = answer_cut(server, segment, pull->in_segment, &slice);
@@ -15071,16 +18605,24 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
     if (pull->slice == MLFAB__NO_BLOCK) answer_pin(server, pull, slice);
     const mlfab__shard_slice *s = &store->slices[slice];
     uint64_t in_slice = model.offset - s->offset;
-    if (pull->segment + 1 < pull->segments_used || pull->in_segment + bytes < segment->bytes)
-      model.flags = 0;
-    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+    uint64_t end = mlfab__min(segment->offset + segment->bytes - s->offset, s->bytes);
+    model.bytes = mlfab__changed_answer(server, pull, in_slice, end, &bytes, frame);
+    if (model.bytes > 0) {
+      model.flags |= MLFAB__MODEL_PACKED;
+    } else {
+      uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+      uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+      frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+      model.bytes = frame->bulk_bytes = bytes;
+      frame->token = (uint64_t)block + 1;
+    }
+    if (pull->segment + 1 < pull->segments_used || pull->in_segment + model.bytes < segment->bytes)
+      model.flags &= ~(uint32_t)MLFAB__MODEL_LAST;
     model.version = pull->version;
     model.commit = pull->commit;
+    model.epoch = server->epoch;
     model.slice = s->number;
-    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
-    model.bytes = frame->bulk_bytes = bytes;
-    frame->token = (uint64_t)block + 1;
+    frame->note[0] = model.bytes;
   }
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
   return 1;
@@ -15111,7 +18653,9 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     peer->sends[peer->nsends++] = block;
   }
   if (pull->segments_used > 0) {
-    pull->in_segment += frame->bulk_bytes;
+    pull->in_segment += frame->note[0];
+    server->stats->pull_raw_bytes += frame->note[0];
+    server->stats->pull_bytes += frame->bulk_bytes;
     uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
     if (pull->in_segment == pull->segments[pull->segment].bytes) {
       pull->segment++;
@@ -15130,7 +18674,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   } else if (pull->place != 0) {
     /* From time to time the scheduler hears how much is still to go out. */
     uint64_t left = answer_left(pull), part = pull->bytes / 4 + 1;
-    if (left / part != (left + frame->bulk_bytes) / part)
+    if (left / part != (left + frame->note[0]) / part)
       mlfab__server_report(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
   }
 }
@@ -15153,7 +18697,7 @@ static void answer_unlend(mlfab__server *server, uint32_t worker) {
   peer->nsends = 0;
 }
 
-MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+MLFAB__INTERNAL void mlfab__answer_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
@@ -15167,8 +18711,34 @@ MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker)
     if (peer->pulls[k].request != 0) answer_end(server, &peer->pulls[k]);
   }
   if (!MLFAB__PLANTED(32)) answer_abandon(server, worker, 0);
-  answer_unlend(server, worker);
   answer_turns(server);
+}
+
+MLFAB__INTERNAL void mlfab__answer_reset(mlfab__server *server, uint32_t worker) {
+  mlfab__answer_stop(server, worker);
+  answer_unlend(server, worker);
+}
+
+MLFAB__INTERNAL int mlfab__answer_quiet(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (peer->nsends > 0) return 0;
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      if (peer->pulls[k].request != 0) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__answer_resize(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < ANSWER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+      pull->pinned = NULL;
+    }
+  }
 }
 
 /* Looks whether a spread, or a member of one, has to be given up. */
@@ -15243,11 +18813,660 @@ MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0) answer_end(server, pull);
       mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
+      mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }
     answer_unlend(server, w);
   }
+}
+
+/* ==============================================================================================
+ * core/shift.c
+ * ============================================================================================== */
+/* shift.c - the server role: slices that leave for other servers, and those that come. See reslice.h.
+ *
+ * PREPARE: held; once nothing is under way and nothing lent, a second layout and store are made. SEND:
+ * to each server that gets slices from here a cursor walks over them, kind by kind of bytes; a link
+ * that breaks sends it back to the start, and what is there already is passed over by the receiver.
+ * Frames are copied by the transport, so nothing of the old store is lent. INSTALL: cannot fail. Blocks
+ * and states of kept slices change places with those of the new store, which then is the store. */
+
+#include <stdio.h>
+
+typedef struct shift_cursor {
+  uint32_t slice, kind; /* slice: index in the old store */
+  uint64_t offset;
+} shift_cursor;
+
+typedef struct shift_entry { /* a slice of the new store, and what has come of it */
+  uint8_t done;
+  uint32_t kind, gate; /* gate: index into `gates` */
+  uint64_t offset;
+} shift_entry;
+
+typedef struct shift_gate { /* of slices that come */
+  uint32_t from, target;
+  mlfab__shift_gate state;
+  uint32_t *words;
+} shift_gate;
+
+struct mlfab__shift {
+  uint32_t attempt;
+  int ready, sending, answered; /* answered: SEND */
+  uint32_t *owners;
+  uint32_t nowners, servers;
+  mlfab__layout layout;
+  mlfab__store store;
+  uint64_t *ahead;
+  uint8_t *stage, *scratch;
+  uint64_t stage_bytes;
+  shift_entry *entries;  /* by slice of the new store */
+  uint32_t coming;       /* of those, not done */
+  shift_cursor *cursors; /* by server */
+  shift_gate *gates;
+  uint32_t ngates, gates_room, nwords;
+};
+
+/* --- memory --- */
+
+static void shift_drop(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  mlfab__env *env = server->env;
+  if (!shift) return;
+  for (uint32_t g = 0; g < shift->ngates; g++)
+    mlfab__free(env, shift->gates[g].words, shift->nwords * sizeof *shift->gates[g].words);
+  mlfab__free(env, shift->gates, shift->gates_room * sizeof *shift->gates);
+  mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
+  mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
+  mlfab__free(env, shift->ahead, shift->store.nslices * sizeof *shift->ahead);
+  mlfab__free_aligned(env, shift->scratch, shift->store.block_bytes);
+  mlfab__free(env, shift->stage, shift->stage_bytes);
+  mlfab__store_free(env, &shift->store);
+  mlfab__layout_free(env, &shift->layout);
+  mlfab__free(env, shift->owners, shift->nowners * sizeof *shift->owners);
+  mlfab__free(env, shift, sizeof *shift);
+  server->shift = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__shift_free(mlfab__server *server) { shift_drop(server); }
+
+static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *owners,
+                       uint32_t n) {
+  mlfab__env *env = server->env;
+  struct mlfab__shift *shift = mlfab__alloc(env, sizeof *shift);
+  if (!shift) return MLFAB_ERR_MEMORY;
+  memset(shift, 0, sizeof *shift);
+  server->shift = shift;
+  shift->attempt = attempt;
+  shift->nwords = (server->workers + 31) / 32;
+  shift->servers = server->servers;
+  shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
+  shift->nowners = shift->owners ? n : 0;
+  shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
+  if (!shift->owners || !shift->cursors) return MLFAB_ERR_MEMORY;
+  memcpy(shift->owners, owners, n * sizeof *owners);
+  return 0;
+}
+
+/* What depends on the size of the shard. */
+static int shift_room(mlfab__server *server, struct mlfab__shift *shift) {
+  mlfab__env *env = server->env;
+  const mlfab__store *store = &shift->store;
+  if (store->nslices == 0) return 0;
+  shift->ahead = mlfab__alloc_array(env, store->nslices, sizeof *shift->ahead);
+  shift->entries = mlfab__alloc_array(env, store->nslices, sizeof *shift->entries);
+  if (!shift->ahead || !shift->entries) return MLFAB_ERR_MEMORY;
+  if (store->ghost) return 0;
+  uint64_t stage_bytes = mlfab__server_stage(server, store->bytes, 0);
+  shift->stage = mlfab__alloc(env, stage_bytes);
+  if (!shift->stage) return MLFAB_ERR_MEMORY;
+  shift->stage_bytes = stage_bytes;
+  if (server->config->on_update) {
+    shift->scratch = mlfab__alloc_aligned(env, store->block_bytes);
+    if (!shift->scratch) return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+/* The store of the new slices, beside the one that counts. */
+static int shift_build(mlfab__server *server, struct mlfab__shift *shift) {
+  mlfab__env *env = server->env;
+  const mlfab__define *options = &server->options;
+  mlfab_error error;
+  int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
+                                 server->servers, options->active, server->config->model_max_bytes,
+                                 &shift->layout, &error);
+  if (code) return code;
+  mlfab__layout_assign(&shift->layout, shift->owners);
+  uint32_t states = server->config->on_update ? 0 : mlfab__rule_states(server->rule.kind);
+  code = mlfab__store_init(env, &shift->store, &shift->layout, server->number,
+                           server->config->block_bytes, mlfab__gate_rounds(server), states,
+                           options->ghost != 0);
+  if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
+  if (!code) code = shift_room(server, shift);
+  if (code) return code;
+  for (uint32_t i = 0; i < shift->store.nslices; i++) {
+    uint32_t number = shift->store.slices[i].number;
+    shift->entries[i].done = server->store.local[number] != MLFAB__NO_SLICE;
+    shift->coming += !shift->entries[i].done;
+  }
+  return 0;
+}
+
+/* --- what server 0 is told --- */
+
+static void shift_answer(mlfab__server *server) {
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  server->across.ready(server->across.self, 0);
+  server->across.post(server->across.self, 0, MLFAB__MOVED, meta,
+                      mlfab__encode_moved(meta, &server->moved));
+}
+
+static void shift_done(mlfab__server *server, uint32_t attempt, uint32_t step, int code,
+                       const char *text) {
+  mlfab__moved *moved = &server->moved;
+  memset(moved, 0, sizeof *moved);
+  moved->attempt = attempt;
+  moved->step = step;
+  moved->server = server->number;
+  moved->code = code;
+  snprintf(moved->text, sizeof moved->text, "%s", text);
+  shift_answer(server);
+}
+
+static void shift_failed(mlfab__server *server, uint32_t step, int code, const char *what) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "server %u %s", server->number, what);
+  shift_done(server, server->shift->attempt, step, code, text);
+}
+
+/* --- workers that stop --- */
+
+/* Its stream and its pulls end here; what is past recall is decided first. */
+static void shift_stop_worker(mlfab__server *server, uint32_t worker) {
+  mlfab__intake_finish(server, worker);
+  mlfab__intake_reset(server, worker);
+  mlfab__answer_stop(server, worker);
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < server->nchanges; i++) {
+    if (server->changes[i].worker != worker) server->changes[kept++] = server->changes[i];
+  }
+  server->nchanges = kept;
+}
+
+MLFAB__INTERNAL void mlfab__shift_stop(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__stop stop;
+  if (mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) || stop.kind > MLFAB__STOP_OVER) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a STOP that does not parse");
+    return;
+  }
+  peer->stopped = stop.kind == MLFAB__STOP_OVER ? 0 : stop.attempt;
+  peer->drained = stop.kind == MLFAB__STOP_DRAINED;
+  if (stop.kind != MLFAB__STOP_DRAINED) {
+    shift_stop_worker(server, worker);
+    mlfab__server_tell(server, worker);
+  }
+  mlfab__gate_members(server);
+  mlfab__intake_advance(server);
+}
+
+/* Those that were not here to be frozen hear that the slices are on the move. */
+static void shift_hold(mlfab__server *server) {
+  server->held = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    shift_stop_worker(server, w);
+    if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);
+  }
+}
+
+/* --- leaving --- */
+
+/* Moves the cursor to the next bytes for `to`, from where it stands: 1, or 0 behind the last. */
+static int shift_seek(const mlfab__server *server, uint32_t to, shift_cursor *c) {
+  const mlfab__store *store = &server->store;
+  for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
+    const mlfab__shard_slice *s = &store->slices[c->slice];
+    if (server->shift->owners[s->number] != to) continue;
+    for (; c->kind <= MLFAB__SHIFT_SUM; c->kind++, c->offset = 0) {
+      if (c->kind == MLFAB__SHIFT_STATE0 && !store->s0) continue;
+      if (c->kind == MLFAB__SHIFT_STATE1 && !store->s1) continue;
+      /* Of the sum only the blocks that there are. */
+      while (c->kind == MLFAB__SHIFT_SUM && c->offset < s->bytes &&
+             store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
+        c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
+      if (c->offset < s->bytes) return 1;
+    }
+  }
+  return 0;
+}
+
+/* Bytes of a position by their kind; NULL: ghosts. */
+static uint8_t *shift_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
+  if (kind == MLFAB__SHIFT_STATE0) return store->s0[position];
+  if (kind == MLFAB__SHIFT_STATE1) return store->s1[position];
+  return store->blocks[kind == MLFAB__SHIFT_SUM ? store->sum[position] : store->w[position]].data;
+}
+
+MLFAB__INTERNAL int mlfab__shift_wants(const mlfab__server *server, uint32_t to) {
+  const struct mlfab__shift *shift = server->shift;
+  shift_cursor cursor = {0, 0, 0};
+  /* An answer may have to be told again. */
+  if (to == 0) return shift || server->moved.attempt != 0;
+  return shift && shift->sending && to != server->number && shift_seek(server, to, &cursor);
+}
+
+MLFAB__INTERNAL int mlfab__shift_next(mlfab__server *server, uint32_t to, mlfab__frame_out *frame) {
+  const struct mlfab__shift *shift = server->shift;
+  const mlfab__store *store = &server->store;
+  if (!shift || !shift->sending || to == server->number) return 0;
+  shift_cursor cursor = shift->cursors[to];
+  if (!shift_seek(server, to, &cursor)) return 0;
+  const mlfab__shard_slice *s = &store->slices[cursor.slice];
+  uint64_t at = cursor.offset % store->block_bytes;
+  uint32_t position = s->first + (uint32_t)(cursor.offset / store->block_bytes);
+  uint64_t bytes = mlfab__min(store->block_bytes - at, s->bytes - cursor.offset);
+  bytes = mlfab__min(bytes, server->config->chunk_bytes);
+  mlfab__shift_bytes head = {shift->attempt, s->number,  s->gate,   cursor.kind,
+                             cursor.offset,  s->version, s->commit, 0};
+  uint8_t *data = shift_bytes(store, cursor.kind, position);
+  shift_cursor next = cursor;
+  next.offset += bytes;
+  head.last = !shift_seek(server, to, &next) || next.slice != cursor.slice;
+  frame->type = MLFAB__SHIFT;
+  frame->meta_bytes = mlfab__encode_shift_bytes(frame->meta, &head);
+  frame->bulk = data ? data + at : NULL;
+  frame->bulk_bytes = (uint32_t)bytes;
+  frame->token = 0;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__shift_taken(mlfab__server *server, uint32_t to,
+                                        const mlfab__frame_out *frame) {
+  shift_cursor *cursor = &server->shift->cursors[to];
+  shift_seek(server, to, cursor);
+  cursor->offset += frame->bulk_bytes;
+}
+
+/* The gates of what leaves for `to`, before it. */
+static void shift_tell_gates(mlfab__server *server, uint32_t to) {
+  uint8_t meta[256 + 4 * MLFAB__SHIFT_WORDS_MAX];
+  uint32_t words[MLFAB__SHIFT_WORDS_MAX];
+  struct mlfab__shift *shift = server->shift;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__gate *gate = &server->gates[g];
+    mlfab__shift_gate state = {shift->attempt,      g,
+                               gate->contributors,  gate->round_members,
+                               gate->tuner.quiet,   gate->v_train,
+                               gate->refused_round, gate->tuner.threshold,
+                               gate->round_scale,   gate->sync,
+                               shift->nwords};
+    if (!gate->used) continue;
+    memset(words, 0, sizeof words);
+    for (uint32_t w = 0; w < server->workers; w++)
+      words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+    server->across.post(server->across.self, to, MLFAB__SHIFT_GATE, meta,
+                        mlfab__encode_shift_gate(meta, &state, words));
+  }
+}
+
+MLFAB__INTERNAL void mlfab__shift_up(mlfab__server *server, uint32_t to) {
+  struct mlfab__shift *shift = server->shift;
+  /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
+  if (to == 0 && server->moved.attempt != 0) shift_answer(server);
+  if (!shift) return;
+  memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
+  if (!mlfab__shift_wants(server, to)) return;
+  shift_tell_gates(server, to);
+  server->across.ready(server->across.self, to);
+}
+
+static void shift_send(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  shift->sending = 1;
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (s == server->number || !mlfab__shift_wants(server, s)) continue;
+    shift_tell_gates(server, s); /* without a link it is for nothing: see mlfab__shift_up */
+    server->across.ready(server->across.self, s);
+  }
+}
+
+/* --- coming --- */
+
+static shift_gate *shift_find_gate(struct mlfab__shift *shift, uint32_t from, uint32_t gate) {
+  for (uint32_t i = 0; i < shift->ngates; i++) {
+    if (shift->gates[i].from == from && shift->gates[i].state.gate == gate) return &shift->gates[i];
+  }
+  return NULL;
+}
+
+static int shift_take_gate(mlfab__server *server, uint32_t from, const mlfab__frame_in *frame) {
+  struct mlfab__shift *shift = server->shift;
+  uint32_t words[MLFAB__SHIFT_WORDS_MAX];
+  mlfab__shift_gate state;
+  if (mlfab__decode_shift_gate(frame->meta, frame->meta_bytes, &state, words))
+    return MLFAB_ERR_FRAME;
+  if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
+  state.consistency.size = sizeof state.consistency;
+  if (state.words != shift->nwords || state.gate >= MLFAB__GATES ||
+      mlfab__sync_check(&state.consistency, server->workers, NULL))
+    return MLFAB_ERR_FRAME;
+  if (shift_find_gate(shift, from, state.gate)) return 0;
+  if (shift->ngates == shift->gates_room) {
+    uint32_t room = shift->gates_room ? 2 * shift->gates_room : 8;
+    shift_gate *more = mlfab__alloc_array(server->env, room, sizeof *more);
+    if (!more) return MLFAB_ERR_MEMORY;
+    if (shift->ngates) memcpy(more, shift->gates, shift->ngates * sizeof *more);
+    mlfab__free(server->env, shift->gates, shift->gates_room * sizeof *more);
+    shift->gates = more;
+    shift->gates_room = room;
+  }
+  shift_gate *gate = &shift->gates[shift->ngates];
+  gate->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *gate->words);
+  if (!gate->words) return MLFAB_ERR_MEMORY;
+  memcpy(gate->words, words, shift->nwords * sizeof *words);
+  gate->from = from;
+  gate->state = state;
+  shift->ngates++;
+  return 0;
+}
+
+/* Is what has come of a slice, before these bytes, all that comes before them? Moves on to their
+ * kind. */
+static int shift_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
+                         shift_entry *entry, uint32_t kind, uint64_t offset) {
+  while (entry->kind < kind) {
+    int none = (entry->kind == MLFAB__SHIFT_STATE0 && !store->s0) ||
+               (entry->kind == MLFAB__SHIFT_STATE1 && !store->s1);
+    if (!none && entry->offset != slice->bytes) return 0;
+    entry->kind++;
+    entry->offset = 0;
+  }
+  return entry->kind == kind &&
+         (kind == MLFAB__SHIFT_SUM ? offset >= entry->offset : offset == entry->offset);
+}
+
+/* From the first byte again, after a link broke. */
+static void shift_restart(mlfab__store *store, const mlfab__shard_slice *slice,
+                          shift_entry *entry) {
+  entry->kind = 0;
+  entry->offset = 0;
+  for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+}
+
+/* A block of zeros for a sum. */
+static int shift_sum_block(mlfab__server *server, mlfab__store *store, uint32_t position) {
+  if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
+  if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB_ERR_MEMORY;
+  store->sum[position] = mlfab__store_take(store);
+  uint8_t *data = store->blocks[store->sum[position]].data;
+  if (data) memset(data, 0, store->block_bytes);
+  return 0;
+}
+
+static int shift_write(mlfab__server *server, mlfab__store *store, const mlfab__shard_slice *slice,
+                       const mlfab__shift_bytes *head, const uint8_t *from, uint64_t bytes) {
+  for (uint64_t offset = head->offset, n; bytes > 0; offset += n, bytes -= n) {
+    uint64_t at = offset % store->block_bytes;
+    uint32_t position = slice->first + (uint32_t)(offset / store->block_bytes);
+    n = mlfab__min(bytes, store->block_bytes - at);
+    if (head->kind == MLFAB__SHIFT_SUM && shift_sum_block(server, store, position))
+      return MLFAB_ERR_MEMORY;
+    uint8_t *data = shift_bytes(store, head->kind, position);
+    if (!data || !from) continue;
+    memcpy(data + at, from, n);
+    from += n;
+  }
+  return 0;
+}
+
+static int shift_take_bytes(mlfab__server *server, uint32_t from, const mlfab__frame_in *frame) {
+  struct mlfab__shift *shift = server->shift;
+  mlfab__shift_bytes head;
+  if (mlfab__decode_shift_bytes(frame->meta, frame->meta_bytes, &head)) return MLFAB_ERR_FRAME;
+  if (!shift || !shift->ready || head.attempt != shift->attempt) return 0;
+  mlfab__store *store = &shift->store;
+  if (head.slice >= shift->nowners || store->local[head.slice] == MLFAB__NO_SLICE ||
+      server->layout.slices[head.slice].server != from || head.kind > MLFAB__SHIFT_SUM)
+    return MLFAB_ERR_FRAME;
+  uint32_t local = store->local[head.slice];
+  mlfab__shard_slice *slice = &store->slices[local];
+  shift_entry *entry = &shift->entries[local];
+  if (entry->done) return 0;
+  const shift_gate *gate = shift_find_gate(shift, from, head.gate);
+  if (head.kind == MLFAB__SHIFT_WEIGHTS && head.offset == 0) shift_restart(store, slice, entry);
+  if (!gate || !shift_follows(store, slice, entry, head.kind, head.offset) ||
+      frame->bulk_bytes == 0 || head.offset > slice->bytes ||
+      frame->bulk_bytes > slice->bytes - head.offset || (frame->bulk == NULL) != store->ghost)
+    return MLFAB_ERR_FRAME;
+  int code = shift_write(server, store, slice, &head, frame->bulk, frame->bulk_bytes);
+  if (code) return code;
+  entry->offset = head.offset + frame->bulk_bytes;
+  if (!head.last) return 0;
+  if (!shift_follows(store, slice, entry, MLFAB__SHIFT_SUM, slice->bytes)) return MLFAB_ERR_FRAME;
+  entry->done = 1;
+  entry->gate = (uint32_t)(gate - shift->gates);
+  slice->version = head.version;
+  slice->commit = head.commit;
+  shift->coming--;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
+                                       const mlfab__frame_in *frame) {
+  int code = frame->type == MLFAB__SHIFT        ? shift_take_bytes(server, from, frame)
+             : frame->type == MLFAB__SHIFT_GATE ? shift_take_gate(server, from, frame)
+                                                : MLFAB_ERR_FRAME;
+  if (code != MLFAB_ERR_MEMORY) return code;
+  shift_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
+  return 0;
+}
+
+/* --- the new store --- */
+
+/* Would there be more models than a server may have? Those that will be told apart are counted. */
+static int shift_fits(const mlfab__server *server) {
+  const struct mlfab__shift *shift = server->shift;
+  uint32_t n = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->gates[g].used;
+  for (uint32_t i = 0; i < shift->ngates; i++)
+    n += mlfab__gate_match(server, &shift->gates[i].state, shift->gates[i].words) == MLFAB__GATES;
+  return n <= MLFAB__GATES;
+}
+
+static void shift_swap(uint8_t **a, uint8_t **b) {
+  uint8_t *c = *a;
+  *a = *b;
+  *b = c;
+}
+
+/* A kept slice: its bytes change places with those that were set aside for it. */
+static void shift_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
+  mlfab__store *from = &server->store;
+  mlfab__shard_slice *s = &to->slices[local];
+  const mlfab__shard_slice *old = &from->slices[from->local[s->number]];
+  s->version = old->version;
+  s->commit = old->commit;
+  s->gate = old->gate;
+  assert(from->block_bytes == to->block_bytes);
+  for (uint32_t i = 0; i < s->count; i++) {
+    uint32_t p = old->first + i, q = s->first + i;
+    shift_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
+    if (from->s0) shift_swap(&from->s0[p], &to->s0[q]);
+    if (from->s1) shift_swap(&from->s1[p], &to->s1[q]);
+    if (from->sum[p] == MLFAB__NO_BLOCK) continue;
+    /* There is one: nothing is being written, so at least as many are spare as there are
+     * positions. */
+    to->sum[q] = mlfab__store_take(to);
+    shift_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
+  }
+}
+
+/* Everything that was made to the old shard's measure. */
+static void shift_replace(mlfab__server *server, struct mlfab__shift *shift) {
+  mlfab__env *env = server->env;
+  mlfab__answer_resize(server);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    mlfab__free(env, peer->arena, peer->arena_bytes);
+    peer->arena = NULL;
+    peer->arena_bytes = peer->arena_head = peer->arena_tail = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
+    mlfab__free(env, server->stages[i], server->stages[i] ? server->stage_bytes : 0);
+    server->stages[i] = NULL;
+  }
+  mlfab__free_aligned(env, server->scratch, server->store.block_bytes);
+  mlfab__free(env, server->ahead, server->store.nslices * sizeof *server->ahead);
+  mlfab__store_free(env, &server->store);
+  mlfab__layout_free(env, &server->layout);
+  server->layout = shift->layout;
+  server->store = shift->store;
+  server->store.layout = &server->layout;
+  server->ahead = shift->ahead;
+  server->scratch = shift->scratch;
+  server->stages[0] = shift->stage;
+  server->stage_bytes = mlfab__server_stage(server, server->store.bytes, server->store.ghost);
+  server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
+  mlfab__free(env, shift->entries, server->store.nslices * sizeof *shift->entries);
+  memset(&shift->layout, 0, sizeof shift->layout);
+  memset(&shift->store, 0, sizeof shift->store);
+  shift->entries = NULL;
+  shift->ahead = NULL;
+  shift->scratch = shift->stage = NULL;
+  shift->stage_bytes = 0;
+}
+
+static void shift_install(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  mlfab__store *store = &shift->store;
+  for (uint32_t g = 0; g < shift->ngates; g++)
+    shift->gates[g].target =
+        mlfab__gate_adopt(server, &shift->gates[g].state, shift->gates[g].words);
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    mlfab__shard_slice *s = &store->slices[i];
+    if (server->store.local[s->number] != MLFAB__NO_SLICE) {
+      shift_keep(server, store, i);
+      continue;
+    }
+    s->gate = (uint8_t)shift->gates[shift->entries[i].gate].target;
+    server->stats->slices_moved++;
+    server->stats->bytes_moved += s->bytes;
+  }
+  shift_replace(server, shift);
+  mlfab__gate_tidy(server);
+  server->norm_commits = 0;
+  server->epoch = shift->attempt;
+}
+
+/* The attempt is over here. */
+static void shift_end(mlfab__server *server) {
+  shift_drop(server);
+  server->held = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    server->peers[w].stopped = 0;
+    server->peers[w].drained = 0;
+  }
+  mlfab__gate_members(server);
+  server->place_due = 1;
+  mlfab__server_retold(server);
+  mlfab__intake_advance(server);
+}
+
+/* --- steps --- */
+
+/* Nothing under way into or out of the blocks. */
+static int shift_quiet(const mlfab__server *server) {
+  return server->applying == MLFAB__APPLY_NONE && !server->head && !server->first &&
+         !server->unplaced_first && mlfab__answer_quiet(server);
+}
+
+static void shift_prepare(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  int code = shift_build(server, shift);
+  if (code) {
+    shift_failed(server, MLFAB__MOVE_PREPARE, code, "is out of memory for its new slices");
+    return;
+  }
+  shift->ready = 1;
+  shift_done(server, shift->attempt, MLFAB__MOVE_PREPARE, 0, "");
+}
+
+MLFAB__INTERNAL void mlfab__shift_check(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  if (!shift) return;
+  int failed = server->moved.attempt == shift->attempt && server->moved.code;
+  if (failed) return; /* ABORT will come */
+  if (!shift->ready) {
+    if (shift_quiet(server)) shift_prepare(server);
+  } else if (shift->sending && shift->coming == 0 && !shift->answered) {
+    shift->answered = 1;
+    if (shift_fits(server)) {
+      shift_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
+    } else {
+      shift_failed(server, MLFAB__MOVE_SEND, MLFAB_ERR_LIMIT,
+                   "would have more than 8 consistency models");
+    }
+  }
+}
+
+static void shift_moving(mlfab__server *server, const mlfab__move *move, const uint32_t *owners) {
+  int code = 0;
+  shift_drop(server);
+  if (server->phase == MLFAB__MODEL_STANDS) {
+    shift_hold(server);
+    code = shift_begin(server, move->attempt, owners, move->slices);
+  } else {
+    code = MLFAB_ERR_STATE;
+  }
+  if (!code) return;
+  shift_done(server, move->attempt, MLFAB__MOVE_PREPARE, code,
+             code == MLFAB_ERR_STATE ? "a server has no model" : "a server is out of memory");
+}
+
+MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
+                                      uint64_t now_ns) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  mlfab__move move;
+  struct mlfab__shift *shift = server->shift;
+  server->now_ns = now_ns;
+  if (mlfab__decode_move(frame->meta, frame->meta_bytes, &move, owners) || move.attempt == 0)
+    return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < move.slices; i++) {
+    if (owners[i] >= server->servers) return MLFAB_ERR_FRAME;
+  }
+  if (move.attempt < server->moved.attempt) return 0;
+  if (move.attempt == server->moved.attempt && move.step == server->moved.step) {
+    shift_answer(server); /* it was lost with a link */
+    return 0;
+  }
+  int ours = shift && shift->attempt == move.attempt;
+  switch (move.step) {
+    case MLFAB__MOVE_PREPARE:
+      if (server->phase == MLFAB__MODEL_STANDS && move.slices != server->layout.nslices)
+        return MLFAB_ERR_FRAME;
+      if (!ours) shift_moving(server, &move, owners);
+      break;
+    case MLFAB__MOVE_SEND:
+      if (ours && shift->ready && !shift->sending) shift_send(server);
+      break;
+    case MLFAB__MOVE_INSTALL:
+      if (!ours || !shift->answered) return MLFAB_ERR_FRAME;
+      shift_install(server);
+      shift_end(server);
+      shift_done(server, move.attempt, MLFAB__MOVE_INSTALL, 0, "");
+      break;
+    case MLFAB__MOVE_ABORT:
+      shift_end(server);
+      shift_done(server, move.attempt, MLFAB__MOVE_ABORT, 0, "");
+      break;
+    default:
+      return MLFAB_ERR_FRAME;
+  }
+  return 0;
 }
 
 /* ==============================================================================================
@@ -15811,6 +20030,500 @@ MLFAB__INTERNAL int mlfab__guest_next(mlfab__guest *guest, mlfab__frame_out *fra
 
 MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_out *frame) {
   guest->moved += frame->bulk_bytes;
+}
+
+/* ==============================================================================================
+ * core/reslice.h
+ * ============================================================================================== */
+/* reslice.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
+ *
+ * A worker asks (RESLICE); server 0 computes who owns what from then on (slice.h) and carries it out
+ * as one attempt, with a number of its own:
+ *
+ *    IDLE --RESLICE--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
+ *     ^                   |                                 |                 |                |
+ *     |                   |                                 +-----+-----------+                |
+ *     |                   |                                       | dead server, deadline,     |
+ *     |                   +---- deadline ---------+               v no memory                  |
+ *     |                                           |           ABORTING                         |
+ *     |                                           v               |                            |
+ *     +------- THAW to the workers, RESLICE_DONE -+---------------+----------------------------+
+ *
+ * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
+ * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
+ * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
+ * that one server at least has decided; up to that one it announces again what is undecided
+ * anywhere, and waits for it (thaw.c says why that ends). Then every update of its is decided at all
+ * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
+ * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
+ * compute are, since they have not stopped.
+ *
+ * PREPARING. Every server (MOVE) stops those workers that were not here to be frozen, waits until
+ * nothing of its blocks is lent, holds still from then on - no update, no round, no pull, no change
+ * of models, whoever dies - and makes a store of its new slices beside the one that it has. SENDING:
+ * it sends the slices that leave it (SHIFT) to their new owners: weights, state of the rule, the open
+ * round's sum, version and commit, and their gates. Nobody sends before all are ready, so nothing
+ * comes to one that has no room for it. A link that breaks begins again with its first slice.
+ * INSTALLING: all is there, and there is no way back: each server puts the kept slices over and lets
+ * the old store go. The epoch of the layout is the number of the attempt that installed it.
+ *
+ * ABORTING: every server drops the new store and goes on as before; nothing has changed.
+ *
+ * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
+ * their pulls again. A worker sends no update and no pull to a server that has told another epoch
+ * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
+ * THAW with the owners, after every HELLO.
+ *
+ * What moves and what does not. Windows (dedup.h) stay: what was decided before is below every later
+ * number, at every server. Progress, too: it is counted at each server for itself. A gate moves with
+ * its slices: it becomes one with a gate there that is at the same point, or stands beside it until
+ * they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
+ * everything. A server without slices takes part in rounds all the same.
+ *
+ * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
+ * server installs before all have all their slices. (3) No worker that was frozen has an update that
+ * is decided at one of its servers and not at another. (4) One attempt at a time; who asks meanwhile
+ * gets AGAIN.
+ *
+ * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
+ * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
+
+enum mlfab__reslice_phase {
+  MLFAB__RESLICE_IDLE,
+  MLFAB__RESLICE_FREEZING,
+  MLFAB__RESLICE_PREPARING,
+  MLFAB__RESLICE_SENDING,
+  MLFAB__RESLICE_INSTALLING,
+  MLFAB__RESLICE_ABORTING
+};
+
+typedef struct mlfab__seat { /* a worker */
+  uint8_t here, gone, frozen;
+  uint64_t ask; /* the last that was answered, and how */
+  int32_t code, rank;
+} mlfab__seat;
+
+typedef struct mlfab__reslice {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  const mlfab__layout *layout; /* server 0's own */
+  uint32_t workers, servers;
+  mlfab__seat *seats;
+  uint8_t *answered; /* by server: this step */
+  uint8_t *dead;     /* by server: in this attempt */
+  enum mlfab__reslice_phase phase;
+  uint32_t attempt; /* the last one's number; 1: there was none */
+  uint32_t epoch;   /* of the layout */
+  uint32_t asker;
+  uint64_t asked_ns, deadline_ns;
+  uint32_t *owners; /* of the attempt */
+  uint32_t nowners;
+  mlfab__reslice_done done; /* what will be answered, or was last */
+} mlfab__reslice;
+
+MLFAB__INTERNAL int mlfab__reslice_init(mlfab__reslice *reslice, mlfab__env *env,
+                                        const mlfab_config *config, const mlfab__layout *layout,
+                                        const mlfab__port *down, const mlfab__port *across);
+MLFAB__INTERNAL void mlfab__reslice_free(mlfab__reslice *reslice);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
+ * left. */
+MLFAB__INTERNAL void mlfab__reslice_hello(mlfab__reslice *reslice, uint32_t worker, int fresh);
+MLFAB__INTERNAL void mlfab__reslice_lost(mlfab__reslice *reslice, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reslice_gone(mlfab__reslice *reslice, uint32_t worker);
+/* RESLICE and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
+MLFAB__INTERNAL int mlfab__reslice_frame(mlfab__reslice *reslice, uint32_t worker,
+                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
+/* The link to a server stands; the server is out of reach; MOVED came from it. */
+MLFAB__INTERNAL void mlfab__reslice_up(mlfab__reslice *reslice, uint32_t server);
+MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *reslice, uint32_t server);
+/* Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reslice_moved(mlfab__reslice *reslice, uint32_t server,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__reslice_tick(mlfab__reslice *reslice, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__reslice_deadline(const mlfab__reslice *reslice);
+/* Are links to all servers wanted? */
+MLFAB__INTERNAL int mlfab__reslice_busy(const mlfab__reslice *reslice);
+
+
+/* ==============================================================================================
+ * core/reslice.c
+ * ============================================================================================== */
+/* reslice.c - server 0 leads slices from server to server. See reslice.h. */
+
+#include <stdio.h>
+
+enum { RESLICE_META = 64 + 2 * MLFAB__SLICES_MAX };
+
+MLFAB__INTERNAL int mlfab__reslice_init(mlfab__reslice *r, mlfab__env *env,
+                                        const mlfab_config *config, const mlfab__layout *layout,
+                                        const mlfab__port *down, const mlfab__port *across) {
+  memset(r, 0, sizeof *r);
+  r->env = env;
+  r->config = config;
+  r->layout = layout;
+  r->down = *down;
+  r->across = *across;
+  r->workers = config->workers;
+  r->servers = config->servers;
+  r->attempt = r->epoch = 1;
+  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
+  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
+  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
+  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static void reslice_free_owners(mlfab__reslice *r) {
+  mlfab__free(r->env, r->owners, r->nowners * sizeof *r->owners);
+  r->owners = NULL;
+  r->nowners = 0;
+}
+
+MLFAB__INTERNAL void mlfab__reslice_free(mlfab__reslice *r) {
+  if (!r->env) return;
+  reslice_free_owners(r);
+  mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
+  mlfab__free(r->env, r->answered, r->servers * sizeof *r->answered);
+  mlfab__free(r->env, r->dead, r->servers * sizeof *r->dead);
+  memset(r, 0, sizeof *r);
+}
+
+MLFAB__INTERNAL int mlfab__reslice_busy(const mlfab__reslice *r) {
+  return r->phase >= MLFAB__RESLICE_PREPARING;
+}
+
+/* --- workers --- */
+
+static void reslice_answer(mlfab__reslice *r, uint32_t worker, const mlfab__reslice_done *done) {
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  r->down.post(r->down.self, worker, MLFAB__RESLICE_DONE, meta,
+               mlfab__encode_reslice_done(meta, done));
+}
+
+static void reslice_freeze(mlfab__reslice *r, uint32_t worker) {
+  mlfab__freeze freeze = {r->attempt};
+  uint8_t meta[16];
+  r->down.post(r->down.self, worker, MLFAB__FREEZE, meta, mlfab__encode_freeze(meta, &freeze));
+}
+
+static void reslice_thaw(mlfab__reslice *r, uint32_t worker) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  uint8_t meta[RESLICE_META];
+  mlfab__thaw thaw = {r->attempt, r->epoch, r->layout->nslices};
+  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = r->layout->slices[i].server;
+  r->down.post(r->down.self, worker, MLFAB__THAW, meta, mlfab__encode_thaw(meta, &thaw, owners));
+}
+
+/* --- the end --- */
+
+/* The workers go on with the layout that counts now, and who asked hears how it went. */
+static void reslice_end(mlfab__reslice *r) {
+  r->phase = MLFAB__RESLICE_IDLE;
+  reslice_free_owners(r);
+  for (uint32_t w = 0; w < r->workers; w++) {
+    if (r->seats[w].here) reslice_thaw(r, w);
+  }
+  if (r->asker == MLFAB__NO_NODE) return;
+  mlfab__seat *seat = &r->seats[r->asker];
+  seat->ask = r->done.ask;
+  seat->code = r->done.code;
+  seat->rank = r->done.rank;
+  reslice_answer(r, r->asker, &r->done);
+}
+
+static void reslice_fault(mlfab__reslice *r, int code, int32_t rank, int is_server,
+                          const char *text) {
+  if (r->done.code) return;
+  r->done.code = code;
+  r->done.rank = rank;
+  r->done.is_server = (uint32_t)is_server;
+  snprintf(r->done.text, sizeof r->done.text, "%s", text);
+}
+
+/* --- steps --- */
+
+static uint32_t reslice_step(const mlfab__reslice *r) {
+  switch (r->phase) {
+    case MLFAB__RESLICE_PREPARING:
+      return MLFAB__MOVE_PREPARE;
+    case MLFAB__RESLICE_SENDING:
+      return MLFAB__MOVE_SEND;
+    case MLFAB__RESLICE_INSTALLING:
+      return MLFAB__MOVE_INSTALL;
+    default:
+      return MLFAB__MOVE_ABORT;
+  }
+}
+
+static void reslice_tell(mlfab__reslice *r, uint32_t server) {
+  uint8_t meta[RESLICE_META];
+  mlfab__move move = {r->attempt, reslice_step(r), 0};
+  if (move.step == MLFAB__MOVE_PREPARE) move.slices = r->nowners;
+  r->across.post(r->across.self, server, MLFAB__MOVE, meta,
+                 mlfab__encode_move(meta, &move, r->owners));
+}
+
+static void reslice_go(mlfab__reslice *r, enum mlfab__reslice_phase phase) {
+  r->phase = phase;
+  memset(r->answered, 0, r->servers);
+  for (uint32_t s = 0; s < r->servers; s++) {
+    r->across.ready(r->across.self, s);
+    reslice_tell(r, s);
+  }
+}
+
+/* Nothing was installed anywhere: all goes on as it was. */
+static void reslice_abort(mlfab__reslice *r, int code, int32_t rank, int is_server,
+                          const char *text) {
+  reslice_fault(r, code, rank, is_server, text);
+  if (r->phase == MLFAB__RESLICE_FREEZING) {
+    reslice_end(r);
+  } else if (r->phase == MLFAB__RESLICE_PREPARING || r->phase == MLFAB__RESLICE_SENDING) {
+    reslice_go(r, MLFAB__RESLICE_ABORTING);
+  }
+}
+
+/* The first worker that is awaited, or MLFAB_NO_RANK. */
+static int32_t reslice_awaits_worker(const mlfab__reslice *r) {
+  for (uint32_t w = 0; w < r->workers; w++) {
+    if (!r->seats[w].gone && !r->seats[w].frozen) return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+static int32_t reslice_awaits_server(const mlfab__reslice *r) {
+  for (uint32_t s = 0; s < r->servers; s++) {
+    if (!r->answered[s] && !r->dead[s]) return (int32_t)s;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Goes on when nobody is awaited any more. */
+static void reslice_check(mlfab__reslice *r) {
+  if (r->phase == MLFAB__RESLICE_IDLE) return;
+  if (r->phase == MLFAB__RESLICE_FREEZING) {
+    if (reslice_awaits_worker(r) == MLFAB_NO_RANK) reslice_go(r, MLFAB__RESLICE_PREPARING);
+    return;
+  }
+  if (reslice_awaits_server(r) != MLFAB_NO_RANK) return;
+  if (r->phase == MLFAB__RESLICE_PREPARING) {
+    reslice_go(r, MLFAB__RESLICE_SENDING);
+  } else if (r->phase == MLFAB__RESLICE_SENDING) {
+    reslice_go(r, MLFAB__RESLICE_INSTALLING);
+  } else {
+    if (r->phase == MLFAB__RESLICE_INSTALLING) r->epoch = r->attempt;
+    reslice_end(r);
+  }
+}
+
+/* --- asking --- */
+
+/* New owners for these servers. 1 when slices have to move, 0 when not, or MEMORY. */
+static int reslice_balance(mlfab__reslice *r, const uint32_t *list, uint32_t n) {
+  const mlfab__layout *layout = r->layout;
+  uint32_t slices = layout->nslices;
+  uint8_t *active = mlfab__alloc(r->env, r->servers);
+  uint64_t *load = mlfab__alloc_array(r->env, r->servers, sizeof *load);
+  uint32_t *order = mlfab__alloc_array(r->env, 2 * (size_t)slices, sizeof *order);
+  r->owners = mlfab__alloc_array(r->env, slices, sizeof *r->owners);
+  r->nowners = r->owners ? slices : 0;
+  int code = active && load && order && r->owners ? 0 : MLFAB_ERR_MEMORY;
+  if (!code) {
+    memset(active, 0, r->servers);
+    for (uint32_t i = 0; i < n; i++) active[list[i]] = 1;
+    mlfab__slice_balance(layout->slices, slices, active, r->servers, r->owners, load, order);
+    for (uint32_t i = 0; i < slices; i++) code |= r->owners[i] != layout->slices[i].server;
+  }
+  mlfab__free(r->env, active, r->servers);
+  mlfab__free(r->env, load, r->servers * sizeof *load);
+  mlfab__free(r->env, order, 2 * (size_t)slices * sizeof *order);
+  if (code != 1) reslice_free_owners(r);
+  return code;
+}
+
+/* What is wrong with the servers asked for: a code, and its text in `done`. */
+static int reslice_refuse(const mlfab__reslice *r, const uint32_t *list, uint32_t n, int stands,
+                          mlfab__reslice_done *done) {
+  int code = 0;
+  if (!stands) {
+    code = MLFAB_ERR_STATE;
+    snprintf(done->text, sizeof done->text, "there is no model");
+  } else if (n == 0) {
+    code = MLFAB_ERR_ARGUMENT;
+    snprintf(done->text, sizeof done->text, "no servers");
+  }
+  for (uint32_t i = 0; i < n && !code; i++) {
+    if (list[i] >= r->servers) {
+      code = MLFAB_ERR_ARGUMENT;
+      snprintf(done->text, sizeof done->text, "there is no server %u of %u", list[i], r->servers);
+    }
+    for (uint32_t k = 0; k < i && !code; k++) {
+      if (list[i] != list[k]) continue;
+      code = MLFAB_ERR_ARGUMENT;
+      snprintf(done->text, sizeof done->text, "server %u stands twice in the list", list[i]);
+    }
+  }
+  return code;
+}
+
+static void reslice_begin(mlfab__reslice *r, uint32_t worker, const mlfab__reslice_done *done,
+                          uint64_t timeout_ns, uint64_t now_ns) {
+  r->asker = worker;
+  r->done = *done;
+  r->asked_ns = now_ns;
+  r->deadline_ns = now_ns + mlfab__min(timeout_ns, UINT64_MAX / 2);
+  r->attempt++;
+  r->phase = MLFAB__RESLICE_FREEZING;
+  memset(r->dead, 0, r->servers);
+  for (uint32_t w = 0; w < r->workers; w++) {
+    r->seats[w].frozen = 0;
+    if (r->seats[w].here) reslice_freeze(r, w);
+  }
+  reslice_check(r);
+}
+
+static void reslice_asked(mlfab__reslice *r, uint32_t worker, const mlfab__frame_in *frame,
+                          int stands, uint64_t now_ns) {
+  mlfab__reslice_ask ask;
+  mlfab__reslice_done done;
+  uint32_t list[MLFAB__SLICES_MAX];
+  mlfab__seat *seat = &r->seats[worker];
+  if (mlfab__decode_reslice_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0) {
+    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a RESLICE that does not parse");
+    return;
+  }
+  memset(&done, 0, sizeof done);
+  done.ask = ask.ask;
+  done.rank = MLFAB_NO_RANK;
+  if (ask.ask <= seat->ask) {
+    /* Its answer was lost with a link. */
+    done.code = seat->code;
+    done.rank = seat->rank;
+    if (r->asker == worker && r->done.ask == ask.ask) done = r->done;
+    reslice_answer(r, worker, &done);
+    return;
+  }
+  if (r->phase != MLFAB__RESLICE_IDLE) {
+    if (r->asker == worker && r->done.ask == ask.ask) return; /* under way */
+    done.code = MLFAB_ERR_AGAIN;
+    snprintf(done.text, sizeof done.text, "slices are on the move for worker %u", r->asker);
+    reslice_answer(r, worker, &done);
+    return;
+  }
+  done.code = reslice_refuse(r, list, ask.servers, stands, &done);
+  int moves = done.code ? 0 : reslice_balance(r, list, ask.servers);
+  if (moves < 0) {
+    done.code = moves;
+    done.is_server = 1;
+    done.rank = 0;
+    snprintf(done.text, sizeof done.text, "server 0 is out of memory");
+  }
+  if (moves == 1) {
+    reslice_begin(r, worker, &done, ask.timeout_ns ? ask.timeout_ns : r->config->timeout_ns,
+                  now_ns);
+  } else {
+    reslice_answer(r, worker, &done);
+  }
+}
+
+/* --- events --- */
+
+MLFAB__INTERNAL void mlfab__reslice_hello(mlfab__reslice *r, uint32_t worker, int fresh) {
+  mlfab__seat *seat = &r->seats[worker];
+  if (fresh) memset(seat, 0, sizeof *seat);
+  /* A new process asks from 1 again, and the old one's answer is nobody's. */
+  if (fresh && r->asker == worker) r->asker = MLFAB__NO_NODE;
+  seat->here = 1;
+  seat->gone = seat->frozen = 0;
+  if (r->phase != MLFAB__RESLICE_IDLE) {
+    reslice_freeze(r, worker);
+  } else if (r->attempt > 1) {
+    reslice_thaw(r, worker);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__reslice_lost(mlfab__reslice *r, uint32_t worker) {
+  r->seats[worker].here = 0;
+}
+
+MLFAB__INTERNAL void mlfab__reslice_gone(mlfab__reslice *r, uint32_t worker) {
+  r->seats[worker].here = 0;
+  r->seats[worker].gone = 1;
+  reslice_check(r);
+}
+
+MLFAB__INTERNAL int mlfab__reslice_frame(mlfab__reslice *r, uint32_t worker,
+                                         const mlfab__frame_in *frame, int stands,
+                                         uint64_t now_ns) {
+  mlfab__freeze frozen;
+  if (frame->type == MLFAB__RESLICE) {
+    reslice_asked(r, worker, frame, stands, now_ns);
+    return 1;
+  }
+  if (frame->type != MLFAB__FROZEN) return 0;
+  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &frozen)) {
+    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a FROZEN that does not parse");
+  } else if (frozen.attempt == r->attempt) {
+    r->seats[worker].frozen = 1;
+    reslice_check(r);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__reslice_up(mlfab__reslice *r, uint32_t server) {
+  if (mlfab__reslice_busy(r) && !r->answered[server]) reslice_tell(r, server);
+}
+
+MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *r, uint32_t server) {
+  char text[96];
+  if (!mlfab__reslice_busy(r)) return;
+  r->dead[server] = 1;
+  snprintf(text, sizeof text, "server %u is dead", server);
+  /* Too late to go back once others have installed: what it held is lost as ever. */
+  reslice_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reslice_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reslice_check(r);
+}
+
+MLFAB__INTERNAL int mlfab__reslice_moved(mlfab__reslice *r, uint32_t server,
+                                         const mlfab__frame_in *frame) {
+  mlfab__moved moved;
+  if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
+    return MLFAB_ERR_FRAME;
+  if (!mlfab__reslice_busy(r) || moved.attempt != r->attempt) return 0; /* of one that is over */
+  if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
+    reslice_abort(r, moved.code, (int32_t)server, 1, moved.text);
+  } else if (moved.step == reslice_step(r)) {
+    r->answered[server] = 1;
+    reslice_check(r);
+  }
+  return 0;
+}
+
+/* Whom the attempt awaits, for the text of its deadline. */
+static void reslice_late(mlfab__reslice *r, uint64_t now_ns) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  mlfab__duration(waited, now_ns - r->asked_ns);
+  int32_t worker = reslice_awaits_worker(r), server = reslice_awaits_server(r);
+  if (r->phase == MLFAB__RESLICE_FREEZING) {
+    snprintf(text, sizeof text, "the deadline passed after %s awaiting worker %d, to stop", waited,
+             (int)worker);
+    reslice_abort(r, MLFAB_ERR_TIMEOUT, worker, 0, text);
+  } else if (r->phase == MLFAB__RESLICE_PREPARING || r->phase == MLFAB__RESLICE_SENDING) {
+    snprintf(text, sizeof text, "the deadline passed after %s awaiting server %d, to %s", waited,
+             (int)server, r->phase == MLFAB__RESLICE_SENDING ? "get its slices" : "hold still");
+    reslice_abort(r, MLFAB_ERR_TIMEOUT, server, 1, text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__reslice_tick(mlfab__reslice *r, uint64_t now_ns) {
+  if (now_ns >= mlfab__reslice_deadline(r)) reslice_late(r, now_ns);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__reslice_deadline(const mlfab__reslice *r) {
+  int may_end = r->phase == MLFAB__RESLICE_FREEZING || r->phase == MLFAB__RESLICE_PREPARING ||
+                r->phase == MLFAB__RESLICE_SENDING;
+  return may_end ? r->deadline_ns : MLFAB__NEVER;
 }
 
 /* ==============================================================================================
@@ -17118,14 +21831,18 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c). Members are granted in the order of the manifest, all groups together in the
+ * Up (aggregator.c; packets: gather.c). Members are granted in the order of the manifest, all groups together in the
  * order of their coming: the next as soon as those before it leave capacity of the in-link unused
  * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
  * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
  * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
  * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
  * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
- * bytes of the last member still come in; with `whole`, when it is complete.
+ * bytes of the last member still come in; with `whole`, when it is complete. The sum of packets is
+ * forwarded as packets, when it is complete. How long a packed update is, its first chunk tells: until
+ * then it is reckoned with as if it were not packed. It is granted all at once when it is the head, and
+ * as much as a ring holds before; what then is left of the ring may be too little for a packet, and is
+ * not waited for.
  * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
  * to every member in that order, two members at a time at most, each by its attempt. When the
  * server begins a slice again, the old bytes are forgotten and members that have some of them get
@@ -17157,7 +21874,8 @@ enum {
   MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
 };
 
-/* A member of a group. added <= received <= granted, all of the group's bytes. */
+/* A member of a group. added <= received <= granted, all of the group's bytes, or of the member's own
+ * packets. */
 typedef struct mlfab__addend {
   uint64_t seq;
   double weight;
@@ -17165,6 +21883,8 @@ typedef struct mlfab__addend {
   uint32_t run;  /* cursor of `added` */
   uint32_t ring; /* where what comes early is staged, plus one, or 0 */
   uint64_t granted, received, added;
+  uint64_t total;    /* of packets; 0: not known yet */
+  uint64_t next;     /* of packets: where in the model the next may begin */
   uint64_t since_ns; /* when something was heard of it, or it was first waited for */
 } mlfab__addend;
 
@@ -17173,6 +21893,18 @@ typedef struct mlfab__run {
   uint64_t end;
   int dtype;
 } mlfab__run;
+
+/* A segment of a group of packets, and where it is in the group's bytes. */
+typedef struct mlfab__gather_stretch {
+  mlfab__segment segment;
+  uint64_t at;
+} mlfab__gather_stretch;
+
+/* How far a sum has become packets. */
+typedef struct mlfab__gather_cursor {
+  uint32_t stretch;
+  uint64_t in;
+} mlfab__gather_cursor;
 
 enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE, MLFAB__GIVEN_UP };
 
@@ -17190,9 +21922,11 @@ typedef struct mlfab__recipient {
 /* A MODEL frame as it came. */
 typedef struct mlfab__record {
   uint64_t offset, version, commit;
-  uint32_t slice, flags, bytes;
-  uint64_t at;     /* where its bytes are kept */
-  uint64_t before; /* bytes of the frames before it */
+  uint32_t slice, flags, epoch;
+  uint32_t bulk;    /* bytes of the frame */
+  uint64_t stretch; /* bytes of the model that it answers for */
+  uint64_t at;      /* where its bulk is kept */
+  uint64_t before;  /* stretches of the frames before it */
 } mlfab__record;
 
 /* A bulk that a transport has. */
@@ -17233,18 +21967,27 @@ typedef struct mlfab__accumulator {
   mlfab__run *runs;
   uint32_t nruns, run_room;
   uint64_t wide;        /* bytes of 8-byte elements; they come first */
-  uint64_t outstanding; /* granted and not received */
+  uint64_t outstanding; /* granted and expected, not received */
   uint64_t released, sent;
   uint64_t came_ns,
       told_ns; /* the last byte of a member; when the server was last told that they come */
-  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes each */
+  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes and packet_bytes each */
   uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
+  /* A group of packets. */
+  int packed;
+  mlfab__gather_stretch *stretches;
+  uint32_t nstretches, stretch_room;
+  uint64_t cleared; /* bytes of the sum that are not rubbish */
+  uint8_t *stream;  /* the sum's packets, `stream_room` bytes: at first use, and kept */
+  uint64_t stream_room, length;
+  mlfab__gather_cursor cursor;
+  int encoded; /* all of the sum is in `stream`, `length` bytes */
   /* A spread. */
   mlfab__recipient *recipients;
   uint32_t nrecipients, recipient_room;
   mlfab__record *records;
   uint32_t nrecords, record_room;
-  uint64_t filled, end; /* bytes of all records; where the next goes */
+  uint64_t filled, end; /* stretches of all records; where the next bulk goes */
   int complete;
   uint32_t open; /* recipients that are neither done nor given up */
 } mlfab__accumulator;
@@ -17267,7 +22010,8 @@ typedef struct mlfab__aggregator {
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;
   uint64_t shard_bytes, data_bytes,
-      stage_bytes; /* largest shard; sizes of accumulators and rings */
+      stage_bytes;       /* largest shard; size of accumulators; how far a member may be ahead */
+  uint64_t packet_bytes; /* of the largest packet */
   uint32_t naccumulators;
   mlfab__accumulator *accumulators;
   mlfab__aggregator_server *numbers; /* by server */
@@ -17342,6 +22086,26 @@ MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
                                            uint32_t recipient, uint64_t end,
                                            const mlfab__frame_out *frame);
+/* gather.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
+MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                        const mlfab__segment *segments, uint32_t n);
+/* A text when the chunk breaks the protocol; otherwise its packets may be taken in. */
+MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *group,
+                                                mlfab__addend *addend,
+                                                const mlfab__hop_chunk *chunk,
+                                                const mlfab__frame_in *frame);
+/* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
+ * staged. Errors: NOT_FINITE. */
+MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend);
+/* Makes packets of some more of a complete sum. 1 when that was the last of it. */
+MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
+/* Bytes of the next FORWARD: whole packets. */
+MLFAB__INTERNAL uint32_t mlfab__gather_forwardable(const mlfab__aggregator *aggregator,
+                                                   const mlfab__accumulator *group);
+
 /* Does this member's link stand, under this incarnation? */
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation);
@@ -17421,7 +22185,8 @@ MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab_
 
 static void aggregator_free_rings(mlfab__aggregator *aggregator, mlfab__accumulator *accumulator) {
   for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
-    mlfab__free_aligned(aggregator->env, accumulator->rings[i], aggregator->stage_bytes);
+    mlfab__free_aligned(aggregator->env, accumulator->rings[i],
+                        aggregator->stage_bytes + aggregator->packet_bytes);
     accumulator->rings[i] = NULL;
   }
 }
@@ -17435,6 +22200,8 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
     mlfab__free_aligned(env, a->data, a->room);
     mlfab__free(env, a->addends, a->addend_room * sizeof *a->addends);
     mlfab__free(env, a->runs, a->run_room * sizeof *a->runs);
+    mlfab__free(env, a->stretches, a->stretch_room * sizeof *a->stretches);
+    mlfab__free_aligned(env, a->stream, a->stream_room);
     mlfab__free(env, a->recipients, a->recipient_room * sizeof *a->recipients);
     mlfab__free(env, a->records, a->record_room * sizeof *a->records);
   }
@@ -17570,13 +22337,31 @@ static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *g
   group->outstanding = 0;
 }
 
+/* Bytes of a member's update; NEVER as long as that is not known. */
+static uint64_t aggregator_total(const mlfab__accumulator *group, const mlfab__addend *addend) {
+  if (!group->packed) return group->bytes;
+  return addend->total ? addend->total : MLFAB__NEVER;
+}
+
+/* What a member was granted and is expected to send. */
+static uint64_t aggregator_owed(const mlfab__aggregator *aggregator,
+                                const mlfab__accumulator *group, const mlfab__addend *addend) {
+  uint64_t total = aggregator_total(group, addend), left = addend->granted - addend->received;
+  if (!group->packed) return left;
+  /* Perhaps its next packet is larger. */
+  if (addend->granted < total && left < aggregator->packet_bytes) return 0;
+  uint64_t expected = mlfab__min(addend->granted, total == MLFAB__NEVER ? group->bytes : total);
+  return expected - addend->received;
+}
+
 static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                              mlfab__addend *addend, uint64_t upto) {
   mlfab__hop_grant grant = {group->number, addend->seq, upto, group->server};
   uint8_t meta[64];
-  if (addend->granted == addend->received) addend->since_ns = aggregator->now_ns;
-  group->outstanding += upto - addend->granted;
+  uint64_t owed = aggregator_owed(aggregator, group, addend);
+  if (owed == 0) addend->since_ns = aggregator->now_ns;
   addend->granted = upto;
+  group->outstanding += aggregator_owed(aggregator, group, addend) - owed;
   aggregator->down.post(aggregator->down.self, addend->worker, MLFAB__HOP_GRANT, meta,
                         mlfab__encode_hop_grant(meta, &grant));
 }
@@ -17584,6 +22369,8 @@ static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *
 /* How far member k may send: it may be ahead of the one before it by what a ring holds. */
 static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
                                  const mlfab__accumulator *group, uint32_t k) {
+  if (group->packed)
+    return k == group->head ? MLFAB__NEVER : aggregator->stage_bytes + aggregator->packet_bytes;
   if (k == group->head) return group->bytes;
   return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
 }
@@ -17641,7 +22428,8 @@ static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (k > group->head) {
     uint32_t ring = aggregator_ring(group);
     if (!aggregator->ghost && !group->rings[ring - 1]) {
-      group->rings[ring - 1] = mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes);
+      group->rings[ring - 1] =
+          mlfab__alloc_aligned(aggregator->env, aggregator->stage_bytes + aggregator->packet_bytes);
       if (!group->rings[ring - 1]) return 0;
     }
     group->ring_used[ring - 1] = 1;
@@ -17724,8 +22512,34 @@ static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
+/* The same of packets. */
+static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  while (group->head < group->naddends) {
+    mlfab__addend *addend = &group->addends[group->head];
+    if (addend->ring) {
+      if (mlfab__gather_unstage(group, addend)) {
+        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+        return;
+      }
+      group->ring_used[addend->ring - 1] = 0;
+      addend->ring = 0;
+    }
+    if (addend->added < aggregator_total(group, addend)) {
+      if (addend->granted > 0 && addend->granted < aggregator_total(group, addend))
+        aggregator_grant(aggregator, group, addend, MLFAB__NEVER);
+      return;
+    }
+    group->head++;
+  }
+  mlfab__gather_encode(aggregator, group);
+}
+
 /* Something was added: whose turn is it, and who may send more? */
 static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  if (group->packed) {
+    aggregator_settle_packed(aggregator, group);
+    return;
+  }
   while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
     mlfab__addend *next = &group->addends[++group->head];
     /* What it has staged was added: from here on its bytes come in order. */
@@ -17745,9 +22559,19 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
 }
 
+/* Bytes of the sum as it is forwarded; 0: not known. */
+static uint64_t aggregator_length(const mlfab__accumulator *group) {
+  if (!group->packed) return group->bytes;
+  return group->encoded ? group->length : 0;
+}
+
 /* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
 static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                        const mlfab__accumulator *group) {
+  if (group->packed) {
+    return group->state == MLFAB__ACCUMULATOR_ADDING ? mlfab__gather_forwardable(aggregator, group)
+                                                     : 0;
+  }
   uint64_t added = group->addends[group->naddends - 1].added;
   uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
   uint64_t upto = mlfab__min(released, added);
@@ -17761,10 +22585,11 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* A text when the chunk breaks the protocol. */
 static const char *aggregator_check(const mlfab__aggregator *aggregator,
-                                    const mlfab__accumulator *group, const mlfab__addend *addend,
+                                    const mlfab__accumulator *group, mlfab__addend *addend,
                                     const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
   uint64_t end = chunk->offset + frame->bulk_bytes;
   if (!addend) return "a chunk for a group without this member";
+  if (group->packed) return mlfab__gather_check(aggregator, group, addend, chunk, frame);
   if (chunk->offset != addend->received || frame->bulk_bytes > addend->granted - addend->received)
     return "a chunk out of place or not granted";
   if (frame->bulk_bytes == 0 || (frame->bulk == NULL) != (aggregator->ghost != 0))
@@ -17773,28 +22598,38 @@ static const char *aggregator_check(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
-static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
-                               mlfab__addend *addend, const mlfab__frame_in *frame) {
+/* Errors: NOT_FINITE. */
+static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                 mlfab__addend *addend, const mlfab__frame_in *frame) {
   uint32_t k = (uint32_t)(addend - group->addends);
-  uint64_t at = addend->received, direct = 0;
+  uint64_t at = addend->received - frame->bulk_bytes, direct = 0;
   uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
-  addend->received += frame->bulk_bytes;
-  group->came_ns = aggregator->now_ns;
-  addend->since_ns = aggregator->now_ns;
-  group->outstanding -= frame->bulk_bytes;
   if (addend->added == at) {
     direct = mlfab__min(frame->bulk_bytes, limit - at);
-    if (aggregator_add(aggregator, group, k, bulk, direct)) {
-      aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
-      return;
-    }
+    if (aggregator_add(aggregator, group, k, bulk, direct)) return MLFAB_ERR_NOT_FINITE;
   }
   if (direct < frame->bulk_bytes) {
     aggregator_stage(aggregator, group, k, at + direct, bulk ? bulk + direct : NULL,
                      frame->bulk_bytes - direct);
   }
-  aggregator_drain(aggregator, group, k);
+  return 0;
+}
+
+/* A chunk that was found in order; it was `owed` before. */
+static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                               mlfab__addend *addend, uint64_t owed, const mlfab__frame_in *frame) {
+  addend->received += frame->bulk_bytes;
+  group->outstanding += aggregator_owed(aggregator, group, addend) - owed;
+  group->came_ns = aggregator->now_ns;
+  addend->since_ns = aggregator->now_ns;
+  int code = group->packed ? mlfab__gather_take(group, addend, frame)
+                           : aggregator_take_dense(aggregator, group, addend, frame);
+  if (code) {
+    aggregator_fail(aggregator, group, addend, code);
+    return;
+  }
+  if (!group->packed) aggregator_drain(aggregator, group, (uint32_t)(addend - group->addends));
   if (group->state != MLFAB__ACCUMULATOR_ADDING) return;
   aggregator_settle(aggregator, group);
   if (aggregator_forwardable(aggregator, group) > 0)
@@ -17824,8 +22659,9 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
       if (group->addends[k].worker == member && group->addends[k].seq == chunk.seq)
         addend = &group->addends[k];
     }
+    uint64_t owed = addend ? aggregator_owed(aggregator, group, addend) : 0;
     wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
-    if (!wrong) aggregator_take_in(aggregator, group, addend, frame);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, frame);
   }
   if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
   aggregator_pump(aggregator);
@@ -17898,6 +22734,9 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   if (!a) return MLFAB_ERR_AGAIN;
   int code = aggregator_runs(aggregator, a, manifest->segments, group->segments);
   if (code) return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_AGAIN : code;
+  a->packed = group->packed != 0;
+  if (a->packed) code = mlfab__gather_begin(aggregator, a, manifest->segments, group->segments);
+  if (code) return code;
   mlfab__addend *addends = mlfab__aggregator_grow(aggregator, a->addends, &a->addend_room,
                                                   group->members, 0, sizeof *addends);
   if (!addends) return MLFAB_ERR_AGAIN;
@@ -17938,7 +22777,7 @@ static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
     mlfab__group group;
     wrong = mlfab__decode_group(frame->meta, frame->meta_bytes, &group, manifest->members,
                                 manifest->segments) ||
-            !aggregator_sound(aggregator, manifest->members, group.members);
+            group.packed > 1 || !aggregator_sound(aggregator, manifest->members, group.members);
     if (!wrong) {
       numbers->last = head.group;
       numbers->newest = mlfab__max(numbers->newest, head.group);
@@ -17979,8 +22818,10 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   mlfab__accumulator *group =
       code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
-  if (code || release.upto > group->bytes ||
-      release.upto % (release.upto < group->wide ? 8 : 4) != 0) {
+  int packed =
+      group && group->packed; /* of the sum's packets, whose length the server does not know */
+  if (code || (!packed && (release.upto > group->bytes ||
+                           release.upto % (release.upto < group->wide ? 8 : 4) != 0))) {
     aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
                         "a RELEASE that does not parse, or of more than there is");
     return;
@@ -18030,12 +22871,18 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
     aggregator_free_rings(aggregator, a);
   }
   uint64_t slice = 0;
-  aggregator->shard_bytes = 0;
+  aggregator->shard_bytes = aggregator->packet_bytes = 0;
   for (uint32_t s = 0; s < aggregator->servers; s++) {
     aggregator->shard_bytes =
         mlfab__max(aggregator->shard_bytes, mlfab__layout_shard_bytes(layout, s));
   }
   for (uint32_t i = 0; i < layout->nslices; i++) slice = mlfab__max(slice, layout->slices[i].bytes);
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    int dtype = (int)layout->tensors[i].dtype;
+    uint64_t elements = mlfab__min(slice / mlfab__dtype_bytes(dtype), MLFAB__PACK_ELEMENTS);
+    aggregator->packet_bytes =
+        mlfab__max(aggregator->packet_bytes, mlfab__pack_bound((uint32_t)elements, dtype));
+  }
   aggregator->layout = layout;
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
@@ -18071,7 +22918,7 @@ MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32
     for (uint32_t k = group->head; k < group->naddends; k++) {
       const mlfab__addend *addend = &group->addends[k];
       if (group->state == MLFAB__ACCUMULATOR_ADDING && addend->worker == member &&
-          addend->incarnation < incarnation && addend->received < group->bytes)
+          addend->incarnation < incarnation && addend->received < aggregator_total(group, addend))
         aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
     }
   }
@@ -18089,7 +22936,7 @@ MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint3
     for (uint32_t k = group->head; k < group->naddends; k++) {
       mlfab__addend *addend = &group->addends[k];
       if (group->state != MLFAB__ACCUMULATOR_ADDING || addend->worker != member ||
-          addend->received == group->bytes)
+          addend->received == aggregator_total(group, addend))
         continue;
       addend->since_ns = now_ns;
       if (addend->granted > 0) aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
@@ -18112,11 +22959,12 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
       best = group;
   }
   if (!best) return 0;
-  mlfab__forward forward = {best->number, best->sent, best->bytes};
+  mlfab__forward forward = {best->number, best->sent, aggregator_length(best)};
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
   mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  if (best->packed) frame->bulk = best->stream + best->sent;
   return 1;
 }
 
@@ -18125,7 +22973,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, u
   mlfab__accumulator *group = &aggregator->accumulators[frame->slot];
   group->sent += frame->bulk_bytes;
   mlfab__aggregator_lend(aggregator, 1, server, 0, group->sent, frame);
-  if (group->sent < group->bytes) return;
+  if (group->sent < aggregator_length(group)) return;
   group->state = MLFAB__ACCUMULATOR_SENT;
   aggregator->stats->members_added += group->naddends;
 }
@@ -18154,7 +23002,7 @@ static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
   const mlfab__addend *addend = &group->addends[k];
   int absent = addend->granted == 0 && k == group->head &&
                !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
-  if (addend->granted == addend->received && !absent) return MLFAB__NEVER;
+  if (aggregator_owed(aggregator, group, addend) == 0 && !absent) return MLFAB__NEVER;
   return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
 }
 
@@ -18178,7 +23026,7 @@ static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *g
   if (group->released <= group->sent || group->came_ns <= group->told_ns ||
       aggregator->now_ns - group->told_ns < beat)
     return;
-  mlfab__forward forward = {group->number, group->sent, group->bytes};
+  mlfab__forward forward = {group->number, group->sent, aggregator_length(group)};
   uint8_t meta[32];
   group->told_ns = aggregator->now_ns;
   aggregator->up.post(aggregator->up.self, group->server, MLFAB__FORWARD, meta,
@@ -18189,6 +23037,9 @@ MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint6
   aggregator->now_ns = now_ns;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *accumulator = &aggregator->accumulators[i];
+    if (accumulator->state == MLFAB__ACCUMULATOR_ADDING &&
+        mlfab__gather_encode(aggregator, accumulator))
+      aggregator->up.ready(aggregator->up.self, accumulator->server);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_tell(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_ADDING) aggregator_look(aggregator, accumulator);
     if (accumulator->state == MLFAB__ACCUMULATOR_HANDING)
@@ -18205,6 +23056,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     if (a->state == MLFAB__ACCUMULATOR_HANDING)
       deadline = mlfab__min(deadline, mlfab__distributor_deadline(aggregator, a));
     if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
+    if (a->packed && a->head == a->naddends && !a->encoded) return 0;
     for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
       deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
     }
@@ -18219,6 +23071,318 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
 }
 
 /* ==============================================================================================
+ * core/gather.c
+ * ============================================================================================== */
+/* gather.c - the aggregator role: groups whose members, and whose sum, come as packets. See
+ * aggregator.h and pack.h.
+ *
+ * The sum is kept dense. Packets of the first member that is not complete are added straight from
+ * where they were received, member after member in the manifest's order; one behind it stages as
+ * many of its packets as a ring holds, at its front and not around it. An element that no member
+ * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
+ * would give. When the last member is complete the sum becomes packets in turn, some of it each
+ * tick, and is forwarded as far as it is released, in frames of whole packets: its length is known
+ * only then, so that there is nothing to cut through. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define GATHER_X86 1
+#include <immintrin.h>
+#else
+#define GATHER_X86 0
+#endif
+
+enum {
+  GATHER_TICK_BYTES = 4 << 20, /* of the sum that become packets at a time */
+  GATHER_MOST = 8,             /* times their elements: what packets may take */
+  GATHER_MORE = 32,            /* bytes of a dense packet beside its values */
+  GATHER_WORDS = MLFAB__PACK_ELEMENTS / 64,
+  GATHER_AT_BODY = 16 /* in a packet: bytes of its body */
+};
+
+/* Neighbouring elements that one packet may hold. */
+typedef struct gather_piece {
+  const uint8_t *data;
+  mlfab__pack_shape shape;
+  uint64_t bytes;
+} gather_piece;
+
+/* The piece at a cursor, which moves on: 1, or 0 behind the last. */
+static int gather_next(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                       mlfab__gather_cursor *cursor, gather_piece *piece) {
+  const mlfab__layout *layout = aggregator->layout;
+  if (cursor->stretch == group->nstretches) return 0;
+  const mlfab__gather_stretch *stretch = &group->stretches[cursor->stretch];
+  uint64_t offset = stretch->segment.offset + cursor->in;
+  uint64_t left = stretch->segment.bytes - cursor->in;
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, offset)];
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes = mlfab__min(left, MLFAB__PACK_ELEMENTS * (uint64_t)width);
+  bytes = mlfab__min(bytes, tensor->offset + tensor->bytes - offset);
+  bytes = mlfab__min(bytes, slice->offset + slice->bytes - offset);
+  memset(piece, 0, sizeof *piece);
+  piece->data = group->data + stretch->at + cursor->in;
+  piece->bytes = bytes;
+  piece->shape.offset = offset;
+  piece->shape.dtype = (int)tensor->dtype;
+  piece->shape.half = MLFAB_HALF_NONE;
+  piece->shape.elements = (uint32_t)(bytes / width);
+  cursor->in += bytes;
+  if (bytes == left) {
+    cursor->stretch++;
+    cursor->in = 0;
+  }
+  return 1;
+}
+
+/* --- a new group --- */
+
+/* Memory for the packets of the sum. Errors: AGAIN (none, or the old is lent). */
+static int gather_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  mlfab__gather_cursor cursor = {0, 0};
+  gather_piece piece;
+  /* A packer writes no more than the dense packet, but may ask for a bitmap's room besides. */
+  uint64_t more = GATHER_MORE + MLFAB__PACK_ELEMENTS / 8;
+  while (gather_next(aggregator, group, &cursor, &piece)) more += GATHER_MORE;
+  if (group->stream_room >= group->bytes + more) return 0;
+  if (group->lent > 0) return MLFAB_ERR_AGAIN;
+  uint64_t room = aggregator->data_bytes + more;
+  mlfab__free_aligned(aggregator->env, group->stream, group->stream_room);
+  group->stream = mlfab__alloc_aligned(aggregator->env, room);
+  group->stream_room = group->stream ? room : 0;
+  return group->stream ? 0 : MLFAB_ERR_AGAIN;
+}
+
+MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                        const mlfab__segment *segments, uint32_t n) {
+  uint64_t at = 0;
+  if (aggregator->ghost) return MLFAB_ERR_UNSUPPORTED;
+  mlfab__gather_stretch *stretches = mlfab__aggregator_grow(
+      aggregator, group->stretches, &group->stretch_room, n, 0, sizeof *stretches);
+  if (!stretches) return MLFAB_ERR_AGAIN;
+  for (uint32_t i = 0; i < n; i++) {
+    stretches[i] = (mlfab__gather_stretch){segments[i], at};
+    at += segments[i].bytes;
+  }
+  group->stretches = stretches;
+  group->nstretches = n;
+  group->cursor = (mlfab__gather_cursor){0, 0};
+  group->cleared = group->length = 0;
+  group->encoded = 0;
+  return gather_room(aggregator, group);
+}
+
+/* --- packets of members --- */
+
+/* The stretch that holds this offset, or the next. */
+static const mlfab__gather_stretch *gather_find(const mlfab__accumulator *group, uint64_t offset) {
+  uint32_t low = 0, high = group->nstretches;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    const mlfab__segment *segment = &group->stretches[middle].segment;
+    if (segment->offset + segment->bytes <= offset) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < group->nstretches ? &group->stretches[low] : NULL;
+}
+
+/* A text when a packet does not lie where one of this group may. */
+static const char *gather_check_place(const mlfab__aggregator *aggregator,
+                                      const mlfab__accumulator *group,
+                                      const mlfab__packet *packet) {
+  const mlfab__layout *layout = aggregator->layout;
+  uint64_t begin = packet->offset;
+  uint64_t end = begin + (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  const mlfab__gather_stretch *stretch = gather_find(group, begin);
+  if (!stretch || begin < stretch->segment.offset ||
+      end - stretch->segment.offset > stretch->segment.bytes)
+    return "a packet outside the stretches of its group";
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, begin);
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, begin)];
+  if (packet->dtype != tensor->dtype) return "a packet of another type than its tensor";
+  if (end - tensor->offset > tensor->bytes || end - slice->offset > slice->bytes)
+    return "a packet that is not of one tensor and one slice";
+  return NULL;
+}
+
+MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *group,
+                                                mlfab__addend *addend,
+                                                const mlfab__hop_chunk *chunk,
+                                                const mlfab__frame_in *frame) {
+  uint64_t end = addend->total ? mlfab__min(addend->total, addend->granted) : addend->granted;
+  uint64_t next = addend->next;
+  const uint8_t *at = frame->bulk;
+  mlfab__packet packet;
+  if (chunk->total == 0 || chunk->total > GATHER_MOST * group->bytes)
+    return "an update of no packets, or of more than its elements need";
+  if (addend->total && chunk->total != addend->total) return "an update whose length changes";
+  if (chunk->offset != addend->received || frame->bulk_bytes > end - addend->received ||
+      frame->bulk_bytes > chunk->total - addend->received)
+    return "a chunk out of place or not granted";
+  if (frame->bulk_bytes == 0 || !at) return "a chunk without packets";
+  for (uint32_t left = frame->bulk_bytes, n; left > 0; left -= n, at += n) {
+    n = mlfab__pack_open(at, left, &packet);
+    if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
+    if (packet.offset < next) return "packets out of order, or overlapping";
+    const char *wrong = gather_check_place(aggregator, group, &packet);
+    if (wrong) return wrong;
+    next = packet.offset + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+  }
+  addend->next = next;
+  addend->total = chunk->total;
+  return NULL;
+}
+
+/* The sum is zero up to here where nothing was added. */
+static void gather_clear(mlfab__accumulator *group, uint64_t upto) {
+  if (upto <= group->cleared) return;
+  memset(group->data + group->cleared, 0, upto - group->cleared);
+  group->cleared = upto;
+}
+
+/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE. */
+static int gather_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
+  mlfab__addend *addend = &group->addends[k];
+  mlfab__packet packet;
+  for (uint32_t n; bytes > 0; bytes -= n, from += n, addend->added += n) {
+    n = mlfab__pack_open(from, bytes, &packet);
+    assert(n > 0);
+    const mlfab__gather_stretch *stretch = gather_find(group, packet.offset);
+    uint64_t at = stretch->at + (packet.offset - stretch->segment.offset);
+    gather_clear(group, at + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype));
+    if (!mlfab__unpack_add(&packet, group->data + at, addend->weight)) return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
+                                       const mlfab__frame_in *frame) {
+  uint32_t k = (uint32_t)(addend - group->addends);
+  if (k == group->head) return gather_add(group, k, frame->bulk, frame->bulk_bytes);
+  memcpy(group->rings[addend->ring - 1] + (addend->received - frame->bulk_bytes), frame->bulk,
+         frame->bulk_bytes);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend) {
+  return gather_add(group, (uint32_t)(addend - group->addends), group->rings[addend->ring - 1],
+                    addend->received);
+}
+
+/* --- packets of the sum --- */
+
+/* Bit i: the i-th of 64 words of 4 bytes is not zero. */
+static uint64_t gather_words(const uint8_t *at) {
+  uint64_t bits = 0;
+#if GATHER_X86
+  const __m128i *from = (const __m128i *)(const void *)at;
+  __m128i zero = _mm_setzero_si128(), are[4];
+  for (uint32_t i = 0; i < 64; i += 16, from += 4) {
+    for (uint32_t k = 0; k < 4; k++) are[k] = _mm_cmpeq_epi32(_mm_loadu_si128(from + k), zero);
+    __m128i all = _mm_packs_epi16(_mm_packs_epi32(are[0], are[1]), _mm_packs_epi32(are[2], are[3]));
+    bits |= (uint64_t)(~(uint32_t)_mm_movemask_epi8(all) & 0xffff) << i;
+  }
+#else
+  uint32_t x[64];
+  memcpy(x, at, sizeof x);
+  for (uint32_t i = 0; i < 64; i++) bits |= (uint64_t)(x[i] != 0) << i;
+#endif
+  return bits;
+}
+
+/* Bit i: one of the bits 2i and 2i + 1 is set. */
+static uint64_t gather_pairs(uint64_t x) {
+  x = (x | x >> 1) & 0x5555555555555555u;
+  x = (x | x >> 1) & 0x3333333333333333u;
+  x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0fu;
+  x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+  x = (x | x >> 8) & 0x0000ffff0000ffffu;
+  return (x | x >> 16) & 0xffffffffu;
+}
+
+static uint32_t gather_count(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+/* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
+ * is never -0. */
+static uint32_t gather_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
+  uint8_t last[64 * 8];
+  uint32_t kept = 0;
+  for (uint32_t first = 0; first < n; first += 64, at += 64 * width) {
+    const uint8_t *from = at;
+    if (n - first < 64) {
+      memset(last, 0, sizeof last);
+      memcpy(last, at, (size_t)(n - first) * width);
+      from = last;
+    }
+    uint64_t bits = gather_words(from);
+    if (width == 8) bits = gather_pairs(bits) | gather_pairs(gather_words(from + 256)) << 32;
+    kept += gather_count(bits);
+    keep[first / 64] = bits;
+  }
+  return kept;
+}
+
+/* Past half full it is dense. */
+static uint32_t gather_pack(uint8_t *out, const gather_piece *piece) {
+  uint64_t keep[GATHER_WORDS];
+  uint32_t n = piece->shape.elements;
+  uint32_t kept = gather_mark(piece->data, mlfab__dtype_bytes(piece->shape.dtype), n, keep);
+  if (kept > n / 2) return mlfab__pack_dense(out, &piece->shape, piece->data);
+  return mlfab__pack_marked(out, &piece->shape, piece->data, keep, 1);
+}
+
+MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
+  uint64_t budget = GATHER_TICK_BYTES;
+  gather_piece piece;
+  if (!group->packed || group->encoded || group->head < group->naddends) return 0;
+  gather_clear(group, group->bytes);
+  while (budget > 0) {
+    if (!gather_next(aggregator, group, &group->cursor, &piece)) {
+      group->encoded = 1;
+      break;
+    }
+    group->length += gather_pack(group->stream + group->length, &piece);
+    budget -= mlfab__min(budget, piece.bytes);
+  }
+  if (!group->encoded) return 0;
+  if (group->length == 0) {
+    /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
+    mlfab__gather_cursor first = {0, 0};
+    gather_next(aggregator, group, &first, &piece);
+    piece.shape.elements = 1;
+    group->length = mlfab__pack_dense(group->stream, &piece.shape, piece.data);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gather_forwardable(const mlfab__aggregator *aggregator,
+                                                   const mlfab__accumulator *group) {
+  uint64_t upto = mlfab__min(group->released, group->length), n = 0;
+  if (!group->encoded) return 0;
+  while (group->sent + n < upto) {
+    uint64_t at = group->sent + n;
+    uint32_t bytes;
+    memcpy(&bytes, group->stream + at + GATHER_AT_BODY, sizeof bytes);
+    bytes += MLFAB__PACK_HEADER;
+    int large = n > 0 && n + bytes > aggregator->config->chunk_bytes;
+    if (large || bytes > upto - at) break;
+    n += bytes;
+  }
+  return (uint32_t)n;
+}
+
+#undef GATHER_X86
+
+/* ==============================================================================================
  * core/distributor.c
  * ============================================================================================== */
 /* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
@@ -18226,7 +23390,8 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
  * that what was received once is lent to all. A slice that the server begins again cuts the list
  * off where the slice began; its bytes go where the old ones were, or behind them while those are
- * lent. */
+ * lent. A frame of packets is handed on as it is: what is complete is told by the stretches of the
+ * model that frames answer for, what there is room for by their bulks. */
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
 
@@ -18383,10 +23548,11 @@ static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *s
     if (bytes > spread->room - spread->end) return MLFAB_ERR_AGAIN;
     if (bytes > 0) memcpy(spread->data + spread->end, frame->bulk, bytes);
   }
-  records[n] = (mlfab__record){model->offset, model->version, model->commit, model->slice,
-                               model->flags,  bytes,          spread->end,   spread->filled};
+  records[n] =
+      (mlfab__record){model->offset, model->version, model->commit, model->slice, model->flags,
+                      model->epoch,  bytes,          model->bytes,  spread->end,  spread->filled};
   spread->nrecords++;
-  spread->filled += bytes;
+  spread->filled += model->bytes;
   spread->end += bytes;
   spread->complete = (model->flags & MLFAB__MODEL_LAST) != 0;
   return 0;
@@ -18398,11 +23564,14 @@ static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
                                            const mlfab__model *model,
                                            const mlfab__frame_in *frame) {
   int last = (model->flags & MLFAB__MODEL_LAST) != 0;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0;
   if (spread->complete) return "a MODEL behind the last one of a spread";
   if (frame->bulk_bytes > 0 && (frame->bulk == NULL) != (aggregator->ghost != 0))
     return "ghosts for a model with bytes, or bytes for ghosts";
-  if (frame->bulk_bytes > spread->bytes - spread->filled ||
-      (last ? spread->filled + frame->bulk_bytes != spread->bytes : frame->bulk_bytes == 0))
+  if (packed ? aggregator->ghost : model->bytes != frame->bulk_bytes)
+    return "a MODEL of a spread that is not as long as the stretch that it answers for";
+  if (model->bytes > spread->bytes - spread->filled ||
+      (last ? spread->filled + model->bytes != spread->bytes : model->bytes == 0))
     return "more or less bytes in a spread than its server said";
   return NULL;
 }
@@ -18543,13 +23712,12 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   }
   if (!best) return 0;
   const mlfab__record *record = &best->records[recipient->record];
-  mlfab__hop_model model = {recipient->request, record->offset, record->bytes,
-                            record->version,    record->commit, record->slice,
-                            record->flags,      0,              best->server,
-                            recipient->attempt};
+  mlfab__hop_model model = {recipient->request, record->offset,    record->stretch, record->version,
+                            record->commit,     record->slice,     record->flags,   record->epoch,
+                            best->server,       recipient->attempt};
   frame->type = MLFAB__HOP_MODEL;
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
-  frame->bulk_bytes = record->bytes;
+  frame->bulk_bytes = record->bulk;
   frame->note[0] = (uint64_t)(recipient - best->recipients);
   mlfab__aggregator_offer(aggregator, best, record->at, frame);
   return 1;
@@ -18561,7 +23729,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator,
   mlfab__recipient *recipient = &spread->recipients[frame->note[0]];
   const mlfab__record *record = &spread->records[recipient->record++];
   recipient->lent += (uint32_t)mlfab__aggregator_lend(
-      aggregator, 0, member, (uint32_t)frame->note[0], record->at + record->bytes, frame);
+      aggregator, 0, member, (uint32_t)frame->note[0], record->at + record->bulk, frame);
   recipient->moved = 1;
   distributor_check(aggregator, spread, recipient);
 }
@@ -20741,6 +25909,9 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
  *             MEET, then updates up and the model down;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
+ *    SHIFT    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
+ *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
+ *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
@@ -20764,11 +25935,13 @@ enum mlfab__link_kind {
   MLFAB__LINK_PLANNER,
   MLFAB__LINK_SCHEDULER,
   MLFAB__LINK_HOP,
-  MLFAB__LINK_MEMBER
+  MLFAB__LINK_MEMBER,
+  MLFAB__LINK_SHIFT,
+  MLFAB__LINK_PEER
 };
 
 /* Pairs of links inside a node. */
-enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIRS };
+enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIR_SHIFT, MLFAB__PAIRS };
 
 typedef struct mlfab__link {
   uint8_t kind;
@@ -20806,7 +25979,7 @@ typedef struct mlfab__hop {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__hop;
 
-/* Our worker role's or scheduler role's way to a server. */
+/* Our worker role's, scheduler role's or server role's way to a server. */
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
@@ -20843,6 +26016,7 @@ struct mlfab_node {
   mlfab__server server;
   mlfab__host host;
   mlfab__muster muster;
+  mlfab__reslice reslice;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
   mlfab__monitor monitor;
@@ -20858,7 +26032,10 @@ struct mlfab_node {
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;             /* by node id; server 0 only */
-  mlfab__route *routes;           /* by server: the worker role's, then the scheduler role's */
+  mlfab__route *routes;           /* by server: the worker role's, the scheduler role's, the server
+                                     role's */
+  uint32_t *peer_links;           /* by server: it has called our server role */
+  uint32_t layout_epoch;          /* that the aggregator knows */
   uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
   uint64_t *worker_heard;         /* likewise: also while there is no link */
   uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
@@ -20891,6 +26068,7 @@ struct mlfab_node {
     MLFAB__OUT_HAND_ON,
     MLFAB__OUT_TREE_UP,
     MLFAB__OUT_TREE_DOWN,
+    MLFAB__OUT_SHIFT,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -21144,6 +26322,9 @@ static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
 static uint32_t node_planner(const mlfab_node *node, uint32_t server) {
   return node->routes[node->config.servers + server].link;
 }
+static uint32_t node_across(const mlfab_node *node, uint32_t server) {
+  return node->routes[2 * node->config.servers + server].link;
+}
 static uint32_t node_member_link(const mlfab_node *node, uint32_t rank) {
   return node->member_links[rank];
 }
@@ -21189,6 +26370,7 @@ static void node_port_drop(mlfab_node *node, uint32_t index, int code, const cha
 NODE_PORT(up, node_route)
 NODE_PORT(down, node_worker)
 NODE_PORT(plan, node_planner)
+NODE_PORT(across, node_across)
 NODE_PORT(member, node_member_link)
 NODE_PORT(hop, node_hop)
 #undef NODE_PORT
@@ -21200,6 +26382,29 @@ static void node_want_hop(void *self, uint32_t rank) {
     node_hop_ready(self, rank);
   } else {
     mlfab__hop_want(node, rank);
+  }
+}
+
+static void node_call(mlfab_node *node, uint32_t index);
+
+/* A link to another server, or to our own. */
+static void node_want_across(void *self, uint32_t server) {
+  mlfab_node *node = self;
+  uint32_t index = 2 * node->config.servers + server;
+  mlfab__route *route = &node->routes[index];
+  if (route->link != MLFAB__NO_LINK) {
+    node_across_ready(self, server);
+  } else if (server == node->server_number) {
+    /* Without memory for it: tried again at the next look at the clock. */
+    if (mlfab__node_pair(node, MLFAB__PAIR_SHIFT, MLFAB__LINK_SHIFT, server, MLFAB__LINK_PEER,
+                         server))
+      return;
+    route->link = node->pairs[MLFAB__PAIR_SHIFT][0];
+    node->peer_links[server] = node->pairs[MLFAB__PAIR_SHIFT][1];
+  } else if (!node->leaving) {
+    route->dead = 0;
+    route->heard_ns = node->now_ns;
+    if (!route->connecting) node_call(node, index);
   }
 }
 
@@ -21242,15 +26447,21 @@ static int node_init_worker(mlfab_node *node) {
 
 static int node_init_server(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  mlfab__port down = NODE_PORT_OF(down);
+  mlfab__port down = NODE_PORT_OF(down), across = NODE_PORT_OF(across);
   uint32_t peers = c->workers + 1;
+  across.ready = node_want_across;
+  node->peer_links = node_no_links(node, c->servers);
   node->worker_links = node_no_links(node, peers);
   node->worker_heard = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_heard);
   node->worker_lost = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_lost);
-  if (!node->worker_links || !node->worker_heard || !node->worker_lost) return MLFAB_ERR_MEMORY;
+  if (!node->worker_links || !node->worker_heard || !node->worker_lost || !node->peer_links)
+    return MLFAB_ERR_MEMORY;
   if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats))
     return MLFAB_ERR_MEMORY;
+  node->server.across = across;
   if (!node->is_coordinator) return 0;
+  if (mlfab__reslice_init(&node->reslice, &node->env, c, &node->server.layout, &down, &across))
+    return MLFAB_ERR_MEMORY;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
@@ -21274,11 +26485,11 @@ static int node_init_roles(mlfab_node *node) {
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
-  return route < node->config.servers ? route : route - node->config.servers;
+  return route % node->config.servers;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  return 2 * node->config.servers;
+  return 3 * node->config.servers;
 }
 
 /* Who this node is in the fabric. */
@@ -21361,6 +26572,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   mlfab__muster_free(&node->muster);
+  mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
@@ -21369,6 +26581,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
   uint32_t workers = node->config.workers;
+  mlfab__free(&node->env, node->peer_links, node->config.servers * sizeof *node->peer_links);
   mlfab__free(&node->env, node->worker_links, (workers + 1) * sizeof *node->worker_links);
   mlfab__free(&node->env, node->worker_heard, (workers + 1) * sizeof *node->worker_heard);
   mlfab__free(&node->env, node->worker_lost, (workers + 1) * sizeof *node->worker_lost);
@@ -21424,20 +26637,25 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   if (node->is_coordinator) {
     mlfab__host_gone(&node->host, worker);
     mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+    mlfab__reslice_gone(&node->reslice, worker);
   }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
   node_member(node, worker, kind);
 }
 
-/* `index` is of the route: of the worker role, or of the scheduler role, which only stops planning
- * for it. */
+/* `index` is of the route: of the worker role; of the scheduler role, which only stops planning for
+ * it; or of the server role, whose slices cannot go there. */
 static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
   char text[180];
   if (route->dead) return;
   route->dead = 1;
+  if (index >= 2 * node->config.servers) {
+    if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
+    return;
+  }
   if (index >= node->config.servers) {
     mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
     if (!node->is_worker && !node->is_server) {
@@ -21474,6 +26692,7 @@ static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
+  if (index >= 2 * node->config.servers) return; /* it all begins anew on the next link */
   if (index >= node->config.servers) {
     mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
     return;
@@ -21495,6 +26714,10 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node_route_down(node, link.peer, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
     node_route_down(node, node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
+    node_route_down(node, 2 * node->config.servers + link.peer, why);
+  if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
+    node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
     mlfab__hop_down(node, &link, index);
   if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
@@ -21506,6 +26729,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
     node->worker_lost[link.peer] = node->now_ns;
+    if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
 }
@@ -21537,6 +26761,7 @@ static void node_lose_self(mlfab_node *node) {
     if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, node->server_number);
     mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
     if (node->is_coordinator) mlfab__guest_lost(&node->guest);
+    if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, rank);
     mlfab__server_lost(&node->server, rank, node->now_ns);
   }
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
@@ -21568,6 +26793,13 @@ static void node_settle(mlfab_node *node) {
 static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
   mlfab__host_hello(&node->host, worker, fresh);
   mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+  mlfab__reslice_hello(&node->reslice, worker, fresh);
+}
+
+/* The link from our server role to another one, or to itself, stands. */
+static void node_across_up(mlfab_node *node, uint32_t server) {
+  mlfab__shift_up(&node->server, server);
+  if (node->is_coordinator) mlfab__reslice_up(&node->reslice, server);
 }
 
 /* The roles of this node greet each other, where they have links inside. */
@@ -21578,6 +26810,7 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
+  if (node->pairs[MLFAB__PAIR_SHIFT][0] != MLFAB__NO_LINK) node_across_up(node, server);
   if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
     mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
     mlfab__server_scheduler_hello(&node->server, node->now_ns);
@@ -21643,7 +26876,11 @@ static void node_hello_self(mlfab_node *node) {
 
 /* Does a role of this node use the route? */
 static int node_uses(const mlfab_node *node, uint32_t route) {
-  return route < node->config.servers ? node->is_worker : node->is_scheduler;
+  uint32_t servers = node->config.servers, server = mlfab__node_server_of(node, route);
+  if (route < 2 * servers) return route < servers ? node->is_worker : node->is_scheduler;
+  if (!node->is_server || server == node->server_number) return 0;
+  return (node->is_coordinator && mlfab__reslice_busy(&node->reslice)) ||
+         mlfab__shift_wants(&node->server, server);
 }
 
 static void node_call(mlfab_node *node, uint32_t index) {
@@ -21689,6 +26926,29 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
                    "scheduler here: it plans from now on");
 }
 
+/* Another server says who it is on a new link to our server role. */
+static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
+  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a server that there is not");
+    return;
+  }
+  uint32_t old = node->peer_links[server];
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_PEER;
+  link->peer = server;
+  link->greeted = 1;
+  node->peer_links[server] = index;
+  mlfab__hello_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.server = node->server_number;
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
+}
+
 /* A worker says who it is on a new link to our server role. */
 static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__hello hello;
@@ -21696,6 +26956,10 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
     node_scheduler_hello(node, index, &hello);
+    return;
+  }
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
+    node_peer_hello(node, index, &hello);
     return;
   }
   if (!parsed || hello.node >= node->config.workers) {
@@ -21776,6 +27040,49 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
   mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
 }
 
+/* Frames on our server role's link to another server. */
+static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t server = node->links[index].peer, route = 2 * node->config.servers + server;
+  mlfab__bye bye;
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  if (frame->type == MLFAB__HELLO_ACK) {
+    node->links[index].greeted = node->routes[route].greeted = 1;
+    node_across_up(node, server);
+  } else if (frame->type == MLFAB__REFUSE) {
+    node_server_dead(node, route, "refused");
+    node_doom(node, index);
+  } else if (frame->type == MLFAB__BYE &&
+             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
+    if (bye.code == 0) node_server_dead(node, route, "it has closed");
+    node_doom(node, index);
+  } else {
+    node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame that no server sends back");
+  }
+}
+
+/* Frames of another server, or of our own, to our server role. */
+static void node_peer_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t from = node->links[index].peer;
+  int code = 0;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      break;
+    case MLFAB__BYE:
+      node_doom(node, index);
+      break;
+    case MLFAB__MOVE:
+      code = from == 0 ? mlfab__shift_move(&node->server, frame, node->now_ns) : MLFAB_ERR_FRAME;
+      break;
+    case MLFAB__MOVED:
+      code = node->is_coordinator ? mlfab__reslice_moved(&node->reslice, from, frame)
+                                  : MLFAB_ERR_FRAME;
+      break;
+    default:
+      code = mlfab__shift_frame(&node->server, from, frame);
+  }
+  if (code) node_port_drop(node, index, code, "a frame that no server sends, or out of place");
+}
+
 static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer;
   mlfab__hello_ack ack;
@@ -21791,7 +27098,7 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead != 2) {
+      if (server == 0 && ack.was_dead < 2) {
         mlfab__guest_hello(&node->guest);
         mlfab__tree_hello(&node->tree);
       }
@@ -21853,6 +27160,10 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
                                mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
     return;
+  int stands = node->server.phase == MLFAB__MODEL_STANDS;
+  if (node->is_coordinator &&
+      mlfab__reslice_frame(&node->reslice, worker, frame, stands, node->now_ns))
+    return;
   mlfab__server_frame(&node->server, worker, frame, node->now_ns);
   if (frame->type == MLFAB__DONE && node->is_coordinator) {
     mlfab__host_done(&node->host, worker);
@@ -21899,6 +27210,13 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     case MLFAB__LINK_HOP:
     case MLFAB__LINK_MEMBER:
       node_hop_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_SHIFT:
+      node->routes[2 * node->config.servers + link->peer].heard_ns = node->now_ns;
+      node_across_frame(node, index, frame);
+      break;
+    case MLFAB__LINK_PEER:
+      node_peer_frame(node, index, frame);
       break;
     case MLFAB__LINK_NEW:
       if (frame->type == MLFAB__MEET) {
@@ -22011,9 +27329,12 @@ static void node_run_self(mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
-  if (node->aggregator.env && !node->aggregator.layout && node->worker.stands)
+  if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
+    node->layout_epoch = node->worker.epoch;
     mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
                             node->worker.define.ghost != 0);
+  }
+  if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
   node_run_self(node);
 }
@@ -22035,18 +27356,20 @@ static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) 
 /* A server answers our call: says who we are. */
 static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__route *route = &node->routes[number];
-  int planner = number >= node->config.servers;
+  uint32_t role = number / node->config.servers;
+  static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_SHIFT};
+  const uint32_t roles[] = {node->config.roles, MLFAB_ROLE_SCHEDULER, MLFAB_ROLE_SERVER};
   if (route->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, route->link, "replaced by a newer link");
   route->connecting = 0;
   route->link = index;
   if (route->greeted) node->stats.reconnects++;
   mlfab__link *link = &node->links[index];
-  link->kind = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
+  link->kind = kinds[role];
   link->peer = mlfab__node_server_of(node, number);
   mlfab__hello hello = {node->id,
                         node->incarnation,
-                        planner ? (uint32_t)MLFAB_ROLE_SCHEDULER : node->config.roles,
+                        roles[role],
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
                         node->config.host};
@@ -22240,6 +27563,10 @@ static int node_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER)
     return node_yield_hop(node, link);
+  if (link->kind == MLFAB__LINK_SHIFT && mlfab__shift_next(&node->server, link->peer, frame)) {
+    node->out = MLFAB__OUT_SHIFT;
+    return 1;
+  }
   if (link->kind == MLFAB__LINK_WORKER) {
     if (node->is_coordinator && mlfab__host_next(&node->host, link->peer, frame)) {
       node->out = MLFAB__OUT_HOST;
@@ -22291,6 +27618,9 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_TREE_DOWN:
       mlfab__tree_taken_down(&node->tree, link->peer, frame);
+      break;
+    case MLFAB__OUT_SHIFT:
+      mlfab__shift_taken(&node->server, link->peer, frame);
       break;
     default:
       break;
@@ -22467,6 +27797,9 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
              !node->routes[link->peer].hand && silent >= 5 * beat) {
     mlfab__node_hang_up(node, index, "silent");
+  } else if ((link->kind == MLFAB__LINK_SHIFT || link->kind == MLFAB__LINK_PEER) &&
+             !node->routes[2 * node->config.servers + link->peer].hand && silent >= 5 * beat) {
+    mlfab__node_hang_up(node, index, "silent");
   } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
               link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
              silent >= 5 * beat) {
@@ -22497,8 +27830,10 @@ static void node_scan_peers(mlfab_node *node) {
     int left = node->leaving > (r < node->config.servers ? 0 : 1);
     if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) continue;
     /* Nothing waits for a scheduler: it tries for as long as a call would. */
-    uint64_t patience = r < node->config.servers ? 5 * beat : node->config.timeout_ns;
-    if (route->greeted && node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
+    int across = r >= 2 * node->config.servers;
+    uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
+    if ((route->greeted || across) &&
+        node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
       node_server_dead(node, r, route->why[0] ? route->why : "silent");
     } else if (!route->connecting && node->now_ns >= route->retry_ns) {
       node_call(node, r);
@@ -22542,6 +27877,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
   if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
+  if (node->is_coordinator) mlfab__reslice_tick(&node->reslice, node->now_ns);
   if (node->is_scheduler) mlfab__scheduler_tick(node->scheduler, node->now_ns);
   if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
@@ -22563,6 +27899,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   uint64_t deadline = node->scan_ns;
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
+  if (node->is_coordinator)
+    deadline = mlfab__min(deadline, mlfab__reslice_deadline(&node->reslice));
   if (node->is_scheduler)
     deadline = mlfab__min(deadline, mlfab__scheduler_deadline(node->scheduler));
   if (node->aggregator.env)
@@ -22665,13 +28003,8 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  uint64_t timeout = 0;
-  int sized = !options || options->size >= sizeof options->size;
-  if (options && MLFAB__HAS(options, mlfab_pull_options, timeout_ns)) timeout = options->timeout_ns;
   NODE_CALL(
-      sized ? mlfab__worker_pull(&node->worker, bufs, n, timeout, node->now_ns, request_p, &error)
-            : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
-                           "pull: options.size is not set"));
+      mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
@@ -22695,7 +28028,51 @@ MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count,
   NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
                               &error));
 }
+
+MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
+                                     const void *values, uint64_t count,
+                                     const mlfab_push_options *options, uint64_t now_ns,
+                                     mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__worker_push_sparse(&node->worker, tensor, indices, values, count, options,
+                                     node->now_ns, request_p, &error);
+  return node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
+                                  uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
+                                  mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_set_sync(&node->worker, sync, server, tensor, timeout_ns, node->now_ns,
+                                   request_p, &error));
+}
+
+MLFAB_API int mlfab_node_set_servers(mlfab_node *node, const uint32_t *servers, uint32_t n,
+                                     uint64_t timeout_ns, uint64_t now_ns,
+                                     mlfab_request *request_p) {
+  NODE_CALL(mlfab__worker_set_servers(&node->worker, servers, n, timeout_ns, node->now_ns,
+                                      request_p, &error));
+}
 #undef NODE_CALL
+
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
+  return node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_set_filter(&node->worker, tensor, filter, &error);
+  return node_return(node, code, &error);
+}
 
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
                                       uint64_t now_ns) {
@@ -24526,6 +29903,46 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   DRIVE_START(mlfab_node_pull(ctx->node, bufs, n, options, now, request_p));
 }
 
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(
+      mlfab_node_push_sparse(ctx->node, tensor, indices, values, count, options, now, &request),
+      result_p);
+}
+
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(
+      mlfab_node_push_sparse(ctx->node, tensor, indices, values, count, options, now, request_p));
+}
+
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_set_filter(ctx->node, tensor, filter)));
+}
+
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(((void)now, mlfab_node_cached(ctx->node, tensor, data_p, count_p)));
+}
+
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_set_sync(ctx->node, sync, server, tensor, timeout_ns, now, &request),
+              NULL);
+}
+
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_set_servers(ctx->node, servers, n, timeout_ns, now, &request), NULL);
+}
+
 MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_barrier(ctx->node, timeout_ns, now, &request), NULL);
@@ -24814,7 +30231,7 @@ static int drive_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   if (!ctx->node->is_worker || !worker->stands)
     return mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "snapshot: before the model exists");
-  int code = mlfab__worker_sources(worker, bufs, n, &sources, &nsources, &room, last);
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
   return code;
 }

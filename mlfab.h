@@ -972,7 +972,7 @@ MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const ui
                                      const mlfab_push_options *options, uint64_t now_ns,
                                      mlfab_request *request_p);
 MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter);
-MLFAB_API int mlfab_node_cached(const mlfab_node *node, uint32_t tensor, const void **data_p,
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
                                 uint64_t *count_p);
 MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
                                   uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
