@@ -30,6 +30,9 @@ typedef struct sending {
   uint8_t *data;              /* as it travels */
   uint32_t ends[4096], nends; /* of packets */
   int dense;
+  uint32_t flags, eager, nsegments; /* to announce it again */
+  mlfab__segment segments[8];
+  double scale;
 } sending;
 
 typedef struct node {
@@ -251,7 +254,7 @@ static void update_make(const mlfab__layout *layout, mlfab__prng *prng, update *
   u->scale = mlfab__prng_below(prng, 3) == 0 ? -4.0 : mlfab__prng_below(prng, 2) ? -1.0 : 1.0;
 }
 
-static void announce(node *n, sending *s, const update *u, uint32_t flags, uint32_t eager) {
+static void announce_again(node *n, sending *s) {
   static uint8_t meta[MLFAB_META_MAX];
   mlfab__push p;
   uint64_t version = UINT64_MAX; /* no delay, whatever is still in flight */
@@ -259,15 +262,24 @@ static void announce(node *n, sending *s, const update *u, uint32_t flags, uint3
   p.seq = s->seq;
   p.members = p.versions = 1;
   p.generation = n->generation[s->worker];
-  p.flags = flags;
-  p.eager = eager;
+  p.flags = s->flags;
+  p.eager = s->eager;
   p.progress = n->server.peers[s->worker].pushed;
   p.bytes = s->bytes;
-  p.scale = u->scale;
-  p.segments = u->nsegments;
-  s->sent = s->granted = eager;
-  frame(n, s->worker, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, u->segments, &version),
-        eager > 0 ? s->data : NULL, eager);
+  p.scale = s->scale;
+  p.segments = s->nsegments;
+  s->sent = s->granted = s->eager;
+  frame(n, s->worker, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, s->segments, &version),
+        s->eager > 0 ? s->data : NULL, s->eager);
+}
+
+static void announce(node *n, sending *s, const update *u, uint32_t flags, uint32_t eager) {
+  s->flags = flags;
+  s->eager = eager;
+  s->nsegments = u->nsegments;
+  s->scale = u->scale;
+  memcpy(s->segments, u->segments, sizeof s->segments);
+  announce_again(n, s);
 }
 
 static sending *begin(node *n, uint32_t worker) {
@@ -404,6 +416,18 @@ static void drain(node *n, mlfab__prng *prng) {
   assert_int_equal(in_flight(n), 0);
 }
 
+/* The worker's link breaks, and what is not decided is announced again, in the order of numbers. */
+static void break_link(node *n, uint32_t worker) {
+  mlfab__server_lost(&n->server, worker, 1000);
+  hello(n, worker);
+  for (uint64_t seq = 0; seq < n->seq[worker]; seq++) {
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      sending *s = &n->out[i];
+      if (s->used && s->worker == worker && s->seq == seq) announce_again(n, s);
+    }
+  }
+}
+
 static int adds_half(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
                      uint64_t first, uint64_t count, void *weights, const void *sum) {
   (void)user, (void)tensor, (void)first;
@@ -466,6 +490,55 @@ static void test_updates(void **state) {
     }
     node_close(a);
     node_close(b);
+  }
+}
+
+/* Links break at any time: the model is the sum of all updates, each once. The values are such that no
+ * order of adding them rounds. */
+static void test_broken_links(void **state) {
+  static update u;
+  static uint8_t sum[MODEL], got[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < 300 * scale_of_test; round++) {
+    mlfab__prng prng;
+    setting s;
+    mlfab__prng_seed(&prng, base_seed + 5000 + round);
+    random_setting(&prng, &s);
+    s.define.rule = MLFAB_RULE_PLAIN;
+    s.define.consistency.kind = MLFAB_SYNC_ASYNC;
+    s.define.tags = mlfab__prng_below(&prng, 2) ? 4 : 0;
+    s.on_update = NULL;
+    node *n = node_open(&s);
+    const mlfab__layout *layout = &n->server.layout;
+    memset(sum, 0, sizeof sum);
+    for (uint32_t pushed = 0; pushed < 16;) {
+      uint32_t w = (uint32_t)mlfab__prng_below(&prng, W);
+      uint64_t what = mlfab__prng_below(&prng, 8);
+      if (what == 0) break_link(n, w);
+      if (what > 0 && what < 6 && !send_some(n, &prng)) mlfab__server_tick(&n->server, 1000);
+      if (what < 6 || in_flight(n) == FLIGHT) continue;
+      update_make(layout, &prng, &u);
+      uint32_t eager = (uint32_t)mlfab__prng_below(&prng, n->server.eager_bytes / FLIGHT);
+      if (what == 6) {
+        push_packed(n, w, &u, eager, &prng);
+      } else {
+        push_dense(n, w, &u, eager);
+      }
+      pushed++;
+      for (uint32_t k = 0; k < u.nsegments; k++) {
+        const mlfab__segment *segment = &u.segments[k];
+        for (uint64_t at = segment->offset, end = at + segment->bytes; at < end;) {
+          const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+          mlfab__reduce_add((int)t->dtype, sum + at, sum + at, u.values + at, u.scale, 1, 0);
+          at += mlfab__dtype_bytes((int)t->dtype);
+        }
+      }
+    }
+    drain(n, &prng);
+    node_read(n, got);
+    same_values(layout, got, sum);
+    assert_int_equal(n->stats.updates_applied, 16);
+    node_close(n);
   }
 }
 
@@ -971,7 +1044,9 @@ static void test_future(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_updates),    cmocka_unit_test(test_caches),
+      cmocka_unit_test(test_updates),    cmocka_unit_test(test_broken_links),
+      cmocka_unit_test(test_caches),
+
       cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
       cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
   };
