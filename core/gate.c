@@ -442,8 +442,8 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server,
-                                           const mlfab__shift_gate *in, const uint32_t *words) {
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -494,6 +494,7 @@ static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab_
   const mlfab__gate *gate = &server->gates[g];
   uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
   if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->round_members == 0) return 0;
+  if (MLFAB__PLANTED(56)) return 0;
   return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
 }
 

@@ -244,6 +244,7 @@ static uint64_t sift_emit(mlfab__worker *worker, const mlfab__sieve *sieve, cons
   stats->filter_offered += piece->n;
   stats->filter_sent += mlfab__filter_emit(rule, g, sift_residual(sieve, piece), piece->n, marks,
                                            values, &stats->filter_saturated);
+  if (MLFAB__PLANTED(54)) memset(sift_residual(sieve, piece), 0, mlfab__dtype_bytes(piece->dtype));
   return bytes;
 }
 

@@ -17,7 +17,8 @@ KINDS = ["sim", "unit", "oracle", "conform", "oom"]
 # Of a part whose own test has another name; the simulator sees most of the rest.
 LIKELY = {"group": "unit/test_order", "distributor": "unit/test_aggregator", "carry": "unit/test_tree",
           "muster": "unit/test_tree", "batch": "unit/test_scheduler", "push": "unit/test_worker",
-          "pull": "unit/test_worker"}
+          "pull": "unit/test_worker", "gate": "sim/test_consistency",
+          "changed": "unit/test_packed", "shift": "sim/test_reslice", "thaw": "sim/test_reslice"}
 
 
 def planted():
