@@ -295,6 +295,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->held ? 0 : server->epoch;
+  server->peers[worker].put_off = server->held;
   ack->stopped = server->peers[worker].stopped;
   ack->eager_bytes = server_credit(server, worker);
   ack->generation = server->peers[worker].generation;

@@ -128,6 +128,7 @@ typedef struct mlfab__server_peer {
   uint64_t changed;     /* the last change of a consistency model that it was answered */
   uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
   int drained;          /* nothing more of it comes before they have moved */
+  int put_off;          /* it was told that they are on the move: it is to hear when that is over */
   double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;

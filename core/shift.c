@@ -542,8 +542,11 @@ static void shift_end(mlfab__server *server) {
   shift_drop(server);
   server->held = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
-    server->peers[w].stopped = 0;
-    server->peers[w].drained = 0;
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->stopped = 0;
+    peer->drained = 0;
+    /* THAW may have been faster than the word that put it off. */
+    if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__gate_members(server);
   server->place_due = 1;
