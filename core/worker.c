@@ -223,7 +223,27 @@ static void worker_options(const mlfab_model_options *o, mlfab__define *define) 
   define->weight_decay = o->weight_decay;
 }
 
-/* Options that concern how values travel; the others are the servers' to check. */
+/* Is the model in range? The text says whose call it was. */
+static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync, const char *call,
+                             mlfab_error *error) {
+  mlfab_error wrong;
+  int code = mlfab__sync_check(sync, worker->config->workers, &wrong);
+  if (!code) return 0;
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "%s: %.200s", call, wrong.text);
+}
+
+/* Members without the size would go unseen, and the model would be asynchronous. */
+static int worker_check_consistency(const mlfab__worker *worker, const mlfab_sync *sync,
+                                    mlfab_error *error) {
+  static const mlfab_sync none;
+  if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
+      memcmp(sync, &none, sizeof none) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: consistency.size is not set");
+  return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
+}
+
+/* What can be said here; the servers check what depends on them, and combinations. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
@@ -248,7 +268,7 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                         "not supported: filters on int64 (%s, tensor %u)",
                         o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  return 0;
+  return worker_check_consistency(worker, &o->consistency, error);
 }
 
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -498,8 +518,8 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "set_sync: before the model exists");
   if (server != MLFAB_ALL && server >= worker->servers)
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "set_sync: server %u of %u",
-                        server, worker->servers);
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: there is no server %u, there are %u", server, worker->servers);
   if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
     return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
                         "set_sync: there is no tensor %u", tensor);
@@ -511,7 +531,7 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
                           "set_sync: server %u is dead", s);
   }
-  return mlfab__sync_check(sync, worker->config->workers, error);
+  return worker_check_sync(worker, sync, "set_sync", error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,

@@ -1633,10 +1633,11 @@ static void test_set_sync_is_checked(void **state) {
     uint32_t server, tensor;
     int code;
     const char *text;
-  } wrong[] = {{NULL, 0, 0, MLFAB_ERR_ARGUMENT, "sync is NULL"},
-               {&sync, 0, 0, MLFAB_ERR_ARGUMENT, "staleness"},
-               {&sync, SERVERS, 0, MLFAB_ERR_ARGUMENT, "set_sync: server 2 of 2"},
-               {&sync, 0, 7, MLFAB_ERR_TENSOR, "set_sync: there is no tensor 7"}};
+  } wrong[] = {
+      {NULL, 0, 0, MLFAB_ERR_ARGUMENT, "sync is NULL"},
+      {&sync, 0, 0, MLFAB_ERR_ARGUMENT, "staleness"},
+      {&sync, SERVERS, 0, MLFAB_ERR_ARGUMENT, "set_sync: there is no server 2, there are 2"},
+      {&sync, 0, 7, MLFAB_ERR_TENSOR, "set_sync: there is no tensor 7"}};
   uint32_t posts = f->server.posts;
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
     assert_int_equal(mlfab__worker_set_sync(&f->worker, wrong[i].sync, wrong[i].server,
