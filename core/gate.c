@@ -54,10 +54,6 @@ MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server) {
   server->norm_commits = 0;
 }
 
-MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice) {
-  return &server->gates[server->store.slices[slice].gate];
-}
-
 static uint32_t gate_all(const mlfab__server *server) {
   uint32_t mask = 0;
   for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->gates[g].used << g;

@@ -304,7 +304,6 @@ MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server);
 /* The gates of these segments' slices, as bits; of no segments, all. */
 MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
                                           const mlfab__segment *segments, uint32_t n);
-MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice);
 /* 1 when any gate has rounds; counts iterations. */
 MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server);
 MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server);
