@@ -148,7 +148,7 @@ MLFAB_API const char *mlfab_version(void);
   X(CALLBACK, -54, "a user callback refused")                                             \
   X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                     \
   X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")       \
-  X(DROPPED, -57, "dropped by the plan: it would have come too late, or held others up")  \
+  X(DROPPED, -57, "dropped: it came, or would have come, too late, or held others up")    \
   /* fatal */                                                                             \
   X(MEMORY, -70, "out of memory")                                                         \
   X(IO, -71, "an operating system call failed")                                           \
@@ -257,7 +257,7 @@ typedef struct mlfab_schedule {
   uint32_t size;
   uint32_t best; /* 1: also try plans that the paper rules out, keep the shortest */
   /* tau_max: every applied update has a delay below it, others are dropped (MLFAB_ERR_DROPPED). At
-   * least 1; MLFAB_UNBOUNDED, the default: none. Not with rounds (BSP). Servers hold to it by
+   * least 1; MLFAB_UNBOUNDED, the default: none. Not with rounds (BSP, DROP). Servers hold to it by
    * themselves, in a fabric without a scheduler too. */
   uint64_t delay_bound;
   /* Plan when the server's link is booked for less than this (MLfabric's setting behaves best with
@@ -438,8 +438,9 @@ enum mlfab_rule_kind {
   MLFAB_RULE_ADAMW = 4 /* the same, and w <- w + scale * weight_decay * w before it */
 };
 
-/* Consistency: when a pull may be answered and when a round is complete (FluentPS Alg. 1, Table III).
- * Every worker has a progress, the number of whole updates that it has pushed; a server counts, and
+/* Consistency: when a pull may be answered and when a round is complete (FluentPS Alg. 1, Table
+ * III). Every worker has a progress, the number of whole updates that it has pushed (an iteration
+ * that pushes more than once says MLFAB_PUSH_MORE in all pushes but the last); a server counts, and
  * V_train is the number of iterations that are complete. A pull behind i pushes asks for what
  * iteration i - 1 made of the model; it is answered at once or buffered. BSP and DROP are rounds: what
  * is pushed is added up and applied in one commit when the round is complete. In all others an update
@@ -466,13 +467,13 @@ typedef struct mlfab_sync {
   uint32_t kind;         /* MLFAB_SYNC_* */
   int64_t staleness;     /* s, at least 0; 0 with SSP: nobody is ahead, as BSP */
   int64_t staleness_max; /* DSPS; 0: 4 * staleness + 4 */
-  uint32_t need;         /* DROP: N_t, 1 to the workers; of those that live, all at most */
+  uint32_t need; /* DROP: N_t, 1 to the workers, no default; of those that live, all at most */
   uint32_t soft; /* 1: soft barrier: a buffered pull is looked at when V_train moves; 0: lazy
                               execution: answered when its own iteration is complete, so that it
                               sees all of it */
   uint32_t only_fastest; /* PSSP: 1: only a worker that nobody is ahead of may have to wait */
   uint32_t keep_late; /* DROP: 1: what comes late is added to the open round, as FluentPS prints */
-  double chance;      /* PSSP: c, 0 to 1 */
+  double chance;      /* PSSP: c, 0 to 1; 0: nobody waits */
   double alpha;       /* PSSP_DYNAMIC: at least 0; 0: the significance |g| / |w| of the worker's
                               last update, on each server's part of the model */
 } mlfab_sync;
@@ -511,16 +512,17 @@ typedef struct mlfab_model_options {
   double beta1, beta2;    /* 0: 0.9, 0.999 */
   double epsilon;         /* 0: 1e-8 */
   double weight_decay;    /* ADAMW; 0: 0.01 */
-  /* The consistency model with its members; size 0: `sync` says it. */
+  /* The consistency model with its members; all zero: `sync` says it. */
   mlfab_sync consistency;
-  /* Version tags (TDF 3): so many elements share a tag, the commit that changed them last, and a pull
-   * brings only what changed since the one before, out of the library's cache of the model (as much
-   * memory as the model at every worker). A power of two up to 65536; 1 as in the paper; 256 costs
-   * next to nothing; 0: no tags. */
+  /* Version tags (TDF 3): so many elements share a tag, the commit that changed them last, and a
+   * pull brings only what changed since the one before, out of the library's cache of the model.
+   * Memory: as much as the model at every worker, and 4 bytes a tag at the servers. A power of two
+   * up to 65536; 1 as in the paper; 256 costs next to nothing; 0: no tags. */
   uint32_t tags;
   uint32_t pull_half; /* MLFAB_HALF_*: how parameters travel in pulls */
   /* Parameter filter (TDF P-SMP): a change of an element by less than this share of it, divided by
-   * 1 + change_decay * ln(t), t the iteration, is not made: it is discarded. 0: none. */
+   * 1 + change_decay * ln(t), t the iteration, is not made: it is discarded. A change of an element
+   * that is 0 is always made. Not with I64; nor is pull_half. 0: none. */
   double change_threshold, change_decay;
 } mlfab_model_options;
 
@@ -548,16 +550,19 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path);
  * MLFAB_ALL, and is one operation: all of it is applied at a server in one step, or none.
  */
 enum mlfab_push_flags {
-  MLFAB_PUSH_MORE = 1 /* BSP: more of this worker's update of this round follows in a later push */
+  /* More of this worker's update follows in a later push: together they are one in its progress,
+   * and in a round. Outside of rounds each is applied when it comes. */
+  MLFAB_PUSH_MORE = 1
 };
 
 typedef struct mlfab_push_options {
   uint32_t size;
-  /* w <- w + scale * u: a gradient takes minus the learning rate. 0: 1. Integers only with I64. */
+  /* w <- w + scale * u: a gradient takes minus the learning rate. 0: 1. Integers only, when the
+   * model has an I64 tensor. */
   double scale;
   uint32_t flags; /* MLFAB_PUSH_* */
   uint32_t reserved;
-  double clip_norm; /* > 0: scale *= clip_norm / n where n, u's global norm, is larger; not I64 */
+  double clip_norm; /* > 0: scale *= clip_norm / n where n, u's global norm, is larger; no I64 */
   uint64_t version; /* the model version the update was computed from, plus one; 0: last pulled */
   uint64_t timeout_ns; /* 0: the config's */
   uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
@@ -594,8 +599,9 @@ typedef struct mlfab_result {
 
 /* Pushes an update and waits until every server has applied or refused it. The buffers are only
  * read, and are the caller's again on return, whatever is returned. options, result_p may be NULL.
- * Errors: usage codes before anything is sent; NOT_FINITE (refused whole, model unchanged);
- * TIMEOUT / IN_DOUBT; PEER_DEAD naming the server; CALLBACK.
+ * Errors: usage codes before anything is sent; NOT_FINITE (refused whole, model unchanged); DROPPED
+ * (by a delay bound, or too late for its round); TIMEOUT / IN_DOUBT; PARTIAL; PEER_DEAD naming the
+ * server; CALLBACK.
  * Cost: update bytes up, one small frame back per server. */
 MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_push_options *options, mlfab_result *result_p);
@@ -608,10 +614,12 @@ MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p);
 
-/* A sparse update: `count` elements of one tensor, at ascending indices. Values are of the tensor's type;
- * all is copied before it returns. Filters do not touch it. Errors beside mlfab_push's: ARGUMENT with
- * the first index that is out of range, not ascending or repeated. Cost: the values and 2 bytes an
- * index, or a bit an element where that is less. */
+/* A sparse update: `count` elements of one tensor, at ascending indices. Values are of the tensor's
+ * type; all is copied before it returns. Filters do not touch it. It is an update like any other:
+ * one iteration that also pushes other tensors says MLFAB_PUSH_MORE in all but its last push.
+ * Errors beside mlfab_push's: ARGUMENT with the first index that is out of range, not ascending or
+ * repeated; UNSUPPORTED (ghost tensors). Cost: the values and 2 bytes an index, or a bit an element
+ * where that is less, and 24 bytes for each stretch of 65536 elements or less. */
 MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
                                 const void *values, uint64_t count,
                                 const mlfab_push_options *options, mlfab_result *result_p);
@@ -641,16 +649,20 @@ typedef struct mlfab_filter {
   void *user;
 } mlfab_filter;
 
-/* Sets the filter of a tensor's updates, or of all (MLFAB_ALL), from this worker's next push on; NULL:
- * none. Costs once the tensor's bytes for the residual, and the encoded update while it is under way;
- * the caller's buffers are its own again when mlfab_push_start returns. A filter that is taken away
- * leaves its residual to the next push. Errors: ARGUMENT, TENSOR, DTYPE (int64), STATE before the
- * model, MEMORY. */
+/* Sets the filter of a tensor's updates, or of all (MLFAB_ALL), from this worker's next push on;
+ * NULL: none. Costs once the tensor's bytes for the residual, and the encoded update while it is
+ * under way; the caller's buffers are its own again when mlfab_push_start returns. A filter that is
+ * taken away leaves its residual to the next push. Errors, and nothing has changed: ARGUMENT,
+ * TENSOR, DTYPE (int64; of all, when one is), UNSUPPORTED (ghost tensors), STATE before the model,
+ * MEMORY. */
 MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter);
 
 /* Pulls whole tensors, one version per slice, into the caller's buffers. The consistency model says
- * when; BSP: waits for the round of this worker's last push. With tags, `data` of a buffer may be NULL:
- * then only the cache is brought up to date (mlfab_cached). A TIMEOUT names the slowest worker. Errors as mlfab_push; a pull that fails may have written some buffers.
+ * when; BSP: waits for the round of this worker's last push. With tags, `data` of a buffer may be
+ * NULL: then only the cache is brought up to date (mlfab_cached). A TIMEOUT names the slowest
+ * worker. A pull that fails may have written some buffers. Errors as mlfab_push; ARGUMENT also for
+ * flags without tags, CALLBACK also when on_pull refused it or on_update the round that it waited
+ * for.
  * At most 8 pulls may be under way at once: one more gets AGAIN. mlfab_pull_start needs its
  * request_p; its buffers are borrowed until the request has finished.
  * Cost: one small frame up, tensor bytes down, per server. */
@@ -659,8 +671,10 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p);
 
-/* With tags: a tensor in the library's cache, as the last pull left it. Written by pulls only; valid
- * until the context is closed. Errors: STATE without tags or before the model, TENSOR. */
+/* With tags: a tensor in the library's cache, or with MLFAB_ALL all of it, as the last pull left
+ * it; zeros where nothing was pulled. Written by pulls only (that are under way, too); valid until
+ * the context is closed. Either output may be NULL. Errors: STATE without tags or before the model,
+ * TENSOR. */
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p);
 
 /* For trainers that update weights in place and have no gradient array: mlfab_snapshot keeps a copy
@@ -750,23 +764,31 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
-/* Changes the consistency model while the fabric runs, from any worker: of the slices that have bytes of
- * a tensor, or of all (MLFAB_ALL), at one server or at all (MLFAB_ALL). The last change wins. Pulls that
- * are buffered are looked at again: those that the new condition satisfies are answered at once, the
- * others wait by it; leaving rounds commits the open one as it stands. Waits until every server in
- * question has done it. Slices of a server may have up to 8 different models; a push waits until all
- * slices that it touches may take it, a pull until all may answer.
- * Errors: ARGUMENT (what is out of range is named), STATE before the model, LIMIT, UNSUPPORTED (rounds
- * with a delay bound, or leaving rounds with `mean` or `deterministic`; USER without conditions there),
- * AGAIN (another change of this worker is under way), TIMEOUT, PEER_DEAD. */
+/* Changes the consistency model while the fabric runs, from any worker: of the slices that have
+ * bytes of a tensor, or of all (MLFAB_ALL), at one server or at all (MLFAB_ALL). The last change
+ * wins. Pulls that are buffered are looked at again: those that the new condition satisfies are
+ * answered at once, the others wait by it; leaving rounds commits the open one as it stands. Waits
+ * until every server in question has done it; timeout_ns 0: the config's. Slices of a server may
+ * have up to 8 different models; a push waits until all slices that it touches may take it, a pull
+ * until all may answer.
+ * Errors: ARGUMENT (what is out of range is named), TENSOR, STATE before the model, LIMIT (a ninth
+ * model), UNSUPPORTED (rounds with a delay bound; leaving rounds with `mean`; another than BSP with
+ * `deterministic`; USER without conditions there), AGAIN (another change of this worker is under
+ * way, or 8 of others wait), TIMEOUT (it may still happen), PEER_DEAD. After an error some servers
+ * may have changed: call it again. */
 MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
                              uint64_t timeout_ns);
 
 /* Moves slices so that these servers, and no others, hold the model, balanced by bytes and with the
  * fewest bytes moved (FluentPS elastic slicing). Pushes and pulls of all workers go on: they wait
- * meanwhile, nothing is lost and nothing applied twice. Any worker; one at a time.
- * Errors: ARGUMENT (none, one twice, or one that there is not), STATE before the model, AGAIN, TIMEOUT (it
- * may still happen), PEER_DEAD naming the server, MEMORY (all is as it was). */
+ * meanwhile, nothing is lost and nothing applied twice. Any worker; one at a time. timeout_ns 0:
+ * the config's. Every worker has to stop for it: one that is hand-driven and computes is waited
+ * for.
+ * Cost: the bytes that move, once; meanwhile memory for the old and the new shard at each server;
+ * with tags the next pull of every worker brings everything.
+ * Errors: ARGUMENT (none, one twice, or one that there is not), STATE before the model, AGAIN
+ * (somebody's is under way), TIMEOUT (naming who has not stopped; it may still happen), PEER_DEAD
+ * naming the server, MEMORY and LIMIT (a ninth consistency model at a server): all is as it was. */
 MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 
@@ -805,7 +827,7 @@ typedef struct mlfab_stats {
   uint64_t memory_bytes;         /* allocated now */
   uint64_t trace_hash;           /* of every event and action so far */
   /* A fabric with a scheduler. */
-  uint64_t updates_dropped; /* server: by plan or bound; worker: pushes that came back DROPPED */
+  uint64_t updates_dropped; /* server: by plan, bound or round; worker: pushes that came back so */
   uint64_t groups_applied, groups_failed;    /* server: aggregates; those that were begun again */
   uint64_t spreads_answered, spreads_failed; /* server: pulls answered by way of a distributor */
   uint64_t members_added, members_served;    /* aggregator: updates added up; pulls handed on */
