@@ -1,6 +1,6 @@
 /* 07_filters.c - which bytes travel: gradient filter, half precision, version tags, parameter filter.
  *
- * Four workers learn a linear model of 20,000 weights, of which each sample shows 30: most of a gradient is
+ * Four workers learn a linear model of 20,000 weights, of which each sample shows 20: most of a gradient is
  * zero, most of what is left is small, and most weights stay what they were from one pull to the next.
  * Shows:  mlfab_set_filter on the worker (what is held back stays in a residual and comes later), tags and
  *         change_threshold of the model, and pulls that bring only what changed; what each saves in bytes, and
