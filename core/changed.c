@@ -23,7 +23,7 @@
 enum {
   CHANGED_WORDS = MLFAB__PACK_ELEMENTS / 64,
   CHANGED_OVERHEAD = MLFAB__PACK_HEADER + 16, /* of a packet: header, and both paddings */
-  CHANGED_PLAIN = 16 * 1024, /* a stretch of which most has changed goes as it is from here on */
+  CHANGED_PLAIN = 16 * 1024, /* from here on what has nearly all changed goes as it is */
   CHANGED_LOOK = 64          /* grains that are searched for the next change at first */
 };
 
@@ -212,7 +212,8 @@ static uint32_t changed_pack(changed_frame *f, const mlfab__piece *piece, uint64
     uint32_t log2 = changed_log2(f->tags->grain_bytes / width), grain = 1u << log2;
     uint32_t least = f->used > 0 ? elements / 8 : 0;
     uint64_t kept = changed_mark(f, at, elements, log2, keep);
-    if (!f->server->options.pull_half && 2 * kept > elements && elements * width >= CHANGED_PLAIN) {
+    if (!f->server->options.pull_half && 8 * kept > 7 * (uint64_t)elements &&
+        elements * width >= CHANGED_PLAIN) {
       f->plain = elements * width;
       return 0;
     }
