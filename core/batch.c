@@ -400,15 +400,14 @@ static void batch_aggregators(mlfab__scheduler *s) {
   }
 }
 
-/* Only what has one shape at every server can be added up, or handed on. */
+/* Only what has one shape at every server can be added up, or handed on. Packets of one shape differ in
+ * length. */
 static int batch_uniform(const mlfab__scheduler *s) {
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
     const mlfab__item_part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
     for (uint32_t i = 0; i < s->nbatch; i++) {
       const mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
-      if (part->state != MLFAB__ITEM_WAITING || part->shape != first->shape ||
-          part->bytes != first->bytes)
-        return 0;
+      if (part->state != MLFAB__ITEM_WAITING || part->shape != first->shape) return 0;
     }
   }
   return 1;
