@@ -455,14 +455,6 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
                                  saturated);
 }
 
-MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
-                                                void *residual, uint64_t first, uint32_t n,
-                                                uint64_t *keep, void *values, uint64_t *saturated) {
-  if (mlfab__filter_mark(rule, g, residual, first, n, keep) == MLFAB__FILTER_REFUSED)
-    return MLFAB__FILTER_REFUSED;
-  return mlfab__filter_emit(rule, g, residual, n, keep, values, saturated);
-}
-
 /* ---- the largest ---- */
 
 /* How often each digit comes behind `found`; and which are above a magnitude, or as large. */

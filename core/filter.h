@@ -48,11 +48,6 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated);
 
-/* Both. Refused: nothing but keep was written. */
-MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
-                                                void *residual, uint64_t first, uint32_t n,
-                                                uint64_t *keep, void *values, uint64_t *saturated);
-
 /* The magnitude of the k-th largest of an array, as the bits of its type, and how many of those that
  * equal it are among the k, lowest index first. k 0: nothing passes. */
 typedef struct mlfab__filter_cut {

@@ -209,16 +209,6 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 
-MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                           uint64_t end, uint64_t limit) {
-  uint64_t sum = 0, begin, stop;
-  for (; from < end && sum <= limit; from = stop) {
-    mlfab__tags_next(tags, since, from, end, &begin, &stop);
-    sum += stop - begin;
-  }
-  return sum;
-}
-
 /* 64 bits from bit `by` of two words on; by is 0 to 64. */
 static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
   if (by == 0) return low;

@@ -53,9 +53,6 @@ MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t 
  * it begins and ends at `end`. */
 MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
                                       uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
-/* Changed bytes from `from` to `end`; once they are more than `limit`, any number above it. */
-MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                           uint64_t end, uint64_t limit);
 /* Bit g of keep[g / 64], for the `grains` stretches of grain_bytes that follow one another from byte
  * `at`: something in it may have changed. Where `at` is inside a grain each lies in two of them, and
  * either counts. Bits behind the last are 0. */

@@ -13,6 +13,15 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
+/* Marks and emits. Refused: nothing but keep was written. */
+static uint32_t filter_both(const mlfab__filter_rule *rule, const void *g, void *residual,
+                            uint64_t first, uint32_t n, uint64_t *keep, void *values,
+                            uint64_t *saturated) {
+  if (mlfab__filter_mark(rule, g, residual, first, n, keep) == MLFAB__FILTER_REFUSED)
+    return MLFAB__FILTER_REFUSED;
+  return mlfab__filter_emit(rule, g, residual, n, keep, values, saturated);
+}
+
 enum { LENGTH_MAX = 700, WORDS = LENGTH_MAX / 64 + 2 };
 
 static uint64_t cases(uint64_t usual) {
@@ -171,9 +180,9 @@ static void one_case(uint64_t seed) {
   is.saturated = 0;
   memcpy(is.residual, u.residual, sizeof is.residual);
   assert_int_equal(mlfab__reduce_add(u.rule.dtype, is.residual, is.residual, u.g, 1, u.n, 0), 1);
-  assert_int_equal(mlfab__filter_gradient(&u.rule, NULL, is.residual, u.first, u.n, is.keep,
-                                          is.values, &is.saturated),
-                   wanted.count);
+  assert_int_equal(
+      filter_both(&u.rule, NULL, is.residual, u.first, u.n, is.keep, is.values, &is.saturated),
+      wanted.count);
   is.count = wanted.count;
   expect_same(&u, &is, &wanted);
 }
@@ -255,9 +264,8 @@ static void refuses_what_is_not_finite(void **state) {
                            MLFAB__FILTER_REFUSED);
           assert_int_equal(mlfab__filter_mark_with(level, &u.rule, g, residual, 0, at, keep), at);
         }
-        assert_int_equal(
-            mlfab__filter_gradient(&u.rule, g, residual, 0, N, keep, values, &saturated),
-            MLFAB__FILTER_REFUSED);
+        assert_int_equal(filter_both(&u.rule, g, residual, 0, N, keep, values, &saturated),
+                         MLFAB__FILTER_REFUSED);
         assert_memory_equal(before, residual, sizeof before);
       }
   float most[64], more[64];
@@ -285,7 +293,7 @@ static void conserves_the_gradient(void **state) {
         in[i] += (double)g[i];
         size[i] += fabs((double)g[i]);
       }
-      mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated);
+      filter_both(&rule, g, residual, 0, N, keep, values, &saturated);
       for (uint32_t i = 0, k = 0; i < N; i++)
         if (keep[i / 64] >> i % 64 & 1) out[i] += (double)values[k++];
     }
@@ -306,7 +314,7 @@ static void half_carries_what_it_cannot_say(void **state) {
   for (int i = 0; i < N; i++) g[i] = i % 2 ? 1e6f : -65536.0f;
   uint32_t n = N, pushes = 0;
   for (; n > 0; pushes++) {
-    n = mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated);
+    n = filter_both(&rule, g, residual, 0, N, keep, values, &saturated);
     for (uint32_t i = 0, k = 0; i < N; i++)
       if (keep[0] >> i & 1) sent[i] += (double)mlfab__half_back(MLFAB_HALF_F16, values[k++]);
     memset(g, 0, sizeof g);
@@ -315,9 +323,9 @@ static void half_carries_what_it_cannot_say(void **state) {
   assert_int_equal(saturated, N / 2 * 15 + N / 2);
   for (int i = 0; i < N; i++) assert_true(sent[i] == (i % 2 ? 1e6 : -65536.0));
   for (int i = 0; i < N; i++) g[i] = 0x1p-26f;
-  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), 0);
-  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), 0);
-  assert_int_equal(mlfab__filter_gradient(&rule, g, residual, 0, N, keep, values, &saturated), N);
+  assert_int_equal(filter_both(&rule, g, residual, 0, N, keep, values, &saturated), 0);
+  assert_int_equal(filter_both(&rule, g, residual, 0, N, keep, values, &saturated), 0);
+  assert_int_equal(filter_both(&rule, g, residual, 0, N, keep, values, &saturated), N);
   assert_int_equal(values[N - 1], 1);
   assert_true(residual[N - 1] == 0);
 }
@@ -546,8 +554,8 @@ static void vector_gradient_filter(void **state) {
     rule.tau = mlfab__filter_threshold(phi, d, t);
     rule.t = t;
     rule.seed = seed_for(draws, n, p, t);
-    assert_int_equal(
-        mlfab__filter_gradient(&rule, gradient, residual, 0, n, &keep, values, &saturated), pairs);
+    assert_int_equal(filter_both(&rule, gradient, residual, 0, n, &keep, values, &saturated),
+                     pairs);
     uint64_t wanted = 0;
     for (uint32_t i = 0; i < pairs; i++) {
       wanted |= (uint64_t)1 << (uint32_t)sent[2 * i];
