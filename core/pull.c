@@ -424,6 +424,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      if (worker->cache.bytes) segments = segments > 0; /* it asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;

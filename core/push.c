@@ -235,13 +235,16 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
 /* Text of an update that a server dropped, `applied` others not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
                               uint32_t server, const mlfab__part *part, uint64_t now_ns) {
-  char others[112] = "", why[72];
+  char others[112] = "", why[96];
   if (request->result.applied > 0) {
     snprintf(others, sizeof others,
              "; %u of %u servers applied their parts: only what was dropped may be pushed again",
              request->result.applied, request->result.applied + request->result.refused);
   }
-  if (part->late) {
+  if (part->untold) {
+    snprintf(why, sizeof why, "not applied at server %u, whose answer is lost: most likely dropped",
+             server);
+  } else if (part->late) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
              (unsigned long long)(part->late - 1));
   } else {
@@ -445,7 +448,13 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
+      /* The answer is lost, with the reason. Where updates are dropped that will be it; whatever it
+       * was, it was applied nowhere here, and may be tried again. */
+      int drops = worker->streams[server].counts || push_plans(worker);
+      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN
+                    : drops           ? MLFAB_ERR_DROPPED
+                                      : MLFAB_ERR_REFUSED;
+      part->untold = 1;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
@@ -1292,6 +1301,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
                         (unsigned long long)request->result.seq, what, waited, server, by,
                         announced ? "; it is not known yet whether it was" : "; it was not sent");
   if (!shared) push_settle(worker, update, now_ns);
+  if (worker->pause.state == MLFAB__PAUSE_DRAINING) mlfab__thaw_check(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {

@@ -56,6 +56,7 @@ typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
   uint8_t planned; /* its server says when it goes, and by which hop */
+  uint8_t untold;  /* once decided: a greeting said so, which gives no reason */
   uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
@@ -204,7 +205,8 @@ typedef struct mlfab__worker {
   uint32_t rank, servers;
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
-  uint8_t *table; /* encoded for DEFINE */
+  uint8_t *table;     /* encoded for DEFINE */
+  uint32_t model_ask; /* calls of model_start */
   mlfab__define define;
   mlfab__layout layout;
   int stands; /* the model stands everywhere */

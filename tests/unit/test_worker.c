@@ -1095,6 +1095,33 @@ static void test_dropped_late(void **state) {
   mlfab__worker_free(&f.worker);
 }
 
+/* The answer to an update that was not applied is lost: where updates may be dropped it may be tried
+ * again, elsewhere nothing is known of it. */
+static void test_lost_drop(void **state) {
+  (void)state;
+  static fixture f;
+  for (uint32_t kind = MLFAB_SYNC_ASYNC; kind <= MLFAB_SYNC_DROP; kind += MLFAB_SYNC_DROP) {
+    mlfab_model_options options;
+    mlfab__window window = {1, {0}, 0};
+    memset(&options, 0, sizeof options);
+    options.consistency = (mlfab_sync){.size = sizeof(mlfab_sync), .kind = kind, .need = 1};
+    begin(&f, MLFAB_SCHEDULER_NONE);
+    define(&f, &options);
+    mlfab__request *request = push_announced(&f);
+    lose_server(&f, 0);
+    lose_server(&f, 1);
+    greet(&f, 0, 2, &window);
+    greet(&f, 1, 2, &window);
+    assert_int_equal(request->result.status,
+                     kind == MLFAB_SYNC_DROP ? MLFAB_ERR_DROPPED : MLFAB_ERR_REFUSED);
+    if (kind == MLFAB_SYNC_DROP)
+      assert_string_equal(f.requests.last.text,
+                          "update 1: not applied at server 0, whose answer is lost: most likely "
+                          "dropped");
+    mlfab__worker_free(&f.worker);
+  }
+}
+
 /* The caller's count is compared with the library's before anything is sent. */
 static void test_progress_is_checked(void **state) {
   fixture *f = *state;
@@ -2495,6 +2522,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_dropped_and_worse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_and_abandoned, open_worker, close_worker),
       cmocka_unit_test(test_dropped_late),
+      cmocka_unit_test(test_lost_drop),
       cmocka_unit_test_setup_teardown(test_progress_is_checked, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_at_a_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_pull_by_hop, open_worker, close_worker),
