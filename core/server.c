@@ -394,6 +394,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.server = server->number;
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
+  ack.options.ask = server->peers[worker].definition_options.ask;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                               server->first_weights_incarnation == server->peers[0].incarnation;
@@ -557,6 +558,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
     return;
   }
+  peer->definition_options.ask = define.ask;
   uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
   if (!copy) {
     server_define_ack(server, worker, MLFAB_ERR_MEMORY,

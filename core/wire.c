@@ -118,7 +118,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
   N(in keep_late) N(in chance) N(in alpha)
 #define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
+  N(in ask) N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
   N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
   N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
   N(in change_decay) WIRE_SYNC_IN(N, in consistency.)

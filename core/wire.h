@@ -189,6 +189,7 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
+  uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
   uint32_t tensors, rule, mean, deterministic, slices, ghost;
   uint32_t first_weights; /* 1: first weights follow as update 0 */
   uint32_t active, tags, pull_half;
@@ -207,7 +208,8 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
-  /* Worker 0's options, which win, follow as a define without tensors. */
+  /* Worker 0's options, which win, follow as a define without tensors, but with the `ask` that this
+   * answers. */
   mlfab__define options;
 } mlfab__define_ack;
 

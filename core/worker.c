@@ -45,7 +45,9 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->pulled = NULL;
   worker->model_bufs = NULL;
   worker->nmodel_bufs = worker->norder = 0;
+  uint32_t asked = worker->define.ask; /* what still comes is void, not an answer to the next */
   memset(&worker->define, 0, sizeof worker->define);
+  worker->define.ask = asked;
 }
 
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
@@ -300,6 +302,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
   if (code) return code;
+  worker->define.ask++;
   worker->define.tensors = worker->ntensors;
   worker->define.first_weights = worker->rank == 0 && n > 0;
   worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
@@ -388,7 +391,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
                       "a DEFINE_ACK that does not parse");
     return;
   }
-  if (!worker->model_request || stream->defined) return;
+  if (!worker->model_request || stream->defined || ack.options.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
     return;
