@@ -205,8 +205,7 @@ typedef struct mlfab__worker {
   uint32_t rank, servers;
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
-  uint8_t *table;     /* encoded for DEFINE */
-  uint32_t model_ask; /* calls of model_start */
+  uint8_t *table; /* encoded for DEFINE */
   mlfab__define define;
   mlfab__layout layout;
   int stands; /* the model stands everywhere */
