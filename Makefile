@@ -162,7 +162,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 tests-built: $(BUILT_TESTS) $(HELPERS)
 
 # The long ones name their time limit in seconds behind an @.
-LIMITS := tests/process/kill9_test.py@1200
+LIMITS := tests/process/kill9_test.py@1200 tests/process/reslice_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 run-tests:
@@ -209,7 +209,7 @@ soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
 	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
-	  tests/process/kill9_test.py@36000
+	  tests/process/kill9_test.py@36000 tests/process/reslice_test.py@3600
 
 # ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it
 
