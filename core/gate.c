@@ -357,7 +357,8 @@ MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
   }
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
-    if (server->changes[i].worker == worker) return; /* asked again on a new link */
+    const struct mlfab__change_wait *wait = &server->changes[i];
+    if (wait->worker == worker && wait->change.ask == change.ask) return; /* on a new link */
   }
   if (change.ask <= peer->changed) {
     gate_answer(server, worker, change.ask, 0, "");
@@ -393,14 +394,29 @@ static uint32_t gate_new(mlfab__server *server, uint64_t v_train) {
   return g;
 }
 
+/* Of a server without slices one gate is left, the slowest: slices that had others have moved away. */
+static uint32_t gate_only(mlfab__server *server) {
+  uint32_t only = MLFAB__GATES;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    int slower = only == MLFAB__GATES || gate->v_train < server->gates[only].v_train;
+    if (slower && only != MLFAB__GATES) server->gates[only].used = 0;
+    if (!slower) gate->used = 0;
+    if (slower) only = g;
+  }
+  return only;
+}
+
 /* The gate that changes: one whose slices all do, or one that has the same model already, or a new
  * one. */
 static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change) {
   uint64_t v_train = UINT64_MAX;
   uint32_t touched;
+  if (server->store.nslices == 0) return gate_only(server);
   for (uint32_t g = 0; g < server->ngates; g++) {
     uint32_t n = gate_slices(server, g, change->tensor, &touched);
-    if (server->gates[g].used && touched == n && (n > 0 || server->ngates == 1)) return g;
+    if (server->gates[g].used && touched == n && n > 0) return g;
     if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
   }
   for (uint32_t g = 0; g < server->ngates; g++) {

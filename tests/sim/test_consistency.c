@@ -243,7 +243,59 @@ static void test_changes(void **state) {
   many(1000, 60, 1);
 }
 
+/* Some iterations of two workers, each adding 1 to both tensors: `sum` updates are then there. */
+static void iterate(world *w, int n, float *sum) {
+  static float u[COUNT], got[2 * COUNT];
+  for (uint32_t i = 0; i < COUNT; i++) u[i] = 1.0f;
+  mlfab_buf update[2] = {{0, 0, u, COUNT}, {1, 0, u, COUNT}};
+  mlfab_buf image[2] = {{0, 0, got, COUNT}, {1, 0, got + COUNT, COUNT}};
+  for (int k = 0; k < n; k++) {
+    mlfab_request push[2];
+    for (uint32_t i = 0; i < 2; i++)
+      OK(w->node[i], mlfab_push_start(w->node[i], update, 2, NULL, &push[i]));
+    for (uint32_t i = 0; i < 2; i++) OK(w->node[i], mlfab_wait(w->node[i], push[i], 0, NULL));
+    *sum += 2.0f;
+    for (uint32_t i = 0; i < 2; i++) OK(w->node[i], mlfab_pull(w->node[i], image, 2, NULL, NULL));
+  }
+  for (uint32_t i = 0; i < 2 * COUNT; i++) {
+    if (got[i] < *sum || got[i] > *sum)
+      fail_msg("element %u is %g, not %g", i, (double)got[i], (double)*sum);
+  }
+}
+
+/* A server had two models, and has no slices any more: it follows the others, and gets slices again. */
+static void test_server_without_slices(void **state) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_DROP, MLFAB_SYNC_DSPS, MLFAB_SYNC_BSP,
+                                   MLFAB_SYNC_ASYNC};
+  const uint32_t all[2] = {0, 1};
+  (void)state;
+  for (uint32_t k = 0; k < 4; k++) {
+    world w;
+    float sum = 0.0f;
+    mlfab_model_options options = {.size = sizeof options, .sync = MLFAB_SYNC_BSP, .slices = 8};
+    mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 2};
+    world_init(&w, 2, 2, 1);
+    world_open(&w, 7 + k);
+    for (uint32_t i = 0; i < 4; i++)
+      OK(w.node[i / 2], mlfab_tensor_add(w.node[i / 2], i % 2, MLFAB_F32, COUNT));
+    for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_model_start(w.node[i], &options, NULL, 0));
+    iterate(&w, 3, &sum);
+    OK(w.node[0], mlfab_set_sync(w.node[0], &sync, MLFAB_ALL, 1, 0));
+    OK(w.node[0], mlfab_set_servers(w.node[0], &all[1], 1, 0));
+    iterate(&w, 3, &sum);
+    OK(w.node[0], mlfab_set_servers(w.node[0], &all[0], 1, 0));
+    iterate(&w, 3, &sum);
+    sync = (mlfab_sync){.size = sizeof sync, .kind = kinds[k], .need = 2};
+    OK(w.node[0], mlfab_set_sync(w.node[0], &sync, MLFAB_ALL, MLFAB_ALL, 0));
+    iterate(&w, 3, &sum);
+    OK(w.node[0], mlfab_set_servers(w.node[0], all, 2, 0));
+    iterate(&w, 3, &sum);
+    world_close(&w);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_models), cmocka_unit_test(test_changes)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_models), cmocka_unit_test(test_changes),
+                                     cmocka_unit_test(test_server_without_slices)};
   return cmocka_run_group_tests_name("consistency", tests, NULL, NULL);
 }
