@@ -405,7 +405,15 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    if (worker->fetches[i].request != 0) worker->fetches[i].parts[server].asked = 0;
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint8_t meta[32];
+    if (fetch->request == 0 || !fetch->parts[server].asked) continue;
+    /* The link may be the same: of two greetings in a row the first may have been enough to ask. */
+    if (fetch->parts[server].waiting)
+      worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
+                        mlfab__encode_pull_cancel(meta, &cancel));
+    fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__thaw_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
