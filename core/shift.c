@@ -407,6 +407,10 @@ static int shift_take_bytes(mlfab__server *server, uint32_t from, const mlfab__f
   if (head.slice >= shift->nowners || store->local[head.slice] == MLFAB__NO_SLICE ||
       server->layout.slices[head.slice].server != from || head.kind > MLFAB__SHIFT_SUM)
     return MLFAB_ERR_FRAME;
+  /* It has another rule: only one of the two has a callback that applies updates. */
+  if ((head.kind == MLFAB__SHIFT_STATE0 && !store->s0) ||
+      (head.kind == MLFAB__SHIFT_STATE1 && !store->s1))
+    return MLFAB_ERR_FRAME;
   uint32_t local = store->local[head.slice];
   mlfab__shard_slice *slice = &store->slices[local];
   shift_entry *entry = &shift->entries[local];

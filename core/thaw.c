@@ -134,7 +134,7 @@ static void thaw_freeze(mlfab__worker *worker, const mlfab__frame_in *frame, uin
 
 /* --- going on --- */
 
-/* Late: what is decided in part stays so. */
+/* Of one that is late, or where a server died: what is decided in part stays so. */
 static void thaw_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
@@ -158,7 +158,7 @@ static void thaw_run(mlfab__worker *worker) {
 /* The layout that THAW told counts from now on. */
 static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
-  if (pause->late) thaw_lose(worker, now_ns);
+  thaw_lose(worker, now_ns);
   worker->epoch = pause->epoch;
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
