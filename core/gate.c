@@ -516,8 +516,11 @@ static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
   mlfab__gate *gate = &server->gates[target];
   gate->sync = change->consistency;
   gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
-  /* Of a server without slices, whose round has nothing to apply. */
-  if (!mlfab__sync_rounds(gate->sync.kind)) gate->contributors = gate->round_members = 0;
+  if (!mlfab__sync_rounds(gate->sync.kind)) {
+    /* Of a server without slices, whose round has nothing to apply. */
+    gate->contributors = gate->round_members = 0;
+    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
+  }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
   }
