@@ -565,8 +565,11 @@ typedef struct mlfab_push_options {
   double clip_norm; /* > 0: scale *= clip_norm / n where n, u's global norm, is larger; no I64 */
   uint64_t version; /* the model version the update was computed from, plus one; 0: last pulled */
   uint64_t timeout_ns; /* 0: the config's */
-  uint64_t retry_seq; /* the identity of an update that ended IN_DOUBT or WITHDRAWN; 0: a new one */
-  double norm;        /* u's global norm for whoever is told of the update; 0: not known */
+  /* The identity of an update that ended IN_DOUBT, WITHDRAWN or DROPPED; 0: a new one. A filtered update
+   * is sent again as it was, whatever the buffers hold; STATE when that is not kept any more. Nothing of
+   * an update that ended so is folded back into its residual. */
+  uint64_t retry_seq;
+  double norm; /* u's global norm for whoever is told of the update; 0: not known */
   /* This worker's iteration plus one, to be checked: another one than the library's count, which is
    * one a whole push, is ARGUMENT with both numbers. 0: not checked. */
   uint64_t progress;

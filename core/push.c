@@ -789,6 +789,11 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const pus
                         (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
                                mlfab__sift_wanted(worker, update->sources, update->nsources));
+  /* To filter its buffers once more would send twice what was held back. */
+  if (update->filtered && options->retry_seq && !again)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "push: the packets of update %llu are not kept any more",
+                        (unsigned long long)options->retry_seq);
   update->packed = update->filtered || what->sparse;
   update->shape = shape;
   if (again) return 0;
