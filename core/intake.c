@@ -571,6 +571,11 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  /* With several models one may let a worker's second update in while another holds the first. */
+  for (const mlfab__incoming *u = server->ngates > 1 ? server->first : NULL; u && u != update;
+       u = u->next) {
+    if (u->worker == update->worker) return 0;
+  }
   return mlfab__gate_may_push(server, update->worker,
                               mlfab__gate_mask(server, update->segments, update->push.segments));
 }

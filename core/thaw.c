@@ -5,15 +5,18 @@
  *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
  *        epoch (late)
  *
- * DRAINING ends. Let M be the largest number of an update that one server at least has decided and
- * another has not. Updates up to M are announced again where they are not decided; those behind M
- * are decided nowhere, and stay so. Only rounds make a server wait: it takes round r of a worker w when
- * all members have pushed round r - 1 there. Say server t has decided w's round r, and s waits with
- * it for round r - 1 of a member x. At t, x had pushed it, before w's round r was taken. So x finds
- * it decided at t when it stops, or announces it in its own draining; in either case x does not end
- * before it is decided at s, too. By induction over r, what s waits for comes. Where x became a member
- * at a time when the servers stood at different rounds this fails: x is drained then, and s closes
- * the round without it (gate_forced in gate.c).
+ * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
+ * again where they are not decided, also those that are decided nowhere yet: a server that has decided
+ * M without having a part of an earlier one would pass that one over once it has. Those behind M are
+ * decided nowhere, and stay so.
+ *
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
+ * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
+ * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
+ * it stops, or announces it in its own draining; in either case x does not end before it is decided
+ * at s, too. By induction over r, what s waits for comes. Where x became a member at a time when the
+ * servers stood at different rounds this fails: x is drained then, and s closes the round without it
+ * (gate_forced in gate.c).
  *
  * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
  * when all is over. It stops first, to know what is decided; what is decided in part stays so
@@ -104,10 +107,6 @@ MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns) {
       thaw_adopt(worker, now_ns);
       return;
     }
-    for (uint32_t i = 0; i < worker->norder; i++) {
-      const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-      if (thaw_partial(worker, update) && !MLFAB__PLANTED(57)) pause->last = update->seq;
-    }
     pause->state = MLFAB__PAUSE_DRAINING;
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
@@ -134,14 +133,16 @@ static void thaw_freeze(mlfab__worker *worker, const mlfab__frame_in *frame, uin
 
 /* --- going on --- */
 
-/* Of one that is late, or where a server died: what is decided in part stays so. */
+/* Of one that is late, or where a server died: what is decided in part stays so, and what a server has
+ * passed over is lost. */
 static void thaw_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    if (thaw_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+    int passed = update->seq <= worker->pause.last;
+    if (passed || thaw_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
   }
 }
 
@@ -230,6 +231,7 @@ MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
               pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
   } else if (pause->state == MLFAB__PAUSE_STOPPING) {
     worker->streams[server].stopped = 1;
+    if (!MLFAB__PLANTED(57)) pause->last = mlfab__max(pause->last, ack->top);
   }
   mlfab__thaw_check(worker, now_ns);
 }
