@@ -529,11 +529,13 @@ static void shift_install(mlfab__server *server) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {
       shift_keep(server, store, i);
-      continue;
+    } else {
+      s->gate = (uint8_t)shift->gates[shift->entries[i].gate].target;
+      server->stats->slices_moved++;
+      server->stats->bytes_moved += s->bytes;
     }
-    s->gate = (uint8_t)shift->gates[shift->entries[i].gate].target;
-    server->stats->slices_moved++;
-    server->stats->bytes_moved += s->bytes;
+    /* What changed before is not known any more. */
+    if (store->tags) store->tags[i].base = mlfab__changed_label(s);
   }
   shift_replace(server, shift);
   mlfab__gate_tidy(server);

@@ -433,7 +433,7 @@ static void work(run *r, worker *w) {
   collect(r, w);
   int serves = !p->dedicated && w->rank < SERVERS;
   if (p->crashes && !r->ending && w->rank > 0 && !serves && w->life + 1 < LIVES &&
-      chance(&r->dice, 0.004)) {
+      chance(&r->dice, r->blocking == MOVE ? 0.02 : 0.004)) {
     die(r, w);
     return;
   }
