@@ -286,7 +286,7 @@ MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__a
   if (group->length == 0) {
     /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
     mlfab__gather_cursor first = {0, 0};
-    gather_next(aggregator, group, &first, &piece);
+    if (!gather_next(aggregator, group, &first, &piece)) return 1;
     piece.shape.elements = 1;
     group->length = mlfab__pack_dense(group->stream, &piece.shape, piece.data);
   }

@@ -329,7 +329,8 @@ static int node_init_roles(mlfab_node *node) {
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
-  return route % node->config.servers;
+  uint32_t servers = node->config.servers;
+  return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
@@ -1847,8 +1848,7 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  NODE_CALL(
-      mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
+  NODE_CALL(mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
