@@ -813,6 +813,7 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
+  uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
   uint32_t tensors, rule, mean, deterministic, slices, ghost;
   uint32_t first_weights; /* 1: first weights follow as update 0 */
   uint32_t active, tags, pull_half;
@@ -831,7 +832,8 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
-  /* Worker 0's options, which win, follow as a define without tensors. */
+  /* Worker 0's options, which win, follow as a define without tensors, but with the `ask` that this
+   * answers. */
   mlfab__define options;
 } mlfab__define_ack;
 
@@ -1497,7 +1499,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
   N(in keep_late) N(in chance) N(in alpha)
 #define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
+  N(in ask) N(in tensors) N(in rule) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
   N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
   N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
   N(in change_decay) WIRE_SYNC_IN(N, in consistency.)
@@ -5192,9 +5194,6 @@ MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t 
  * it begins and ends at `end`. */
 MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
                                       uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
-/* Changed bytes from `from` to `end`; once they are more than `limit`, any number above it. */
-MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                           uint64_t end, uint64_t limit);
 /* Bit g of keep[g / 64], for the `grains` stretches of grain_bytes that follow one another from byte
  * `at`: something in it may have changed. Where `at` is inside a grain each lies in two of them, and
  * either counts. Bits behind the last are 0. */
@@ -5413,16 +5412,6 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   if (bits == 0) return;
   g = block * VERSION_BLOCK + version_lowest(bits);
   *stop_p = mlfab__min(end, g << tags->shift);
-}
-
-MLFAB__INTERNAL uint64_t mlfab__tags_count(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                           uint64_t end, uint64_t limit) {
-  uint64_t sum = 0, begin, stop;
-  for (; from < end && sum <= limit; from = stop) {
-    mlfab__tags_next(tags, since, from, end, &begin, &stop);
-    sum += stop - begin;
-  }
-  return sum;
 }
 
 /* 64 bits from bit `by` of two words on; by is 0 to 64. */
@@ -5766,11 +5755,6 @@ MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, cons
 MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated);
-
-/* Both. Refused: nothing but keep was written. */
-MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
-                                                void *residual, uint64_t first, uint32_t n,
-                                                uint64_t *keep, void *values, uint64_t *saturated);
 
 /* The magnitude of the k-th largest of an array, as the bits of its type, and how many of those that
  * equal it are among the k, lowest index first. k 0: nothing passes. */
@@ -6257,14 +6241,6 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
                                             void *values, uint64_t *saturated) {
   return mlfab__filter_emit_with(mlfab__half_level(), rule, g, residual, n, keep, values,
                                  saturated);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__filter_gradient(const mlfab__filter_rule *rule, const void *g,
-                                                void *residual, uint64_t first, uint32_t n,
-                                                uint64_t *keep, void *values, uint64_t *saturated) {
-  if (mlfab__filter_mark(rule, g, residual, first, n, keep) == MLFAB__FILTER_REFUSED)
-    return MLFAB__FILTER_REFUSED;
-  return mlfab__filter_emit(rule, g, residual, n, keep, values, saturated);
 }
 
 /* ---- the largest ---- */
@@ -9540,6 +9516,7 @@ typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
   uint8_t planned; /* its server says when it goes, and by which hop */
+  uint8_t untold;  /* once decided: a greeting said so, which gives no reason */
   uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
@@ -9981,7 +9958,9 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->pulled = NULL;
   worker->model_bufs = NULL;
   worker->nmodel_bufs = worker->norder = 0;
+  uint32_t asked = worker->define.ask; /* what still comes is void, not an answer to the next */
   memset(&worker->define, 0, sizeof worker->define);
+  worker->define.ask = asked;
 }
 
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
@@ -10159,7 +10138,27 @@ static void worker_options(const mlfab_model_options *o, mlfab__define *define) 
   define->weight_decay = o->weight_decay;
 }
 
-/* Options that concern how values travel; the others are the servers' to check. */
+/* Is the model in range? The text says whose call it was. */
+static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync, const char *call,
+                             mlfab_error *error) {
+  mlfab_error wrong;
+  int code = mlfab__sync_check(sync, worker->config->workers, &wrong);
+  if (!code) return 0;
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "%s: %.200s", call, wrong.text);
+}
+
+/* Members without the size would go unseen, and the model would be asynchronous. */
+static int worker_check_consistency(const mlfab__worker *worker, const mlfab_sync *sync,
+                                    mlfab_error *error) {
+  static const mlfab_sync none;
+  if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
+      memcmp(sync, &none, sizeof none) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "model_start: consistency.size is not set");
+  return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
+}
+
+/* What can be said here; the servers check what depends on them, and combinations. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
@@ -10184,7 +10183,7 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                         "not supported: filters on int64 (%s, tensor %u)",
                         o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  return 0;
+  return worker_check_consistency(worker, &o->consistency, error);
 }
 
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -10216,6 +10215,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
   if (code) return code;
+  worker->define.ask++;
   worker->define.tensors = worker->ntensors;
   worker->define.first_weights = worker->rank == 0 && n > 0;
   worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
@@ -10304,7 +10304,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
                       "a DEFINE_ACK that does not parse");
     return;
   }
-  if (!worker->model_request || stream->defined) return;
+  if (!worker->model_request || stream->defined || ack.options.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
     return;
@@ -10434,8 +10434,8 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "set_sync: before the model exists");
   if (server != MLFAB_ALL && server >= worker->servers)
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "set_sync: server %u of %u",
-                        server, worker->servers);
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_sync: there is no server %u, there are %u", server, worker->servers);
   if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
     return mlfab__error(error, MLFAB_ERR_TENSOR, MLFAB_NO_RANK, 0, 0,
                         "set_sync: there is no tensor %u", tensor);
@@ -10447,7 +10447,7 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
                           "set_sync: server %u is dead", s);
   }
-  return mlfab__sync_check(sync, worker->config->workers, error);
+  return worker_check_sync(worker, sync, "set_sync", error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
@@ -10989,13 +10989,16 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
 /* Text of an update that a server dropped, `applied` others not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
                               uint32_t server, const mlfab__part *part, uint64_t now_ns) {
-  char others[112] = "", why[72];
+  char others[112] = "", why[96];
   if (request->result.applied > 0) {
     snprintf(others, sizeof others,
              "; %u of %u servers applied their parts: only what was dropped may be pushed again",
              request->result.applied, request->result.applied + request->result.refused);
   }
-  if (part->late) {
+  if (part->untold) {
+    snprintf(why, sizeof why, "not applied at server %u, whose answer is lost: most likely dropped",
+             server);
+  } else if (part->late) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
              (unsigned long long)(part->late - 1));
   } else {
@@ -11199,7 +11202,13 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN : MLFAB_ERR_REFUSED;
+      /* The answer is lost, with the reason. Where updates are dropped that will be it; whatever it
+       * was, it was applied nowhere here, and may be tried again. */
+      int drops = worker->streams[server].counts || push_plans(worker);
+      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN
+                    : drops           ? MLFAB_ERR_DROPPED
+                                      : MLFAB_ERR_REFUSED;
+      part->untold = 1;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
@@ -11534,6 +11543,11 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const pus
                         (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
                                mlfab__sift_wanted(worker, update->sources, update->nsources));
+  /* To filter its buffers once more would send twice what was held back. */
+  if (update->filtered && options->retry_seq && !again)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "push: the packets of update %llu are not kept any more",
+                        (unsigned long long)options->retry_seq);
   update->packed = update->filtered || what->sparse;
   update->shape = shape;
   if (again) return 0;
@@ -12046,6 +12060,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
                         (unsigned long long)request->result.seq, what, waited, server, by,
                         announced ? "; it is not known yet whether it was" : "; it was not sent");
   if (!shared) push_settle(worker, update, now_ns);
+  if (worker->pause.state == MLFAB__PAUSE_DRAINING) mlfab__thaw_check(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
@@ -12316,6 +12331,7 @@ static uint64_t sift_emit(mlfab__worker *worker, const mlfab__sieve *sieve, cons
   stats->filter_offered += piece->n;
   stats->filter_sent += mlfab__filter_emit(rule, g, sift_residual(sieve, piece), piece->n, marks,
                                            values, &stats->filter_saturated);
+  if (MLFAB__PLANTED(54)) memset(sift_residual(sieve, piece), 0, mlfab__dtype_bytes(piece->dtype));
   return bytes;
 }
 
@@ -13013,7 +13029,15 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    if (worker->fetches[i].request != 0) worker->fetches[i].parts[server].asked = 0;
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint8_t meta[32];
+    if (fetch->request == 0 || !fetch->parts[server].asked) continue;
+    /* The link may be the same: of two greetings in a row the first may have been enough to ask. */
+    if (fetch->parts[server].waiting)
+      worker->port.post(worker->port.self, server, MLFAB__PULL_CANCEL, meta,
+                        mlfab__encode_pull_cancel(meta, &cancel));
+    fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__thaw_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
@@ -13032,6 +13056,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      if (worker->cache.bytes) segments = segments > 0; /* it asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -13268,6 +13293,7 @@ MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetc
                ? 0
                : MLFAB_ERR_FRAME;
   }
+  if (MLFAB__PLANTED(55)) worker->cache.commits[model->slice] = model->commit;
   part->slice = model->slice;
   part->upto = model->offset;
   part->commit = model->commit;
@@ -13307,15 +13333,18 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
  *        epoch (late)
  *
- * DRAINING ends. Let M be the largest number of an update that one server at least has decided and
- * another has not. Updates up to M are announced again where they are not decided; those behind M
- * are decided nowhere, and stay so. Only rounds make a server wait: it takes round r of a worker w when
- * all members have pushed round r - 1 there. Say server t has decided w's round r, and s waits with
- * it for round r - 1 of a member x. At t, x had pushed it, before w's round r was taken. So x finds
- * it decided at t when it stops, or announces it in its own draining; in either case x does not end
- * before it is decided at s, too. By induction over r, what s waits for comes. Where x became a member
- * at a time when the servers stood at different rounds this fails: x is drained then, and s closes
- * the round without it (gate_forced in gate.c).
+ * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
+ * again where they are not decided, also those that are decided nowhere yet: a server that has decided
+ * M without having a part of an earlier one would pass that one over once it has. Those behind M are
+ * decided nowhere, and stay so.
+ *
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
+ * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
+ * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
+ * it stops, or announces it in its own draining; in either case x does not end before it is decided
+ * at s, too. By induction over r, what s waits for comes. Where x became a member at a time when the
+ * servers stood at different rounds this fails: x is drained then, and s closes the round without it
+ * (gate_forced in gate.c).
  *
  * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
  * when all is over. It stops first, to know what is decided; what is decided in part stays so
@@ -13405,10 +13434,6 @@ MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns) {
       thaw_adopt(worker, now_ns);
       return;
     }
-    for (uint32_t i = 0; i < worker->norder; i++) {
-      const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-      if (thaw_partial(worker, update)) pause->last = update->seq;
-    }
     pause->state = MLFAB__PAUSE_DRAINING;
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
@@ -13435,14 +13460,16 @@ static void thaw_freeze(mlfab__worker *worker, const mlfab__frame_in *frame, uin
 
 /* --- going on --- */
 
-/* Late: what is decided in part stays so. */
+/* Of one that is late, or where a server died: what is decided in part stays so, and what a server has
+ * passed over is lost. */
 static void thaw_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    if (thaw_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+    int passed = update->seq <= worker->pause.last;
+    if (passed || thaw_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
   }
 }
 
@@ -13459,7 +13486,7 @@ static void thaw_run(mlfab__worker *worker) {
 /* The layout that THAW told counts from now on. */
 static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
-  if (pause->late) thaw_lose(worker, now_ns);
+  thaw_lose(worker, now_ns);
   worker->epoch = pause->epoch;
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
@@ -13531,6 +13558,7 @@ MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
               pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
   } else if (pause->state == MLFAB__PAUSE_STOPPING) {
     worker->streams[server].stopped = 1;
+    if (!MLFAB__PLANTED(57)) pause->last = mlfab__max(pause->last, ack->top);
   }
   mlfab__thaw_check(worker, now_ns);
 }
@@ -13796,6 +13824,7 @@ typedef struct mlfab__server_peer {
   uint64_t changed;     /* the last change of a consistency model that it was answered */
   uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
   int drained;          /* nothing more of it comes before they have moved */
+  int put_off;          /* it was told that they are on the move: it is to hear when that is over */
   double significance;  /* |g| of its last update here; negative: not known */
   uint32_t incarnation, generation;
   uint32_t queued;
@@ -13971,7 +14000,6 @@ MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server);
 /* The gates of these segments' slices, as bits; of no segments, all. */
 MLFAB__INTERNAL uint32_t mlfab__gate_mask(const mlfab__server *server,
                                           const mlfab__segment *segments, uint32_t n);
-MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice);
 /* 1 when any gate has rounds; counts iterations. */
 MLFAB__INTERNAL int mlfab__gate_rounds(const mlfab__server *server);
 MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server);
@@ -14531,6 +14559,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->held ? 0 : server->epoch;
+  server->peers[worker].put_off = server->held;
   ack->stopped = server->peers[worker].stopped;
   ack->eager_bytes = server_credit(server, worker);
   ack->generation = server->peers[worker].generation;
@@ -14629,6 +14658,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.server = server->number;
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
+  ack.options.ask = server->peers[worker].definition_options.ask;
   /* Whether the receiver's own first weights are the model's. */
   ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                               server->first_weights_incarnation == server->peers[0].incarnation;
@@ -14792,6 +14822,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
     return;
   }
+  peer->definition_options.ask = define.ask;
   uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
   if (!copy) {
     server_define_ack(server, worker, MLFAB_ERR_MEMORY,
@@ -14965,10 +14996,6 @@ MLFAB__INTERNAL void mlfab__gate_free(mlfab__server *server) {
   memset(server->gates, 0, sizeof server->gates);
   server->ngates = server->nchanges = 0;
   server->norm_commits = 0;
-}
-
-MLFAB__INTERNAL mlfab__gate *mlfab__gate_of(mlfab__server *server, uint32_t slice) {
-  return &server->gates[server->store.slices[slice].gate];
 }
 
 static uint32_t gate_all(const mlfab__server *server) {
@@ -15274,7 +15301,8 @@ MLFAB__INTERNAL void mlfab__gate_ask(mlfab__server *server, uint32_t worker,
   }
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
-    if (server->changes[i].worker == worker) return; /* asked again on a new link */
+    const struct mlfab__change_wait *wait = &server->changes[i];
+    if (wait->worker == worker && wait->change.ask == change.ask) return; /* on a new link */
   }
   if (change.ask <= peer->changed) {
     gate_answer(server, worker, change.ask, 0, "");
@@ -15310,14 +15338,29 @@ static uint32_t gate_new(mlfab__server *server, uint64_t v_train) {
   return g;
 }
 
+/* Of a server without slices one gate is left, the slowest: slices that had others have moved away. */
+static uint32_t gate_only(mlfab__server *server) {
+  uint32_t only = MLFAB__GATES;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    if (!gate->used) continue;
+    int slower = only == MLFAB__GATES || gate->v_train < server->gates[only].v_train;
+    if (slower && only != MLFAB__GATES) server->gates[only].used = 0;
+    if (!slower) gate->used = 0;
+    if (slower) only = g;
+  }
+  return only;
+}
+
 /* The gate that changes: one whose slices all do, or one that has the same model already, or a new
  * one. */
 static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change) {
   uint64_t v_train = UINT64_MAX;
   uint32_t touched;
+  if (server->store.nslices == 0) return gate_only(server);
   for (uint32_t g = 0; g < server->ngates; g++) {
     uint32_t n = gate_slices(server, g, change->tensor, &touched);
-    if (server->gates[g].used && touched == n && (n > 0 || server->ngates == 1)) return g;
+    if (server->gates[g].used && touched == n && n > 0) return g;
     if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
   }
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15355,8 +15398,8 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server,
-                                           const mlfab__shift_gate *in, const uint32_t *words) {
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15407,6 +15450,7 @@ static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab_
   const mlfab__gate *gate = &server->gates[g];
   uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
   if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->round_members == 0) return 0;
+  if (MLFAB__PLANTED(56)) return 0;
   return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
 }
 
@@ -15416,8 +15460,11 @@ static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
   mlfab__gate *gate = &server->gates[target];
   gate->sync = change->consistency;
   gate->tuner = (mlfab__sync_tuner){(uint64_t)gate->sync.staleness, 0};
-  /* Of a server without slices, whose round has nothing to apply. */
-  if (!mlfab__sync_rounds(gate->sync.kind)) gate->contributors = gate->round_members = 0;
+  if (!mlfab__sync_rounds(gate->sync.kind)) {
+    /* Of a server without slices, whose round has nothing to apply. */
+    gate->contributors = gate->round_members = 0;
+    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
+  }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (gate_touches(server, i, change->tensor)) server->store.slices[i].gate = (uint8_t)target;
   }
@@ -15997,7 +16044,7 @@ MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *
 enum {
   CHANGED_WORDS = MLFAB__PACK_ELEMENTS / 64,
   CHANGED_OVERHEAD = MLFAB__PACK_HEADER + 16, /* of a packet: header, and both paddings */
-  CHANGED_PLAIN = 16 * 1024, /* a stretch of which most has changed goes as it is from here on */
+  CHANGED_PLAIN = 16 * 1024, /* from here on what has nearly all changed goes as it is */
   CHANGED_LOOK = 64          /* grains that are searched for the next change at first */
 };
 
@@ -16063,7 +16110,7 @@ MLFAB__INTERNAL void mlfab__changed_piece(mlfab__server *server, const mlfab__pi
   if (!server->store.tags) return;
   uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
   mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
-                   mlfab__changed_label(slice) + 1);
+                   mlfab__changed_label(slice) + (MLFAB__PLANTED(53) ? 0 : 1));
 }
 
 /* --- caches --- */
@@ -16186,7 +16233,8 @@ static uint32_t changed_pack(changed_frame *f, const mlfab__piece *piece, uint64
     uint32_t log2 = changed_log2(f->tags->grain_bytes / width), grain = 1u << log2;
     uint32_t least = f->used > 0 ? elements / 8 : 0;
     uint64_t kept = changed_mark(f, at, elements, log2, keep);
-    if (!f->server->options.pull_half && 2 * kept > elements && elements * width >= CHANGED_PLAIN) {
+    if (!f->server->options.pull_half && 8 * kept > 7 * (uint64_t)elements &&
+        elements * width >= CHANGED_PLAIN) {
       f->plain = elements * width;
       return 0;
     }
@@ -16830,6 +16878,11 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
                                            const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  /* With several models one may let a worker's second update in while another holds the first. */
+  for (const mlfab__incoming *u = server->ngates > 1 ? server->first : NULL; u && u != update;
+       u = u->next) {
+    if (u->worker == update->worker) return 0;
+  }
   return mlfab__gate_may_push(server, update->worker,
                               mlfab__gate_mask(server, update->segments, update->push.segments));
 }
@@ -18256,7 +18309,8 @@ MLFAB__INTERNAL void mlfab__answer_check(mlfab__server *server) {
   for (uint32_t g = 0; server->waiting > 0 && g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (gate->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&gate->lazy);
-    answer_due(server, g, !mlfab__sync_rechecks(&gate->sync), 0);
+    int passes = !mlfab__sync_rechecks(&gate->sync) || MLFAB__PLANTED(51);
+    answer_due(server, g, passes, 0);
   }
 }
 
@@ -19232,6 +19286,10 @@ static int shift_take_bytes(mlfab__server *server, uint32_t from, const mlfab__f
   if (head.slice >= shift->nowners || store->local[head.slice] == MLFAB__NO_SLICE ||
       server->layout.slices[head.slice].server != from || head.kind > MLFAB__SHIFT_SUM)
     return MLFAB_ERR_FRAME;
+  /* It has another rule: only one of the two has a callback that applies updates. */
+  if ((head.kind == MLFAB__SHIFT_STATE0 && !store->s0) ||
+      (head.kind == MLFAB__SHIFT_STATE1 && !store->s1))
+    return MLFAB_ERR_FRAME;
   uint32_t local = store->local[head.slice];
   mlfab__shard_slice *slice = &store->slices[local];
   shift_entry *entry = &shift->entries[local];
@@ -19350,11 +19408,13 @@ static void shift_install(mlfab__server *server) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {
       shift_keep(server, store, i);
-      continue;
+    } else {
+      s->gate = (uint8_t)shift->gates[shift->entries[i].gate].target;
+      server->stats->slices_moved++;
+      server->stats->bytes_moved += s->bytes;
     }
-    s->gate = (uint8_t)shift->gates[shift->entries[i].gate].target;
-    server->stats->slices_moved++;
-    server->stats->bytes_moved += s->bytes;
+    /* What changed before is not known any more. */
+    if (store->tags) store->tags[i].base = mlfab__changed_label(s);
   }
   shift_replace(server, shift);
   mlfab__gate_tidy(server);
@@ -19367,8 +19427,11 @@ static void shift_end(mlfab__server *server) {
   shift_drop(server);
   server->held = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
-    server->peers[w].stopped = 0;
-    server->peers[w].drained = 0;
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->stopped = 0;
+    peer->drained = 0;
+    /* THAW may have been faster than the word that put it off. */
+    if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__gate_members(server);
   server->place_due = 1;
@@ -23357,7 +23420,7 @@ MLFAB__INTERNAL int mlfab__gather_encode(mlfab__aggregator *aggregator, mlfab__a
   if (group->length == 0) {
     /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
     mlfab__gather_cursor first = {0, 0};
-    gather_next(aggregator, group, &first, &piece);
+    if (!gather_next(aggregator, group, &first, &piece)) return 1;
     piece.shape.elements = 1;
     group->length = mlfab__pack_dense(group->stream, &piece.shape, piece.data);
   }
@@ -25159,15 +25222,14 @@ static void batch_aggregators(mlfab__scheduler *s) {
   }
 }
 
-/* Only what has one shape at every server can be added up, or handed on. */
+/* Only what has one shape at every server can be added up, or handed on. Packets of one shape differ in
+ * length. */
 static int batch_uniform(const mlfab__scheduler *s) {
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
     const mlfab__item_part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
     for (uint32_t i = 0; i < s->nbatch; i++) {
       const mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
-      if (part->state != MLFAB__ITEM_WAITING || part->shape != first->shape ||
-          part->bytes != first->bytes)
-        return 0;
+      if (part->state != MLFAB__ITEM_WAITING || part->shape != first->shape) return 0;
     }
   }
   return 1;
@@ -26485,7 +26547,8 @@ static int node_init_roles(mlfab_node *node) {
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
-  return route % node->config.servers;
+  uint32_t servers = node->config.servers;
+  return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
@@ -28003,8 +28066,7 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
                               const mlfab_pull_options *options, uint64_t now_ns,
                               mlfab_request *request_p) {
-  NODE_CALL(
-      mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
+  NODE_CALL(mlfab__worker_pull(&node->worker, bufs, n, options, node->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
