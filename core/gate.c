@@ -454,8 +454,29 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
+/* The iteration that slices which come are in, as it is counted here: servers may have come to
+ * different numbers when workers joined. What a worker has in an open round it must not be able to
+ * pull before that is closed. */
+static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in,
+                          const uint32_t *words) {
+  uint64_t v_train = UINT64_MAX, least = UINT64_MAX;
+  const uint32_t *middle = words + in->words / 2;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used) least = mlfab__min(least, server->gates[g].v_train);
+  }
+  if (!mlfab__sync_rounds(in->consistency.kind) || in->members == 0) return least;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    uint64_t pushed = server->peers[w].pushed;
+    if (!(words[w / 32] >> w % 32 & 1) || !gate_live(&server->peers[w])) continue;
+    if (pushed > 0 && !(middle[w / 32] >> w % 32 & 1)) pushed--;
+    v_train = mlfab__min(v_train, pushed);
+  }
+  return v_train == UINT64_MAX ? least : v_train;
+}
+
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
+  uint64_t v_train = gate_here(server, in, words);
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -463,7 +484,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
     int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
     /* What is not summed up has no state that would not be here, too. */
     if (same && rounds && in->members > 0) {
-      same = gate->v_train == in->v_train && gate->round_members == in->members &&
+      same = gate->v_train == v_train && gate->round_members == in->members &&
              gate->contributors == in->contributors;
       if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
       for (uint32_t w = 0; w < server->workers && same; w++)
@@ -476,15 +497,10 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  int rounds = mlfab__sync_rounds(in->consistency.kind);
-  uint64_t v_train = rounds ? in->v_train : UINT64_MAX;
+  uint64_t v_train = gate_here(server, in, words);
   uint32_t g = mlfab__gate_match(server, in, words);
   if (g < MLFAB__GATES) return g;
-  /* Iterations are counted here as they are seen here. */
-  for (uint32_t h = 0; h < server->ngates; h++) {
-    if (server->gates[h].used) v_train = mlfab__min(v_train, server->gates[h].v_train);
-  }
-  g = gate_new(server, rounds ? in->v_train : v_train);
+  g = gate_new(server, v_train);
   if (g == MLFAB__GATES) return g;
   mlfab__gate *gate = &server->gates[g];
   gate->sync = in->consistency;
@@ -493,7 +509,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__s
   gate->contributors = in->contributors;
   gate->round_members = in->members;
   gate->round_scale = in->scale;
-  gate->refused_round = in->refused_round;
+  gate->refused_round = v_train == in->v_train ? in->refused_round : 0;
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
   server->significant = gate_significant(server);
