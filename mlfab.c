@@ -1229,8 +1229,8 @@ typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot b
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: a gate of slices that follow; u32 count and u32 words follow, bit w of them:
- * worker w has something in its open round. */
+/* Server -> server: a gate of slices that follow; u32 count and u32 words follow. Bit w of their first
+ * half: worker w has something in its open round; of the second: but not all of its update. */
 typedef struct mlfab__shift_gate {
   uint32_t attempt, gate; /* its number there */
   uint32_t contributors, members, quiet;
@@ -1239,7 +1239,7 @@ typedef struct mlfab__shift_gate {
   mlfab_sync consistency; /* `size` does not travel */
   uint32_t words;
 } mlfab__shift_gate;
-#define MLFAB__SHIFT_WORDS_MAX 2048u
+#define MLFAB__SHIFT_WORDS_MAX 4096u
 
 enum mlfab__shift_kind {
   MLFAB__SHIFT_WEIGHTS,
@@ -15398,8 +15398,29 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
+/* The iteration that slices which come are in, as it is counted here: servers may have come to
+ * different numbers when workers joined. What a worker has in an open round it must not be able to
+ * pull before that is closed. */
+static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in,
+                          const uint32_t *words) {
+  uint64_t v_train = UINT64_MAX, least = UINT64_MAX;
+  const uint32_t *middle = words + in->words / 2;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->gates[g].used) least = mlfab__min(least, server->gates[g].v_train);
+  }
+  if (!mlfab__sync_rounds(in->consistency.kind) || in->members == 0) return least;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    uint64_t pushed = server->peers[w].pushed;
+    if (!(words[w / 32] >> w % 32 & 1) || !gate_live(&server->peers[w])) continue;
+    if (pushed > 0 && !(middle[w / 32] >> w % 32 & 1)) pushed--;
+    v_train = mlfab__min(v_train, pushed);
+  }
+  return v_train == UINT64_MAX ? least : v_train;
+}
+
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
+  uint64_t v_train = gate_here(server, in, words);
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15407,7 +15428,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
     int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
     /* What is not summed up has no state that would not be here, too. */
     if (same && rounds && in->members > 0) {
-      same = gate->v_train == in->v_train && gate->round_members == in->members &&
+      same = gate->v_train == v_train && gate->round_members == in->members &&
              gate->contributors == in->contributors;
       if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
       for (uint32_t w = 0; w < server->workers && same; w++)
@@ -15420,15 +15441,10 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  int rounds = mlfab__sync_rounds(in->consistency.kind);
-  uint64_t v_train = rounds ? in->v_train : UINT64_MAX;
+  uint64_t v_train = gate_here(server, in, words);
   uint32_t g = mlfab__gate_match(server, in, words);
   if (g < MLFAB__GATES) return g;
-  /* Iterations are counted here as they are seen here. */
-  for (uint32_t h = 0; h < server->ngates; h++) {
-    if (server->gates[h].used) v_train = mlfab__min(v_train, server->gates[h].v_train);
-  }
-  g = gate_new(server, rounds ? in->v_train : v_train);
+  g = gate_new(server, v_train);
   if (g == MLFAB__GATES) return g;
   mlfab__gate *gate = &server->gates[g];
   gate->sync = in->consistency;
@@ -15437,7 +15453,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__s
   gate->contributors = in->contributors;
   gate->round_members = in->members;
   gate->round_scale = in->scale;
-  gate->refused_round = in->refused_round;
+  gate->refused_round = v_train == in->v_train ? in->refused_round : 0;
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
   server->significant = gate_significant(server);
@@ -18953,7 +18969,7 @@ static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *
   memset(shift, 0, sizeof *shift);
   server->shift = shift;
   shift->attempt = attempt;
-  shift->nwords = (server->workers + 31) / 32;
+  shift->nwords = 2 * ((server->workers + 31) / 32);
   shift->servers = server->servers;
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
@@ -19159,8 +19175,12 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
                                shift->nwords};
     if (!gate->used) continue;
     memset(words, 0, sizeof words);
-    for (uint32_t w = 0; w < server->workers; w++)
-      words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+    for (uint32_t w = 0; w < server->workers; w++) {
+      const mlfab__server_peer *peer = &server->peers[w];
+      uint32_t in = peer->contributed >> g & 1, middle = in && peer->pushed <= gate->v_train;
+      words[w / 32] |= in << w % 32;
+      words[shift->nwords / 2 + w / 32] |= middle << w % 32;
+    }
     server->across.post(server->across.self, to, MLFAB__SHIFT_GATE, meta,
                         mlfab__encode_shift_gate(meta, &state, words));
   }
