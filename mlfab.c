@@ -14006,9 +14006,9 @@ MLFAB__INTERNAL int mlfab__gate_counts(const mlfab__server *server);
 /* What the conditions of a gate may look at, for this worker with this progress. */
 MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate *gate,
                                        uint32_t worker, uint64_t progress, mlfab_sync_state *state);
-/* May this worker's next update on these gates be taken in now? Would it be too late? */
+/* May this worker's update of this progress be taken in now on these gates? Would it be too late? */
 MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
-                                         uint32_t mask);
+                                         uint64_t progress, uint32_t mask);
 MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
 /* An update of this worker was decided: its progress, and the rounds that it is part of. */
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
@@ -15056,8 +15056,9 @@ MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate 
 /* --- updates --- */
 
 MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
-                                         uint32_t mask) {
-  uint64_t pushed = server->peers[worker].pushed;
+                                         uint64_t progress, uint32_t mask) {
+  /* One that is not its next has the larger number. */
+  uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
   for (uint32_t g = 0; g < server->ngates; g++) {
     const mlfab__gate *gate = &server->gates[g];
     if (!(mask >> g & 1) || !mlfab__sync_rounds(gate->sync.kind)) continue;
@@ -16899,7 +16900,7 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
        u = u->next) {
     if (u->worker == update->worker) return 0;
   }
-  return mlfab__gate_may_push(server, update->worker,
+  return mlfab__gate_may_push(server, update->worker, update->push.progress,
                               mlfab__gate_mask(server, update->segments, update->push.segments));
 }
 

@@ -112,8 +112,9 @@ MLFAB__INTERNAL void mlfab__gate_state(mlfab__server *server, const mlfab__gate 
 /* --- updates --- */
 
 MLFAB__INTERNAL int mlfab__gate_may_push(const mlfab__server *server, uint32_t worker,
-                                         uint32_t mask) {
-  uint64_t pushed = server->peers[worker].pushed;
+                                         uint64_t progress, uint32_t mask) {
+  /* One that is not its next has the larger number. */
+  uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
   for (uint32_t g = 0; g < server->ngates; g++) {
     const mlfab__gate *gate = &server->gates[g];
     if (!(mask >> g & 1) || !mlfab__sync_rounds(gate->sync.kind)) continue;

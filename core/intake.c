@@ -576,7 +576,7 @@ MLFAB__INTERNAL int mlfab__intake_eligible(const mlfab__server *server,
        u = u->next) {
     if (u->worker == update->worker) return 0;
   }
-  return mlfab__gate_may_push(server, update->worker,
+  return mlfab__gate_may_push(server, update->worker, update->push.progress,
                               mlfab__gate_mask(server, update->segments, update->push.segments));
 }
 
