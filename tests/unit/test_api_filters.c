@@ -243,6 +243,35 @@ static void test_progress(void **state) {
   world_close(&f.w);
 }
 
+/* Small updates are merged only where their numbers follow one another: one between was withdrawn. */
+static void test_merged_numbers(void **state) {
+  static fixture f;
+  mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
+  mlfab_request request[4];
+  mlfab_result result;
+  int status;
+  (void)state;
+  open_world(&f, 1, 1);
+  mlfab *node = f.w.node[0];
+  mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
+  start(&f, &o);
+  f.u[0] = 1;
+  mlfab_buf b = update(&f), w = weights(&f);
+  for (int i = 0; i < 4; i++) {
+    OK(node, mlfab_push_start(node, &b, 1, i == 2 ? &twice : NULL, &request[i]));
+    if (i == 2) OK(node, mlfab_cancel(node, request[i]));
+  }
+  for (int i = 0; i < 4; i++) {
+    EXPECT(node, mlfab_wait(node, request[i], 0, &result), i == 2 ? MLFAB_ERR_CANCELLED : 0);
+    if (i == 2) continue;
+    OK(node, mlfab_push_status(node, result.seq, &status));
+    assert_int_equal(status, 0);
+  }
+  OK(node, mlfab_pull(node, &w, 1, NULL, NULL));
+  assert_true(f.v[0] == 3.0f);
+  world_close(&f.w);
+}
+
 /* --- filters --- */
 
 static void test_wrong_filters(void **state) {
@@ -399,12 +428,17 @@ static void test_caches(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_wrong_models),   cmocka_unit_test(test_second_definition),
-      cmocka_unit_test(test_wrong_changes),  cmocka_unit_test(test_conditions_of_fools),
-      cmocka_unit_test(test_slowest_leaves), cmocka_unit_test(test_progress),
-      cmocka_unit_test(test_wrong_filters),  cmocka_unit_test(test_filters_on_counts),
-      cmocka_unit_test(test_halves),         cmocka_unit_test(test_sparse),
-      cmocka_unit_test(test_caches)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_wrong_models),
+                                     cmocka_unit_test(test_second_definition),
+                                     cmocka_unit_test(test_wrong_changes),
+                                     cmocka_unit_test(test_conditions_of_fools),
+                                     cmocka_unit_test(test_slowest_leaves),
+                                     cmocka_unit_test(test_progress),
+                                     cmocka_unit_test(test_merged_numbers),
+                                     cmocka_unit_test(test_wrong_filters),
+                                     cmocka_unit_test(test_filters_on_counts),
+                                     cmocka_unit_test(test_halves),
+                                     cmocka_unit_test(test_sparse),
+                                     cmocka_unit_test(test_caches)};
   return cmocka_run_group_tests_name("wrong calls about filters", tests, NULL, NULL);
 }
