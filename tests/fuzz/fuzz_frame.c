@@ -302,7 +302,7 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8,  8, 28, 76, 8,  4,  12, 156, 16, 0,  20, 20, 44, 44, 16, 0,  52, 16, 8, 8,  8,  36,
+    0,  40, 8,  8, 28, 76, 8,  4,  12, 160, 16, 0,  20, 20, 44, 44, 16, 0,  52, 16, 8, 8,  8,  36,
     36, 8,  8,  8, 4,  12, 24, 24, 52, 68,  0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0, 24, 16, 60,
     8,  32, 16, 0, 16, 24, 16, 16, 0,  0,   64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0, 0};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
@@ -368,7 +368,7 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 156; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
   }
   return bytes;
 }
