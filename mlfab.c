@@ -11445,7 +11445,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have numbers in a row; one between may have been withdrawn. */
-  if (update->seq + update->members != worker->next_seq) return NULL;
+  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (worker->nsieves > 0 && push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||

@@ -569,6 +569,21 @@ static void test_planned_is_not_merged(void **state) {
   }
 }
 
+/* Members of a merged update have numbers in a row: none is merged over one that was withdrawn. */
+static void test_no_merge_over_a_gap(void **state) {
+  fixture *f = *state;
+  mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
+  uint32_t small = 1;
+  assert_int_equal(push_one(f, small)->result.seq, 1);
+  push_one(f, small);
+  assert_int_equal(f->worker.norder, 1);
+  mlfab__worker_withdraw(&f->worker, push_some(f, &small, 1, &twice), MLFAB_ERR_CANCELLED, f->now);
+  assert_int_equal(f->worker.norder, 1);
+  assert_int_equal(push_one(f, small)->result.seq, 4);
+  assert_int_equal(f->worker.norder, 2);
+  assert_int_equal(f->worker.updates[f->worker.order[0]].members, 2);
+}
+
 /* --- the way of an update --- */
 
 static void test_by_hop(void **state) {
@@ -2501,6 +2516,7 @@ int main(void) {
       cmocka_unit_test(test_first_weights),
       cmocka_unit_test_setup_teardown(test_planned_takes_no_credit, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_planned_is_not_merged, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_no_merge_over_a_gap, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_by_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_grant_of_the_server, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_hop_and_back, open_worker, close_worker),
