@@ -94,7 +94,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab talk exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 3
+#define MLFAB_PROTOCOL 4
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -187,7 +187,10 @@ typedef uint64_t mlfab_request; /* a handle, never reused within a context; 0 is
 enum mlfab_dtype {
   MLFAB_F32 = 1, /* 4 bytes */
   MLFAB_F64 = 2, /* 8 bytes */
-  MLFAB_I64 = 3  /* 8 bytes, sums are exact modulo 2^64 */
+  MLFAB_I64 = 3, /* 8 bytes, sums are exact modulo 2^64 */
+  /* Collectives only; tensors of the model are not made of them. */
+  MLFAB_F16 = 4, /* 2 bytes, IEEE half precision; added in float32 */
+  MLFAB_BF16 = 5 /* 2 bytes, the upper half of a float32; added in float32 */
 };
 
 /* Names the whole model: one array that holds all tensors in the order in which they were added.
@@ -810,6 +813,304 @@ MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes
  * *bytes_p, unless NULL, is how long the whole text is. On the node of the scheduler. Errors: STATE
  * elsewhere. */
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p);
+
+/* ------------------------------------------------------------------------------------------------
+ * 9b. Collectives
+ *
+ * Worker to worker, without a server. Every live worker that has not called mlfab_join calls the same
+ * collectives, in the same order, with the same sizes; up to 16 may be under way. Objects (partial
+ * reductions, stochastic reductions, schedules) are opened by all workers in the same order.
+ *
+ * Failures. Whatever ends one collective ends all that are open, on all workers, with one code, one
+ * rank and one text: a worker that died or left, sizes that differ, a deadline, a NaN that was
+ * refused, a cancelled request. Every worker sees a failure exactly once: its open calls return it, or
+ * its next call does. After that calls match again, among the workers that live: a new epoch. A
+ * worker's deadline names the first rank that has not called. A worker that comes back to a fabric
+ * takes part from its first call on, which ends the epoch of the others (MLFAB_ERR_AGAIN). Buffers of
+ * a failed collective hold nothing of use.
+ *
+ * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
+ * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX
+ * too, unless `refuse_nan` is set.
+ */
+enum mlfab_op {
+  MLFAB_SUM = 0,
+  MLFAB_MEAN = 1, /* the sum divided by the number of workers; not of MLFAB_I64 */
+  MLFAB_MIN = 2,
+  MLFAB_MAX = 3,
+  MLFAB_PRODUCT = 4
+};
+
+enum mlfab_algorithm {
+  MLFAB_ALGORITHM_AUTO = 0,    /* by size, number of workers and measured links */
+  MLFAB_ALGORITHM_RING = 1,    /* fewest bytes, 2 (P - 1) steps */
+  MLFAB_ALGORITHM_HALVING = 2, /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
+  MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
+  MLFAB_ALGORITHM_TREE = 4,    /* binomial tree up and down */
+  MLFAB_ALGORITHM_PLANNED = 5  /* MLfabric's tree, by the scheduler; mlfab_allreduce only */
+};
+
+/* A reducer of the user's: inout = in o inout, `in` being of lower ranks, `count` elements of
+ * element_bytes each; both aligned to 8 bytes or to the element, whichever is less. Must not call
+ * back into the context. */
+typedef void (*mlfab_reduce_fn)(void *user, void *inout, const void *in, uint64_t count);
+
+typedef struct mlfab_collective { /* options of a collective */
+  uint32_t size;
+  uint32_t op;         /* MLFAB_SUM ... */
+  uint32_t algorithm;  /* MLFAB_ALGORITHM_* */
+  uint32_t refuse_nan; /* 1: NaN and infinity in this worker's data fail the collective, naming it */
+  mlfab_reduce_fn reduce; /* instead of op; `dtype` is then ignored */
+  void *user;
+  uint32_t element_bytes; /* of opaque elements, with reduce: 1..65536 */
+  uint32_t ordered; /* 1: reduce does not commute: elements are combined in the order of ranks */
+  uint64_t timeout_ns; /* 0: the config's */
+} mlfab_collective;
+
+/* One of a list of buffers that are reduced as one operation. */
+typedef struct mlfab_vec {
+  void *data;
+  uint64_t count; /* elements, 0 allowed */
+} mlfab_vec;
+
+/* Memory that workers of one host can read in each other: collectives on it copy less. 64-byte
+ * aligned, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Errors: ARGUMENT (0
+ * bytes), MEMORY. */
+MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p);
+MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
+
+/* Reduces the workers' buffers, a list taken as one array, in place: every worker gets the result.
+ * options may be NULL: sum. The _start form returns at once; the buffers are borrowed until the
+ * request has finished. Up to 256 buffers; they must not overlap.
+ * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
+ * MLFAB_I64, what an algorithm cannot do), LIMIT, AGAIN (16 are under way); then of failures: SHAPE
+ * naming a rank whose sizes or options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD,
+ * PEER_CLOSED, NOT_FINITE, CANCELLED, MEMORY naming the rank.
+ * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
+ * blocking form goes through shared memory. Half types are rounded once for each hop: the error of a
+ * sum is at most (P - 1) half units in the last place of its largest partial sum. */
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options);
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p);
+
+/* Reduces; every worker gets its block. `data` is the blocks of all ranks one after the other, counts[r]
+ * elements (0 allowed; 0 for ranks that are dead) for rank r; on return block `rank` holds the result
+ * and the others nothing of use. Errors and cost as above, (P-1)/P of the bytes. */
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options);
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p);
+
+/* Every worker brings its block of `data` and gets all others'. counts as above. options: algorithm and
+ * timeout count. */
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options);
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p);
+
+/* Worker `root`'s bytes to all, from worker to worker, of any size; and a barrier that does not wait. The
+ * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0. */
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p);
+MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
+                                  mlfab_request *request_p);
+
+/* --- collectives that do not wait (eagerSGD) ---
+ *
+ * A partial reduction adds what is there when it starts, and starts before everybody is there: SOLO
+ * when the first worker calls, MAJORITY when one drawn from the seed calls (so that half of them
+ * have on average), QUORUM when `quorum` workers have called, whoever they are. Others take part
+ * from their progress threads, with what they had called with before, or zeros. What came too late
+ * is kept and added to the next contribution: nothing is lost, nothing added twice.
+ * A call of a worker is a step, counted from 0; reductions are rounds, counted from 0 on all workers.
+ * Step s waits until round s is over: a worker that lags returns at once.
+ */
+enum mlfab_partial_mode { MLFAB_SOLO = 1, MLFAB_MAJORITY = 2, MLFAB_QUORUM = 3 };
+
+enum mlfab_partial_results {
+  MLFAB_LATEST = 0, /* a call returns the newest round's result; older ones are overwritten */
+  MLFAB_QUEUED = 1  /* every round's result is returned once, in order, by every worker; a worker with
+                       queue_max results that it has not taken holds the next round up */
+};
+
+typedef struct mlfab_partial_options {
+  uint32_t size;
+  uint32_t mode;       /* MLFAB_SOLO ... */
+  uint32_t quorum;     /* with QUORUM: 1..workers that live when it opens; later at most those alive */
+  uint32_t results;    /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t queue_max;  /* 0: 8 */
+  uint32_t op;         /* MLFAB_SUM or MLFAB_MEAN (divided by the number of workers) */
+  uint32_t algorithm;  /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
+  uint32_t refuse_nan; /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
+  uint64_t seed;       /* of MAJORITY's initiators and of QUORUM's coordinators; 0: the config's */
+  uint64_t resync;     /* 0: never; n: info.resync is set in every n-th step */
+} mlfab_partial_options;
+
+/* What a call got. */
+typedef struct mlfab_partial_info {
+  uint32_t size;
+  uint32_t included; /* 1: this call's data is in the result */
+  uint64_t round;    /* of the result */
+  uint64_t step;     /* this call's number */
+  uint32_t active;   /* workers whose call of this round is in the result */
+  uint32_t workers;  /* that took part */
+  uint32_t resync;   /* 1: it is time for mlfab_partial_resync */
+  uint32_t stale;    /* calls of this worker that no result has included yet */
+  uint64_t bitmap[16]; /* bit r: rank r was active; ranks above 1023 are not told */
+} mlfab_partial_info;
+
+/* Opens a partial reduction of `count` elements: collective, waits for all workers. At most 16 objects
+ * of sections 9b are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
+ * MLFAB_I64), LIMIT, MEMORY, and failures (SHAPE: the options differ).
+ * Memory: 4 arrays, and queue_max more with QUEUED. */
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p);
+/* A step: contributes `data` and puts a result in its place. info_p may be NULL. One at a time an object.
+ * Errors: ARGUMENT, NOT_FINITE, AGAIN (one is under way), and failures: the contribution is then kept
+ * for the next round unless a worker has it in a result already. */
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p);
+/* The same without waiting; info_p and data are borrowed until the request has finished. */
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p);
+/* The sum (or mean) of what no result has included yet, of all workers, into `data`: a full allreduce at the
+ * end of a training. Every worker calls it. */
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
+/* The mean of all workers' models, which drift apart with LATEST (eagerSGD §5): a full allreduce. */
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns);
+/* Closes it on this worker; rounds that others start afterwards fail, naming it. Call flush or a
+ * barrier before. */
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
+
+#ifndef MLFAB_WITH_STOCHASTIC
+#define MLFAB_WITH_STOCHASTIC 1 /* 0 leaves stochastic reduce out: its functions return UNSUPPORTED */
+#endif
+
+/* --- stochastic reduce (ASAP) ---
+ *
+ * A worker sends its model to the few workers that a graph names, and averages what comes from those
+ * that name it. NOTIFY_ACK waits for the notice of every sender of the same iteration and
+ * acknowledges what it has used, so that no whole fabric waits for one; BSP and ASYNC are the forms that
+ * it is compared with.
+ */
+enum mlfab_graph_kind {
+  MLFAB_GRAPH_ALL = 1,      /* all to all */
+  MLFAB_GRAPH_EXPANDER = 2, /* i to i + 1 and i + round(sqrt N): ASAP's root expander */
+  MLFAB_GRAPH_CHAIN = 3,    /* i to i + 1 */
+  MLFAB_GRAPH_RING = 4,     /* i to i + 1 and i - 1 */
+  MLFAB_GRAPH_HYPERCUBE = 5, /* N a power of 2 */
+  MLFAB_GRAPH_REGULAR = 6,  /* random, `degree` out and in, from the seed */
+  MLFAB_GRAPH_STAR = 7,     /* all to 0 and back: not for reducing, only for comparison */
+  MLFAB_GRAPH_USER = 8      /* the caller's edges */
+};
+
+typedef struct mlfab_edge {
+  uint32_t from, to;
+} mlfab_edge;
+
+typedef struct mlfab_graph_info {
+  uint32_t in_degree; /* with itself; 0: not the same for all */
+  uint32_t connected; /* 1: strongly */
+  uint32_t doubly_stochastic;
+  uint32_t edges; /* without duplicates and loops */
+  double gap;     /* 1 - sigma_2 of the averaging matrix */
+} mlfab_graph_info;
+
+/* Writes the edges of a graph: *edges_p of them, at most `room`. degree and seed: REGULAR. Errors: ARGUMENT
+ * (nodes 0 or above 1024, a hypercube of another size, degree), LIMIT (room; *edges_p tells how many). */
+MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
+                                mlfab_edge *edges, uint32_t room, uint32_t *edges_p);
+/* Looks at a graph. *info_p is set whenever the edges are in range. Errors: ARGUMENT with the edge, or
+ * the node that cannot be reached, or whose in-degree differs, or a gap of 0; error_p may be NULL.
+ * Cost: nodes^3. */
+MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes,
+                                mlfab_graph_info *info_p, mlfab_error *error_p);
+
+enum mlfab_notify_mode { MLFAB_NOTIFY_ACK = 1, MLFAB_NOTIFY_BSP = 2, MLFAB_NOTIFY_ASYNC = 3 };
+
+typedef struct mlfab_stochastic_options {
+  uint32_t size;
+  uint32_t graph;  /* MLFAB_GRAPH_*, not STAR */
+  uint32_t degree; /* REGULAR */
+  uint32_t mode;   /* MLFAB_NOTIFY_*; 0: NOTIFY_ACK */
+  const mlfab_edge *edges; /* USER: of worker ranks; read during the call */
+  uint32_t nedges;
+  uint32_t refuse_nan;
+  uint64_t seed; /* REGULAR; 0: the config's */
+} mlfab_stochastic_options;
+
+typedef struct mlfab_stochastic_info {
+  uint32_t size;
+  uint32_t senders;   /* in-degree without itself */
+  uint32_t whole;     /* inputs averaged: whole and not used before */
+  uint32_t torn;      /* inputs that were being written (BSP, ASYNC) */
+  uint32_t stale;     /* inputs that had been used before or had not come */
+  uint32_t reserved;
+  uint64_t iteration; /* from 1 */
+  uint64_t sent_bytes; /* of this call */
+} mlfab_stochastic_info;
+
+/* Opens a stochastic reduction of `count` elements (F32 or F64): collective. The graph is checked. Errors: ARGUMENT
+ * (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures. Memory: an array a sender, and
+ * one. */
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p);
+/* One iteration: sends `data` to this worker's receivers and replaces it by the mean of it and what came.
+ * Errors: NOT_FINITE, AGAIN, and failures. */
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p);
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p);
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
+
+/* --- schedules of the user's own ---
+ *
+ * A directed acyclic graph of operations, executed by whatever drives the context (eagerSGD §4). An operation
+ * runs when all it comes after are done, or `need` of them (1: OR), and once a round, whatever comes
+ * later. Every worker makes its own part; sends and receives match by (rank, tag).
+ */
+typedef struct mlfab_dag mlfab_dag;
+/* Non-zero fails the schedule on all workers (MLFAB_ERR_CALLBACK). Must not call back into the context, but for
+ * mlfab_dag_trigger. */
+typedef int (*mlfab_compute_fn)(void *user, uint64_t round);
+
+enum mlfab_dag_flags {
+  MLFAB_DAG_OUTSIDE = 1, /* mlfab_dag_trigger counts as one more operation that it comes after */
+  MLFAB_DAG_OPTIONAL = 2 /* a round is over without it */
+};
+
+MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p);
+/* Operations; *op_p is its number. Memory is the caller's, borrowed until the schedule is freed. Up to 1 GiB a
+ * message. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE (it is open), MEMORY. */
+MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
+                             uint64_t bytes, uint32_t *op_p);
+MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+                             uint64_t bytes, uint32_t *op_p);
+MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+                                    uint64_t count, int dtype, int op, uint32_t *op_p);
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p);
+MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p);
+/* `op` comes after `dependency`. */
+MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency);
+/* need: how many dependencies start it, 0: all. flags: MLFAB_DAG_*. */
+MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags);
+/* Checks it and opens it: collective. persistent 1: every round arms the next without a call; it must
+ * have an operation that waits for a trigger or a message. Errors: ARGUMENT naming an operation (a cycle, need
+ * above its dependencies, a (rank, tag) twice), STATE, LIMIT, and failures. */
+MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns);
+/* Runs a round (not persistent ones); they follow each other. */
+MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p);
+/* Waits until `round` (from 0) is over. */
+MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns);
+/* Triggers an OUTSIDE operation in the present round; again in the same round: nothing. */
+MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
+/* Closes it on this worker. *dag_p becomes NULL. */
+MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------
  * 10. Telemetry

@@ -191,6 +191,23 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SHIFT_BYTES(N, T) \
   N(attempt) N(slice) N(gate) N(kind) N(offset) N(version) N(commit) N(last)
 #define WIRE_THAW(N, T) N(attempt) N(epoch)
+#define WIRE_ROLL_ASK(N, T) \
+  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round) \
+  N(objects)
+#define WIRE_ROLL_LIST(N, T) N(epoch)
+#define WIRE_ROLL_MEMBER(N, T) \
+  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host)
+#define WIRE_ROLL_MEMBER_BYTES 40
+#define WIRE_ROLL_READY(N, T) N(epoch) N(arena)
+#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round)
+#define WIRE_ROLL_OVER(N, T) N(epoch) N(code) N(rank) T(text)
+#define WIRE_ROLL_CALL(N, T) N(epoch) N(channel) N(number)
+#define WIRE_ROLL_TELL(N, T) N(epoch) N(channel) N(number) N(called) N(signature) T(text)
+#define WIRE_ROLL_MISSING(N, T) N(epoch) N(channel) N(number) N(rank)
+#define WIRE_ROLL_LEAVE(N, T) N(epoch) N(rank) N(calls)
+#define WIRE_COLL(N, T) \
+  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total)
+#define WIRE_COLL_ACK(N, T) N(epoch) N(received) N(consumed)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -275,6 +292,18 @@ WIRE_META(freeze, WIRE_FREEZE)
 WIRE_META(stop, WIRE_STOP)
 WIRE_META(moved, WIRE_MOVED)
 WIRE_META(shift_bytes, WIRE_SHIFT_BYTES)
+WIRE_META(roll_ask, WIRE_ROLL_ASK)
+WIRE_META(roll_ready, WIRE_ROLL_READY)
+WIRE_META(roll_go, WIRE_ROLL_GO)
+WIRE_META(roll_over, WIRE_ROLL_OVER)
+WIRE_META(roll_call, WIRE_ROLL_CALL)
+WIRE_META(roll_tell, WIRE_ROLL_TELL)
+WIRE_META(roll_missing, WIRE_ROLL_MISSING)
+WIRE_META(roll_leave, WIRE_ROLL_LEAVE)
+WIRE_META(coll, WIRE_COLL)
+WIRE_META(coll_ack, WIRE_COLL_ACK)
+WIRE_FIELDS(roll_list, WIRE_ROLL_LIST)
+WIRE_FIELDS(roll_member, WIRE_ROLL_MEMBER)
 WIRE_FIELDS(reslice_ask, WIRE_RESLICE_ASK)
 WIRE_FIELDS(move, WIRE_MOVE)
 WIRE_FIELDS(thaw, WIRE_THAW)
@@ -538,6 +567,25 @@ MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
   return wire_read_end(&r);
 }
 
+MLFAB__INTERNAL uint32_t mlfab__encode_roll_list(uint8_t *meta, const mlfab__roll_list *m,
+                                                 const mlfab__roll_member *members) {
+  if (m->members > MLFAB__ROLL_MEMBERS_MAX) return 0;
+  uint8_t *at = wire_write_roll_list(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_roll_member(at, &members[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_roll_list(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__roll_list *m, mlfab__roll_member *members) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_roll_list(&r, m);
+  m->members = wire_read_count(&r, MLFAB__ROLL_MEMBERS_MAX, WIRE_ROLL_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) wire_read_roll_member(&r, &members[i]);
+  return wire_read_end(&r);
+}
+
 /* Numbers of servers: u16 each. */
 static uint32_t wire_end_servers(uint8_t *meta, uint8_t *at, uint32_t n, const uint32_t *servers) {
   if (n > MLFAB__SLICES_MAX) return 0;
@@ -684,10 +732,14 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
 #define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
-#define WIRE_BULK_TYPES                                                                        \
+#define WIRE_BULK_TYPES /* below 64 */                                                         \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
    WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
+
+static int wire_has_bulk(unsigned type) {
+  return type < 64 ? WIRE_BULK_TYPES >> type & 1 : type == MLFAB__COLL;
+}
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -712,7 +764,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && (type >= 64 || !(WIRE_BULK_TYPES >> type & 1))) return MLFAB_ERR_FRAME;
+  if (bulk_bytes > 0 && !wire_has_bulk(type)) return MLFAB_ERR_FRAME;
   *head_bytes_p = MLFAB_HEADER_BYTES + meta_bytes;
   *bulk_bytes_p = bulk_bytes;
   return 0;

@@ -107,13 +107,27 @@ typedef struct mlfab__header {
   X(MOVE, 66)            \
   X(MOVED, 67)           \
   X(SHIFT_GATE, 68)      \
-  X(THAW, 69)
+  X(THAW, 69)            \
+  X(ROLL, 70)            \
+  X(ROLL_LIST, 71)       \
+  X(ROLL_READY, 72)      \
+  X(ROLL_GO, 73)         \
+  X(ROLL_FAIL, 74)       \
+  X(ROLL_OVER, 75)       \
+  X(ROLL_STUCK, 76)      \
+  X(ROLL_ASK, 77)        \
+  X(ROLL_TELL, 78)       \
+  X(ROLL_MISSING, 79)    \
+  X(ROLL_LEAVE, 80)      \
+  X(ROLL_LEFT, 81)       \
+  X(COLL, 82)            \
+  X(COLL_ACK, 83)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 70
+      MLFAB__FRAME_TYPES = 84
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -636,6 +650,94 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   uint32_t slices;
 } mlfab__thaw;
 
+/* --- collectives: who takes part (roll.h), and what passes between workers (stream.h) --- */
+
+typedef struct mlfab__roll_ask { /* ROLL, worker -> server 0: it wants to take part */
+  uint32_t epoch;                /* that it knows to be over, 0: none */
+  uint32_t arena_pid;            /* its memory for the others of its host; nonce 0: it has none */
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  uint64_t host;    /* workers of one host share its links */
+  double in, out;   /* its link, bytes a second; 0: not known */
+  uint64_t round;   /* partial rounds that it has completed, the most of any object */
+  uint64_t objects; /* that it has opened in its life */
+} mlfab__roll_ask;
+
+typedef struct mlfab__roll_member { /* in a list, in the order of members */
+  uint32_t rank, incarnation, arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes, host;
+} mlfab__roll_member;
+#define MLFAB__ROLL_MEMBERS_MAX 1024u
+
+typedef struct mlfab__roll_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
+                                     mlfab__roll_member follow */
+  uint32_t epoch;
+  uint32_t members;
+} mlfab__roll_list;
+
+typedef struct mlfab__roll_ready { /* worker -> server 0: it knows the members */
+  uint32_t epoch;
+  uint32_t arena; /* 1: it has mapped everybody's memory */
+} mlfab__roll_ready;
+
+typedef struct mlfab__roll_go { /* server 0 -> worker: everybody knows the members */
+  uint32_t epoch;
+  uint32_t arena;      /* 1: all have */
+  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
+  double rate;         /* bytes a second of the slowest link */
+  uint64_t round;      /* the first partial round of this epoch */
+} mlfab__roll_go;
+
+typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is over, and why */
+  uint32_t epoch;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__roll_over;
+
+typedef struct mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+  uint32_t epoch, channel;
+  uint64_t number;
+} mlfab__roll_call;
+
+typedef struct mlfab__roll_tell { /* worker -> server 0 */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t called;
+  uint64_t signature; /* of the call, if called */
+  char text[MLFAB__TEXT_MAX]; /* the call in words */
+} mlfab__roll_tell;
+
+typedef struct mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+  uint32_t epoch, channel;
+  uint64_t number;
+  int32_t rank;
+} mlfab__roll_missing;
+
+typedef struct mlfab__roll_leave { /* LEAVE up, LEFT down: a worker takes no further part */
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls; /* plain collectives of the epoch that it has called */
+} mlfab__roll_leave;
+
+/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
+ * without waiting for READY. */
+enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
+typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t tag, flags;
+  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
+  uint64_t signature;     /* of the call */
+  uint64_t offset, total; /* of the message */
+} mlfab__coll;
+
+typedef struct mlfab__coll_ack { /* back on the link of COLL */
+  uint32_t epoch;
+  uint64_t received; /* every frame up to this came */
+  uint64_t consumed; /* bytes of eager messages that wait no longer */
+} mlfab__coll_ack;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -652,7 +754,9 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
   X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes) \
-  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes)
+  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes) \
+  X(roll_ask) X(roll_ready) X(roll_go) X(roll_over) X(roll_call) X(roll_tell) X(roll_missing) \
+  X(roll_leave) X(coll) X(coll_ack)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -722,6 +826,11 @@ MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
                                             const uint32_t *owners);
 MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
                                        uint32_t *owners);
+/* members has room for MLFAB__ROLL_MEMBERS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_roll_list(uint8_t *meta, const mlfab__roll_list *m,
+                                                 const mlfab__roll_member *members);
+MLFAB__INTERNAL int mlfab__decode_roll_list(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__roll_list *m, mlfab__roll_member *members);
 /* words has room for MLFAB__SHIFT_WORDS_MAX when decoding. */
 MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
                                                   const uint32_t *words);
