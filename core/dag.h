@@ -80,7 +80,7 @@ typedef struct mlfab__dag {
   size_t block_words;
   uint32_t *first;   /* where an operation's dependents begin in `heads`; nops + 1 */
   uint32_t *heads;   /* dependents, by dependency */
-  uint32_t *start;   /* how many dependencies start it; UINT32_MAX - 1 is never */
+  uint32_t *start;   /* how many dependencies and triggers start it */
   uint32_t *table;   /* hash of SENDs and RECVs by (peer, tag): number + 1, or 0 */
   uint32_t mask;     /* entries of table - 1 */
   uint32_t required; /* operations that are not optional */
