@@ -42,6 +42,8 @@ FUZZERS        := $(wildcard tests/fuzz/*.c)
 HAVE_CMOCKA     = $(shell printf '\043include <stdarg.h>\n\043include <stddef.h>\n\043include <stdint.h>\n\043include <setjmp.h>\n\043include <cmocka.h>\n' \
                     | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
+HAVE_MPI        = $(shell command -v mpicc >/dev/null && command -v mpirun >/dev/null && echo 1)
+HAVE_GLOO       = $(shell printf '\043include <gloo/allreduce.h>\n' | $(CXX) $(CPPFLAGS) -x c++ -E - >/dev/null 2>&1 && echo 1)
 # What asks for cmocka itself, or in a header of its folder.
 CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
                     $(shell grep -l 'cmocka\.h' $(test) $(wildcard $(dir $(test))*.h)),$(test)))
@@ -140,18 +142,26 @@ demo: all
 # ---- tests
 
 PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2
+# Not every system has these; only benchmarks want them, and leave out what is missing.
+OPTIONAL := libopenmpi-dev libgloo-dev
 
 ##: installs what the tests need (apt, as root)
 deps:
-	@missing=; for p in $(PACKAGES); do \
+	@missing() { for p in "$$@"; do \
 	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' \
-	    || missing="$$missing $$p"; done; \
-	if [ -z "$$missing" ]; then echo "All of $(PACKAGES) are installed."; exit 0; fi; \
-	command="apt-get install -y$$missing"; \
+	    || printf ' %s' $$p; done; }; \
+	needed=$$(missing $(PACKAGES)); optional=$$(missing $(OPTIONAL)); \
+	if [ -z "$$needed$$optional" ]; then \
+	  echo "All of $(PACKAGES) $(OPTIONAL) are installed."; exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "make deps installs with apt, as root. What is missing:"; echo "  $$command"; exit 1; fi; \
-	export DEBIAN_FRONTEND=noninteractive; echo "$$command"; \
-	$$command >/dev/null 2>&1 || { apt-get update && $$command; }
+	  echo "make deps installs with apt, as root. What is missing:"; \
+	  echo "  apt-get install -y$$needed$$optional"; [ -z "$$needed" ]; exit; fi; \
+	export DEBIAN_FRONTEND=noninteractive; command="apt-get install -y$$needed"; \
+	if [ -n "$$needed" ]; then echo "$$command"; \
+	  $$command >/dev/null 2>&1 || { apt-get update && $$command; } || exit; fi; \
+	for p in $$optional; do command="apt-get install -y $$p"; echo "$$command"; \
+	  { $$command || { apt-get update && $$command; }; } >/dev/null 2>&1 \
+	    || echo "$$p cannot be installed: what is measured against it is left out"; done
 
 # What is installed is looked up when make starts, so the tests run in a make that starts after deps.
 ##: builds and runs all tests; ends with `N passed, N failed, N skipped`
@@ -233,7 +243,11 @@ fuzz:
 
 # What measures internals, or two fabrics at a time, is a program of its own and links the parts.
 PART_BENCHES  := plan filter version tagged
-BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c),$(wildcard tests/bench/*.c))
+# Ranks of collectives, ours and others': tests/bench/collective.py runs them.
+RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
+                   $(if $(HAVE_GLOO),gloo))
+BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c) $(wildcard tests/bench/collective_*.c), \
+                   $(wildcard tests/bench/*.c))
 
 $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
@@ -244,11 +258,31 @@ $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/p
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
-##: measures against memcpy, plain sockets, ZeroMQ and a paper; a table, and build/bench.tsv
+$(BUILD)/bench-collective-ours: tests/bench/collective_ours.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) $(HAVE_ALLOC) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+# Until the library has it.
+HAVE_ALLOC = $(if $(shell grep '^int mlfab_alloc' mlfab.c),-DMLFAB_HAVE_ALLOC)
+
+$(BUILD)/bench-collective-limit: tests/bench/collective_limit.c
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(LDFLAGS) $(LIBS)
+
+$(BUILD)/bench-collective-mpi: tests/bench/collective_mpi.c tests/bench/collective_common.h
+	@mkdir -p $(@D)
+	$(QUIET)OMPI_CC='$(CC)' mpicc -std=c11 $(CFLAGS) -o $@ $< $(LDFLAGS)
+
+$(BUILD)/bench-collective-gloo: tests/bench/collective_gloo.cc tests/bench/collective_common.h
+	@mkdir -p $(@D)
+	$(QUIET)$(CXX) -Wall -Wextra $(CFLAGS) -o $@ $< $(LDFLAGS) -lgloo -lpthread
+
+##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) tools examples
+	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) $(RANK_BENCHES) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
 	for name in $(PART_BENCHES); do $(BUILD)/bench-$$name $(BUILD)/bench.tsv || exit 1; done
+	$(PYTHON) tests/bench/collective.py $(BUILD) $(BUILD)/bench.tsv
 	$(PYTHON) tests/bench/train.py $(BUILD) $(BUILD)/bench.tsv
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)

@@ -1,0 +1,212 @@
+/* collective_limit.c - what bounds an allreduce on this machine: bench-collective-limit KIND RANKS DIR
+ *
+ *    copy   shared memory, callers' own arrays: every rank copies what others add into a shared block, adds
+ *           its part of all ranks to its array and a shared block, and copies the others' sums back
+ *    add    arrays in shared memory: every rank adds its part of all ranks' arrays into all of them
+ *    tcp    over loopback every rank sends 2 (N-1)/N of its array and takes as much in; nothing is added
+ *
+ * These move the bytes of an allreduce, with all ranks at once, and do nothing else: shared blocks stay
+ * in the cache, and ranks wait for each other once a call (a barrier, a byte), not where data would make them.
+ * So the sums are not right, and are not looked at. From 16 MB up stores bypass the cache. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include "collective_common.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { RANKS_MAX = 8, BLOCK = 16384, STREAM_FROM = 4 << 20, SPINS = 300, PIECE = 1 << 20 };
+
+typedef struct presence {
+  _Alignas(128) _Atomic unsigned turn;
+} presence;
+
+typedef struct limit {
+  int yields;     /* more ranks than cores */
+  presence *here; /* shared, one a rank */
+  unsigned turn;
+  float *stage[RANKS_MAX]; /* BLOCK elements, shared */
+  float *array[RANKS_MAX]; /* add: everybody's array; copy: only one's own */
+  int from, to;            /* tcp: the neighbours in the ring */
+} limit;
+
+static void rest(const limit *l, unsigned *spins) {
+  if (l->yields && ++*spins % 64 == 0) sched_yield();
+#ifdef __SSE2__
+  _mm_pause();
+#endif
+}
+
+/* Every rank says that it is here in a line of its own, and looks at the others'. */
+static void barrier(collective_rank *r, limit *l) {
+  unsigned turn = ++l->turn, spins = 0;
+  atomic_store_explicit(&l->here[r->rank].turn, turn, memory_order_release);
+  for (int k = 0; k < r->ranks; k++) {
+    _Atomic unsigned *other = &l->here[k].turn;
+    while ((int)(atomic_load_explicit(other, memory_order_acquire) - turn) < 0) rest(l, &spins);
+  }
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define FAST __attribute__((optimize("O3")))
+#else
+#define FAST
+#endif
+
+/* out[k] = the sum of all in, for each k: n arrays read, m written. */
+FAST static void add(float *const *in, int n, float *const *out, int m, size_t count, int stream) {
+  size_t i = 0;
+#ifdef __SSE2__
+  for (; i + 4 <= count; i += 4) {
+    __m128 sum = _mm_loadu_ps(in[0] + i);
+    for (int k = 1; k < n; k++) sum = _mm_add_ps(sum, _mm_loadu_ps(in[k] + i));
+    for (int k = 0; k < m; k++) {
+      if (stream) {
+        _mm_stream_ps(out[k] + i, sum);
+      } else {
+        _mm_storeu_ps(out[k] + i, sum);
+      }
+    }
+  }
+#endif
+  for (; i < count; i++) {
+    float sum = in[0][i];
+    for (int k = 1; k < n; k++) sum += in[k][i];
+    for (int k = 0; k < m; k++) out[k][i] = sum;
+  }
+}
+
+/* Elements of one of n parts, in whole vectors. */
+static size_t part_of(size_t count, int n) { return count / (size_t)n / 4 * 4; }
+
+static void copy_call(collective_rank *r, size_t count) {
+  limit *l = r->self;
+  size_t part = part_of(count, r->ranks);
+  int stream = count >= STREAM_FROM;
+  barrier(r, l);
+  for (size_t at = 0; at < part; at += BLOCK) {
+    size_t n = part - at < BLOCK ? part - at : BLOCK;
+    float *in[RANKS_MAX], *out[2] = {r->data + at, l->stage[r->rank]};
+    for (int k = 1; k < r->ranks; k++)
+      memcpy(l->stage[r->rank], r->data + (size_t)k * part + at, n * sizeof(float));
+    for (int k = 0; k < r->ranks; k++) in[k] = k == r->rank ? r->data + at : l->stage[k];
+    add(in, r->ranks, out, 2, n, 0);
+    for (int k = 1; k < r->ranks; k++) {
+      float *sum = l->stage[(r->rank + k) % r->ranks], *to = r->data + (size_t)k * part + at;
+      add(&sum, 1, &to, 1, n, stream);
+    }
+  }
+  barrier(r, l);
+}
+
+static void add_call(collective_rank *r, size_t count) {
+  limit *l = r->self;
+  size_t part = part_of(count, r->ranks);
+  float *array[RANKS_MAX];
+  for (int k = 0; k < r->ranks; k++) array[k] = l->array[k] + (size_t)r->rank * part;
+  barrier(r, l);
+  add(array, r->ranks, array, r->ranks, part, count >= STREAM_FROM);
+  barrier(r, l);
+}
+
+/* Bytes moved; 0: it would block. */
+static size_t moved(ssize_t n) {
+  if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+    collective_fail("bench-collective-limit", strerror(errno));
+  return n > 0 ? (size_t)n : 0;
+}
+
+static void tcp_call(collective_rank *r, size_t count) {
+  limit *l = r->self;
+  size_t bytes = 2 * (count * sizeof(float) / (size_t)r->ranks) * (size_t)(r->ranks - 1);
+  size_t sent = 0, got = 0;
+  unsigned spins = 0;
+  char *base = (char *)r->data;
+  while (sent < bytes || got < bytes) {
+    size_t before = sent + got;
+    /* The array is gone through once or twice, in pieces that do not reach over its end. */
+    if (sent < bytes) {
+      size_t n = bytes - sent < PIECE ? bytes - sent : PIECE;
+      size_t at = sent % (count * sizeof(float));
+      if (n > count * sizeof(float) - at) n = count * sizeof(float) - at;
+      sent += moved(send(l->to, base + at, n, MSG_DONTWAIT | MSG_NOSIGNAL));
+    }
+    if (got < bytes) {
+      size_t n = bytes - got < PIECE ? bytes - got : PIECE;
+      size_t at = got % (count * sizeof(float));
+      if (n > count * sizeof(float) - at) n = count * sizeof(float) - at;
+      got += moved(recv(l->from, base + at, n, MSG_DONTWAIT));
+    }
+    if (sent + got > before) {
+      spins = 0;
+    } else if (++spins > SPINS || l->yields) {
+      struct pollfd fds[2] = {{l->from, got < bytes ? POLLIN : 0, 0},
+                              {l->to, sent < bytes ? POLLOUT : 0, 0}};
+      poll(fds, 2, -1);
+    }
+  }
+}
+
+/* A connection of 127.0.0.1 with itself: the end that sends, and the one that receives. */
+static void connection(int *to_p, int *from_p) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t length = sizeof address;
+  int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+  *to_p = socket(AF_INET, SOCK_STREAM, 0);
+  if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1) ||
+      getsockname(listener, (struct sockaddr *)&address, &length) ||
+      connect(*to_p, (struct sockaddr *)&address, length) ||
+      (*from_p = accept(listener, NULL, NULL)) < 0)
+    collective_fail("bench-collective-limit", strerror(errno));
+  setsockopt(*to_p, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  close(listener);
+}
+
+static void *shared(size_t bytes) {
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) collective_fail("bench-collective-limit", "out of memory");
+  memset(memory, 0, bytes);
+  return memory;
+}
+
+int main(int argc, char **argv) {
+  static limit l;
+  collective_rank r = {.self = &l};
+  int to[RANKS_MAX], from[RANKS_MAX];
+  if (argc != 4 || (r.ranks = atoi(argv[2])) < 2 || r.ranks > RANKS_MAX)
+    collective_fail("usage", "bench-collective-limit copy|add|tcp RANKS DIR");
+  int in_place = strcmp(argv[1], "add") == 0, tcp = strcmp(argv[1], "tcp") == 0;
+  r.allreduce = in_place ? add_call : tcp ? tcp_call : copy_call;
+  l.yields = r.ranks > sysconf(_SC_NPROCESSORS_ONLN);
+  l.here = shared(sizeof(presence) * RANKS_MAX);
+  for (int i = 0; i < r.ranks; i++) {
+    l.stage[i] = shared(BLOCK * sizeof(float));
+    if (in_place) l.array[i] = shared(COLLECTIVE_BYTES_MAX);
+    if (tcp) connection(&to[i], &from[(i + 1) % r.ranks]);
+  }
+  for (int i = 1; i < r.ranks && r.rank == 0; i++) {
+    if (fork() == 0) r.rank = i;
+  }
+  if (r.rank > 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  l.to = to[r.rank];
+  l.from = from[r.rank];
+  r.data = in_place ? l.array[r.rank] : collective_memory();
+  collective_bind(r.rank, r.ranks);
+  collective_serve(&r, argv[3]);
+  while (r.rank == 0 && wait(NULL) > 0) continue;
+  return 0;
+}
