@@ -372,6 +372,8 @@ typedef struct mlfab_config {
   /* Servers: MLFAB_SYNC_USER needs both; a parameter filter of the user's own, or NULL. */
   mlfab_condition_fn pull_condition, push_condition;
   mlfab_filter_fn change_filter;
+  /* Collectives: hosts with more measured bandwidth come first in the order of ranks. Server 0's counts. */
+  uint32_t order_by_rate;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
