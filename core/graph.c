@@ -101,7 +101,7 @@ static void graph_band(uint32_t nodes, uint32_t degree, const uint32_t *names, g
   }
 }
 
-/* Two random edges change their receivers, unless that makes a loop or a duplicate: degrees stay. */
+/* Two random edges change receivers, unless that makes a loop or a duplicate: degrees stay. */
 static void graph_switch(mlfab__prng *prng, uint32_t n, graph_rows *out, mlfab_edge *edges) {
   mlfab_edge *a = &edges[mlfab__prng_below(prng, n)], *b = &edges[mlfab__prng_below(prng, n)];
   uint32_t to = a->to;
@@ -299,8 +299,8 @@ static int graph_gap(mlfab__env *env, const graph_rows *in, uint32_t nodes, uint
 
 /* --- the check --- */
 
-/* The first node whose in-degree is not the most frequent one (of equals the smallest); `nodes` when
- * all are equal. */
+/* The first node whose in-degree is not the most frequent one (of equals the smallest); `nodes`
+ * when all are equal. */
 static uint32_t graph_odd(const uint32_t *degree, uint32_t nodes, uint32_t *usual_p) {
   uint32_t times[MLFAB__GRAPH_NODES_MAX] = {0}, usual = 0, i = 0;
   for (uint32_t k = 0; k < nodes; k++) times[degree[k]]++;

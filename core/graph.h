@@ -5,8 +5,8 @@
  * doubly stochastic: all in- and out-degrees are one number. Builders and the check are public:
  * mlfab_graph_build and mlfab_graph_check of mlfab.h. Duplicate edges count once, loops not at all.
  *
- * The gap: sigma_2^2 is an eigenvalue of P'P, found by Householder's tridiagonal form and bisection.
- * With equal degrees d, sigma_1 = 1 and its vector are known, and N A'A - d^2 11' is a matrix of
+ * The gap: sigma_2^2 is an eigenvalue of P'P, found by Householder's tridiagonal form and
+ * bisection. With equal degrees d, sigma_1 = 1 and its vector are known, and N A'A - d^2 11' is a matrix of
  * integers whose largest eigenvalue is N d^2 sigma_2^2: sigma_2 = 0 comes out exactly, and a small
  * one with all its digits. Cost: N^2 doubles, and about 4/3 N^3 steps (under a second for 1024).
  *
@@ -21,8 +21,8 @@
 
 enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 
-/* The nodes that send to `node` (incoming 1), or that it sends to (0): ascending, once each, without
- * itself. `peers` has room for nodes - 1. Returns how many. The edges have passed
+/* The nodes that send to `node` (incoming 1), or that it sends to (0): ascending, once each,
+ * without itself. `peers` has room for nodes - 1. Returns how many. The edges have passed
  * mlfab_graph_check. */
 MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
                                             int incoming, uint32_t *peers);

@@ -1,6 +1,7 @@
-/* test_graph.c - core/graph.c: gaps against a table of exact ones and against Jacobi's singular values,
- * connectivity against Floyd and Warshall, degrees against counting, for random graphs; builders against
- * their definitions. MLFAB_SEED=n one random graph alone, MLFAB_SCALE=100 a hundred times as many. */
+/* test_graph.c - core/graph.c: gaps against a table and against Jacobi's singular values,
+ * connectivity against Floyd and Warshall, degrees against counting, for random graphs; builders
+ * against their definitions. MLFAB_SEED=n one random graph alone, MLFAB_SCALE=100 a hundred times as
+ * many. */
 #include "core/graph.h"
 #include "core/prng.h"
 
@@ -138,7 +139,7 @@ static void compare(uint32_t n, uint32_t nodes, uint64_t seed) {
              nodes, info.gap, wanted);
 }
 
-/* A union of cycles (DS), of permutations with loops, or any edges; often with duplicates and loops. */
+/* A union of cycles, of permutations with loops, or any edges; with duplicates and loops. */
 static uint32_t draw(mlfab__prng *prng, uint32_t nodes) {
   uint32_t n = 0, name[FEW], kind = (uint32_t)mlfab__prng_below(prng, 3);
   uint32_t times = 1 + (uint32_t)mlfab__prng_below(prng, 4);
@@ -416,7 +417,7 @@ static void refuses_bad_graphs(void **state) {
   assert_true(check(0, 1, 0).gap == 1.0); /* a single node */
 }
 
-/* Two nodes send to half of the others each: equal in-degrees, connected by a ring, sigma_2 above 1. */
+/* Two nodes send to half of the others each: equal in-degrees, a ring through all, sigma_2 > 1. */
 static void refuses_a_gap_below_0(void **state) {
   enum { HALF = 20, NODES = 2 * HALF };
   (void)state;
