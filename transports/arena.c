@@ -1,0 +1,881 @@
+/* arena.c - collectives of the processes of one host, in shared memory.
+ *
+ * It is for blocking calls of members that map each other's segments: one copy of what the others
+ * need, one of what they made, no frames and, while all are awake, no system calls. It does not
+ * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
+ * other users' processes. Layout, invariants and waiting: core/arena.h.
+ *
+ * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+#include "../core/arena.h"
+#include "../core/combine.h"
+
+#ifndef MLFAB_WITH_SHM
+#ifdef __linux__
+#define MLFAB_WITH_SHM 1
+#else
+#define MLFAB_WITH_SHM 0
+#endif
+#endif
+
+#if !MLFAB_WITH_SHM || !defined(__linux__)
+
+MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
+                                        mlfab__arena_name *name_p) {
+  (void)env, (void)arena_p, (void)name_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) { (void)arena_p; }
+MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *arena, const mlfab__arena_name *names,
+                                      uint32_t n, uint32_t me, uint32_t epoch) {
+  (void)arena, (void)names, (void)n, (void)me, (void)epoch;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *arena, const mlfab__arena_call *call,
+                                     uint32_t *culprit_p) {
+  (void)arena, (void)call, (void)culprit_p;
+  return MLFAB_ERR_STATE;
+}
+MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *arena, uint64_t bytes) {
+  (void)arena, (void)bytes;
+  return NULL;
+}
+MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
+  (void)arena, (void)memory;
+  return MLFAB_ERR_ARGUMENT;
+}
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ARENA_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
+#define ARENA_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+#define ARENA_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
+
+#define ARENA_SMALL 131072u    /* most bytes of a small call, that lie behind a door */
+#define ARENA_IN 1048576u      /* bytes of in[i] */
+#define ARENA_OUT 524288u      /* bytes of out[i] */
+#define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
+#ifdef ARENA_TUNE
+static uint64_t arena_tune_small = 32768, arena_tune_part = 65536, arena_tune_stream = 16777216;
+#define ARENA_SMALL_MOST arena_tune_small
+#define ARENA_PART arena_tune_part
+#undef ARENA_STREAM
+#define ARENA_STREAM arena_tune_stream
+#else
+#define ARENA_SMALL_MOST 32768u
+#define ARENA_PART 65536u
+#endif
+
+enum {
+  ARENA_MEMORIES = 256, /* shared memories of a member */
+  ARENA_DEPTH = 3,      /* rounds under way: see (I3) */
+  ARENA_SPINS = 400,    /* about 20 us */
+  ARENA_SPINS_CROWDED = 20
+};
+
+/* Nanoseconds of waiting. */
+enum { ARENA_YIELD_NS = 150000, ARENA_FIRST_NS = 50000, ARENA_SLICE_NS = 500000 };
+
+/* What a member says of one of its shared memories. */
+struct arena_entry {
+  _Atomic uint32_t generation; /* 0: there is none */
+  int32_t fd;
+  uint64_t bytes;
+};
+
+struct arena_door {
+  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+  uint64_t signature;
+  uint64_t offset;            /* where in its shared memory the vector begins */
+  uint32_t entry, generation; /* which; generation 0: in none */
+  uint32_t direct;            /* 1: the others read it there */
+  uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+  _Alignas(64) uint8_t data[ARENA_SMALL];
+};
+
+struct arena_segment {
+  uint64_t magic, bytes, nonce;
+  _Alignas(64) _Atomic uint64_t step;
+  _Alignas(64) _Atomic uint32_t asleep;
+  _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  _Alignas(64) struct arena_entry entries[ARENA_MEMORIES];
+  _Atomic uint32_t mapped[MLFAB__ARENA_MOST][ARENA_MEMORIES]; /* generations, by owner */
+  struct arena_door doors[2];
+  uint8_t in[ARENA_DEPTH][ARENA_IN];
+  uint8_t out[ARENA_DEPTH][ARENA_OUT];
+};
+
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
+
+/* A shared memory of another member, as it is mapped here. */
+struct arena_view {
+  const uint8_t *at;
+  uint64_t bytes;
+  uint32_t generation;
+};
+
+struct arena_peer {
+  mlfab__arena_name name;
+  const struct arena_segment *segment;
+  uint32_t releases;          /* that were seen */
+  uint32_t entry, generation; /* of the memory that its vector lies in, in this call */
+  const uint8_t *direct;      /* this call's vector, when it is read in place */
+  struct arena_view views[ARENA_MEMORIES];
+};
+
+struct arena_memory {
+  uint8_t *at;
+  uint64_t bytes;
+  struct arena_memory *next;
+  uint32_t entry; /* ARENA_MEMORIES: ordinary memory */
+  bool known;     /* all others have said that they map it */
+};
+
+struct mlfab__arena {
+  mlfab__env *env;
+  struct arena_segment *own;
+  int fd;
+  uint32_t n, me, spins;
+  uint64_t epoch;             /* shifted to its place in words; 0: in none */
+  uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
+  struct arena_peer *peers;   /* n; peers[me] is not used but for `segment` and `direct` */
+  struct arena_memory *memories;
+  uint32_t next_generation;
+  _Atomic uint64_t *told; /* what was published since sleepers were looked for */
+};
+
+/* ---- words ---- */
+
+static inline void arena_relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
+#endif
+}
+
+static uint64_t arena_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The half of a word that changes. */
+static uint32_t *arena_futex(const _Atomic uint64_t *word) {
+  const uint64_t one = 1;
+  const uint8_t *half = (const uint8_t *)word + (*(const uint8_t *)&one == 1 ? 0 : 4);
+  return (uint32_t *)(uintptr_t)half;
+}
+
+/* Wakes those who may sleep on what was told. */
+static void arena_settle(mlfab__arena *a) {
+  uint32_t asleep = 0;
+  if (a->told == NULL) return;
+  atomic_thread_fence(memory_order_seq_cst);
+  for (uint32_t j = 0; j < a->n; j++)
+    asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
+  if (MLFAB__UNLIKELY(asleep != 0))
+    syscall(SYS_futex, arena_futex(a->told), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  a->told = NULL;
+}
+
+static inline void arena_tell(mlfab__arena *a, _Atomic uint64_t *word, uint64_t value) {
+  if (a->told != word) arena_settle(a);
+  atomic_store_explicit(word, value, memory_order_release);
+  a->told = word;
+}
+
+static inline bool arena_reached(const _Atomic uint64_t *word, uint64_t want, uint64_t *seen_p) {
+  uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+  *seen_p = seen;
+  return seen >= want && (seen ^ want) <= ARENA_LOW;
+}
+
+static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t want) {
+  struct timespec span = {0, ARENA_SLICE_NS};
+  uint64_t seen;
+  atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
+  atomic_thread_fence(memory_order_seq_cst);
+  if (!arena_reached(word, want, &seen))
+    syscall(SYS_futex, arena_futex(word), FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
+  atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
+}
+
+static int arena_wait_long(mlfab__arena *a, const mlfab__arena_call *c,
+                           const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen, now, begin, due;
+  arena_settle(a);
+  for (uint32_t i = 0; i < a->spins; i++) {
+    arena_relax();
+    if (arena_reached(word, want, &seen)) return 0;
+  }
+  begin = arena_now();
+  due = begin + ARENA_FIRST_NS;
+  for (;;) {
+    sched_yield();
+    if (arena_reached(word, want, &seen)) return 0;
+    now = arena_now();
+    if (now >= due) {
+      int code = c->pause != NULL ? c->pause(c->user) : 0;
+      if (code != 0) return code;
+      due = now + ARENA_SLICE_NS;
+    }
+    if (now - begin > ARENA_YIELD_NS) {
+      arena_sleep(a, word, want);
+      if (arena_reached(word, want, &seen)) return 0;
+    }
+  }
+}
+
+/* Until the word is of this epoch and at least `want`, or pause ends it. */
+static inline int arena_wait(mlfab__arena *a, const mlfab__arena_call *c,
+                             const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen;
+  if (MLFAB__LIKELY(arena_reached(word, want, &seen))) return 0;
+  return arena_wait_long(a, c, word, want);
+}
+
+/* Takes back what this member has said, before anybody writes what it was said of (I5). */
+static void arena_leave(mlfab__arena *a) {
+  atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->step, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = NULL;
+}
+
+/* ---- descriptors and mappings ---- */
+
+static int arena_memfd(uint64_t bytes) {
+  int fd = memfd_create("mlfab-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+/* For reading, once it is certain that it has this size and keeps it. */
+static const void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes) {
+  char path[48];
+  struct stat status;
+  snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
+  int own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (own < 0) return NULL;
+  int seals = fcntl(own, F_GET_SEALS);
+  void *map = MAP_FAILED;
+  if (seals >= 0 && (seals & ARENA_SEALS) == ARENA_SEALS && fstat(own, &status) == 0 &&
+      status.st_size == (off_t)bytes)
+    map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, own, 0);
+  close(own);
+  return map == MAP_FAILED ? NULL : map;
+}
+
+static void arena_unview(struct arena_view *view) {
+  if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+  *view = (struct arena_view){0};
+}
+
+static void arena_unmap(mlfab__arena *a, struct arena_peer *peer) {
+  if (peer->segment != NULL && peer->segment != a->own)
+    munmap((void *)(uintptr_t)peer->segment, sizeof *peer->segment);
+  for (uint32_t i = 0; i < ARENA_MEMORIES; i++) arena_unview(&peer->views[i]);
+  peer->segment = NULL;
+}
+
+MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
+                                        mlfab__arena_name *name_p) {
+  uint64_t nonce;
+  mlfab__arena *a = mlfab__alloc(env, sizeof *a);
+  if (a == NULL) return MLFAB_ERR_MEMORY;
+  a->env = env;
+  a->fd = arena_memfd(sizeof *a->own);
+  void *map = MAP_FAILED;
+  if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
+    map = mmap(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+  if (map == MAP_FAILED) {
+    if (a->fd >= 0) close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
+#ifdef F_SEAL_FUTURE_WRITE
+  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* older kernels do without */
+#endif
+  a->own = map;
+  a->own->magic = ARENA_MAGIC;
+  a->own->bytes = sizeof *a->own;
+  a->own->nonce = nonce;
+  *name_p = (mlfab__arena_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
+  *arena_p = a;
+  return 0;
+}
+
+static void arena_drop_peers(mlfab__arena *a) {
+  for (uint32_t j = 0; j < a->n; j++) arena_unmap(a, &a->peers[j]);
+  mlfab__free(a->env, a->peers, a->n * sizeof *a->peers);
+  a->peers = NULL;
+  a->n = 0;
+}
+
+MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
+  mlfab__arena *a = *arena_p;
+  if (a == NULL) return;
+  *arena_p = NULL;
+  arena_leave(a);
+  while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
+  arena_drop_peers(a);
+  munmap(a->own, sizeof *a->own);
+  close(a->fd);
+  mlfab__free(a->env, a, sizeof *a);
+}
+
+/* The processors that this process may use. */
+static uint32_t arena_processors(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1024;
+  return (uint32_t)CPU_COUNT(&set);
+}
+
+/* The segment of a name: the one that is mapped already, which is taken from the old peers, or a new
+ * mapping. */
+static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct arena_peer *old = &a->peers[j];
+    if (old->segment == NULL || old->segment == a->own || old->name.nonce != name->nonce ||
+        old->name.pid != name->pid || old->name.fd != name->fd)
+      continue;
+    *peer = *old;
+    *old = (struct arena_peer){0};
+    return true;
+  }
+  if (name->bytes != sizeof *peer->segment) return false;
+  peer->name = *name;
+  peer->segment = arena_map_of(name->pid, name->fd, name->bytes);
+  return peer->segment != NULL && peer->segment->magic == ARENA_MAGIC &&
+         peer->segment->bytes == name->bytes && peer->segment->nonce == name->nonce;
+}
+
+MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *a, const mlfab__arena_name *names, uint32_t n,
+                                      uint32_t me, uint32_t epoch) {
+  bool met = true;
+  arena_leave(a);
+  if (n > MLFAB__ARENA_MOST || me >= n) return MLFAB_ERR_UNSUPPORTED;
+  struct arena_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
+  if (peers == NULL) return MLFAB_ERR_MEMORY;
+  for (uint32_t j = 0; j < n; j++) {
+    if (j == me)
+      peers[j].segment = a->own;
+    else
+      met &= arena_meet(a, &names[j], &peers[j]);
+  }
+  arena_drop_peers(a);
+  a->peers = peers;
+  a->n = n;
+  a->me = me;
+  if (!met) {
+    arena_drop_peers(a);
+    return MLFAB_ERR_UNSUPPORTED;
+  }
+  for (uint32_t j = 0; j < MLFAB__ARENA_MOST; j++) {
+    for (uint32_t i = 0; i < ARENA_MEMORIES; i++)
+      atomic_store_explicit(&a->own->mapped[j][i], 0, memory_order_relaxed);
+  }
+  for (struct arena_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
+  a->turn = a->base = a->round = 0;
+  a->spins = n > arena_processors() ? ARENA_SPINS_CROWDED : ARENA_SPINS;
+  a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
+  atomic_store_explicit(&a->own->step, a->epoch, memory_order_release);
+  return 0;
+}
+
+/* ---- shared memory of the caller's ---- */
+
+/* A descriptor and a mapping, in a free entry; false where something is short. */
+static bool arena_share(mlfab__arena *a, struct arena_memory *m) {
+  uint32_t i = 0;
+  while (i < ARENA_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
+  if (i == ARENA_MEMORIES) return false;
+  int fd = arena_memfd(m->bytes);
+  if (fd < 0) return false;
+  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) {
+    close(fd);
+    return false;
+  }
+  madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+#ifdef F_SEAL_FUTURE_WRITE
+  fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+#endif
+  m->at = map;
+  m->entry = i;
+  a->own->entries[i].fd = fd;
+  a->own->entries[i].bytes = m->bytes;
+  if (++a->next_generation == 0) a->next_generation = 1;
+  atomic_store_explicit(&a->own->entries[i].generation, a->next_generation, memory_order_release);
+  return true;
+}
+
+MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *a, uint64_t bytes) {
+  struct arena_memory *m = mlfab__alloc(a->env, sizeof *m);
+  if (m == NULL) return NULL;
+  m->bytes = bytes;
+  m->entry = ARENA_MEMORIES;
+  if (bytes == 0 || bytes > SIZE_MAX / 2 || !arena_share(a, m)) {
+    m->at = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc_aligned(a->env, bytes);
+    if (m->at == NULL) {
+      mlfab__free(a->env, m, sizeof *m);
+      return NULL;
+    }
+    memset(m->at, 0, bytes);
+  }
+  m->next = a->memories;
+  a->memories = m;
+  return m->at;
+}
+
+MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
+  struct arena_memory **at = &a->memories;
+  while (*at != NULL && (*at)->at != memory) at = &(*at)->next;
+  struct arena_memory *m = *at;
+  if (m == NULL || memory == NULL) return MLFAB_ERR_ARGUMENT;
+  *at = m->next;
+  if (m->entry < ARENA_MEMORIES) {
+    struct arena_entry *entry = &a->own->entries[m->entry];
+    atomic_store_explicit(&entry->generation, 0, memory_order_release);
+    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+    munmap(m->at, m->bytes);
+    close(entry->fd);
+  } else {
+    mlfab__free_aligned(a->env, m->at, m->bytes);
+  }
+  mlfab__free(a->env, m, sizeof *m);
+  return 0;
+}
+
+/* The shared memory that holds these bytes, or NULL. */
+static struct arena_memory *arena_memory_of(mlfab__arena *a, const uint8_t *at, uint64_t bytes) {
+  for (struct arena_memory *m = a->memories; m != NULL; m = m->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)m->at;
+    if (m->entry < ARENA_MEMORIES && offset < m->bytes && bytes <= m->bytes - offset) return m;
+  }
+  return NULL;
+}
+
+/* Whether all others have mapped it. */
+static bool arena_known(mlfab__arena *a, struct arena_memory *m) {
+  uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
+                                             memory_order_relaxed);
+  for (uint32_t j = 0; j < a->n && !m->known; j++) {
+    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][m->entry],
+                                           memory_order_acquire) != generation)
+      return false;
+  }
+  m->known = true;
+  return true;
+}
+
+/* Unmaps what its owner has released. */
+static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
+  uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
+  if (releases == peer->releases || peer->segment == a->own) return;
+  peer->releases = releases;
+  for (uint32_t i = 0; i < ARENA_MEMORIES; i++) {
+    if (peer->views[i].at != NULL &&
+        atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
+            peer->views[i].generation)
+      arena_unview(&peer->views[i]);
+  }
+}
+
+/* Maps the shared memory that a peer's vector lies in, so that it need not be copied the next time.
+ * What does not succeed is not said, and the peer goes on copying. */
+static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
+  struct arena_peer *peer = &a->peers[j];
+  if (peer->generation == 0 || peer->entry >= ARENA_MEMORIES || j == a->me) return;
+  struct arena_view *view = &peer->views[peer->entry];
+  const struct arena_entry *entry = &peer->segment->entries[peer->entry];
+  _Atomic uint32_t *said = &a->own->mapped[j][peer->entry];
+  if (atomic_load_explicit(said, memory_order_relaxed) == peer->generation) return;
+  if (view->generation != peer->generation) {
+    arena_unview(view);
+    view->bytes = entry->bytes;
+    view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes);
+    view->generation = peer->generation;
+  }
+  if (view->at != NULL) atomic_store_explicit(said, peer->generation, memory_order_release);
+}
+
+/* ---- the vector ---- */
+
+struct arena_plan {
+  uint32_t width;        /* bytes of an element */
+  uint64_t bytes;        /* of the vector */
+  uint64_t part, rounds; /* most elements of a part in a round */
+  bool adds, gathers;
+  int stream;
+  uint64_t first[MLFAB__ARENA_MOST], length[MLFAB__ARENA_MOST]; /* elements by owner */
+};
+
+/* Where element `at` lies, and how many follow it there. */
+static uint8_t *arena_at(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t *run_p) {
+  const mlfab_vec *v = c->bufs;
+  while (at >= v->count) at -= v++->count;
+  *run_p = v->count - at;
+  return (uint8_t *)v->data + at * width;
+}
+
+static void arena_pack(uint8_t *to, const mlfab__arena_call *c, uint32_t width, uint64_t at,
+                       uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run, to += run * width) {
+    const uint8_t *from = arena_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    memcpy(to, from, run * width);
+  }
+}
+
+static void arena_unpack(const mlfab__arena_call *c, const struct arena_plan *p, uint64_t at,
+                         uint64_t n, const uint8_t *from) {
+  for (uint64_t run; n > 0; at += run, n -= run, from += run * p->width) {
+    uint8_t *to = arena_at(c, p->width, at, &run);
+    run = mlfab__min(run, n);
+    if (p->stream) {
+      void *dst[1] = {to};
+      const void *in[1] = {from};
+      mlfab__combine_many(MLFAB_SUM, c->dtype, dst, 1, in, 1, run, 1);
+    } else {
+      memcpy(to, from, run * p->width);
+    }
+  }
+}
+
+/* Adds n elements at `at` of all members, from[j] being member j's (NULL: this one's own), into the
+ * vector and to `out`, which may be NULL. */
+static void arena_add(const mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                      uint64_t at, uint64_t n, const uint8_t *const *from, uint8_t *out) {
+  const void *in[MLFAB__ARENA_MOST];
+  for (uint64_t done = 0, run; done < n; done += run) {
+    void *to[2] = {arena_at(c, p->width, at + done, &run), out + done * p->width};
+    uint32_t outs = out != NULL ? 2 : 1;
+    run = mlfab__min(run, n - done);
+    for (uint32_t j = 0; j < a->n; j++) in[j] = j == a->me ? to[0] : from[j] + done * p->width;
+    mlfab__combine_many(c->op, c->dtype, to, outs, in, a->n, run, 0);
+    if (c->op != MLFAB_MEAN) continue;
+    for (uint32_t i = 0; i < outs; i++) mlfab__combine_divide(c->dtype, to[i], run, a->n);
+  }
+}
+
+static bool arena_finite(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run) {
+    const uint8_t *from = arena_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    if (!mlfab__combine_finite(c->dtype, from, run)) return false;
+  }
+  return true;
+}
+
+static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
+                             struct arena_plan *p) {
+  uint64_t lanes = p->width > 0 ? 64 / p->width : 1, at = 0;
+  uint64_t even = (c->count / a->n + lanes) / lanes * lanes;
+  for (uint32_t j = 0; j < a->n; j++) {
+    uint64_t length = mlfab__min(even, c->count - at);
+    if (c->counts != NULL) length = c->counts[j];
+    if (c->kind == MLFAB__ARENA_BROADCAST) length = j == c->root ? c->count : 0;
+    p->first[j] = at;
+    p->length[j] = length;
+    at += length;
+  }
+}
+
+static void arena_plan(const mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
+  uint64_t most = 0, part = ARENA_PART;
+  p->width = c->kind == MLFAB__ARENA_BARRIER ? 0 : mlfab__element_bytes(c->dtype);
+  p->bytes = c->count * p->width;
+  p->adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
+  p->gathers = c->kind != MLFAB__ARENA_REDUCE_SCATTER;
+  p->stream = p->bytes >= ARENA_STREAM;
+  arena_plan_parts(a, c, p);
+  if (a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
+  p->part = p->width > 0 ? part / 64 * 64 / p->width : 1;
+  for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
+  p->rounds = (most + p->part - 1) / p->part;
+}
+
+/* Member j's part of a round: where it begins and how many elements it has. */
+static uint64_t arena_part(const struct arena_plan *p, uint32_t j, uint64_t round, uint64_t *n_p) {
+  uint64_t skip = mlfab__min(round * p->part, p->length[j]);
+  *n_p = mlfab__min(p->part, p->length[j] - skip);
+  return p->first[j] + skip;
+}
+
+/* ---- large calls ---- */
+
+/* (1): what others add. */
+static void arena_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                      uint64_t round) {
+  uint8_t *to = a->own->in[(a->round + round) % ARENA_DEPTH];
+  if (!p->adds || a->peers[a->me].direct != NULL) return;
+  for (uint32_t j = 0; j < a->n; j++) {
+    uint64_t n, at = arena_part(p, j, round, &n);
+    if (j == a->me) continue;
+    arena_pack(to, c, p->width, at, n);
+    to += p->part * p->width;
+  }
+}
+
+/* (2): this member's part. */
+static void arena_make(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                       uint64_t round) {
+  uint32_t slot = (uint32_t)((a->round + round) % ARENA_DEPTH);
+  uint64_t n, at = arena_part(p, a->me, round, &n);
+  uint8_t *out = p->gathers && a->peers[a->me].direct == NULL ? a->own->out[slot] : NULL;
+  const uint8_t *from[MLFAB__ARENA_MOST];
+  if (!p->adds) {
+    if (out != NULL) arena_pack(out, c, p->width, at, n);
+    return;
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    const struct arena_peer *peer = &a->peers[j];
+    uint64_t place = (a->me < j ? a->me : a->me - 1) * p->part;
+    from[j] = peer->direct != NULL ? peer->direct + at * p->width
+                                   : peer->segment->in[slot] + place * p->width;
+  }
+  arena_add(a, c, p, at, n, from, out);
+}
+
+/* (3): the part of another. */
+static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                       uint64_t round, uint32_t j) {
+  const struct arena_peer *peer = &a->peers[j];
+  uint32_t slot = (uint32_t)((a->round + round) % ARENA_DEPTH);
+  uint64_t n, at = arena_part(p, j, round, &n);
+  if (!p->gathers) return;
+  arena_unpack(c, p, at, n,
+               peer->direct != NULL ? peer->direct + at * p->width : peer->segment->out[slot]);
+}
+
+/* Waits until all others' steps are at least base + step. */
+static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step) {
+  int code = 0;
+  for (uint32_t i = 1; i < a->n && code == 0; i++)
+    code = arena_wait(a, c, &a->peers[(a->me + i) % a->n].segment->step, a->epoch + a->base + step);
+  return code;
+}
+
+static void arena_step(mlfab__arena *a, uint64_t step) {
+  arena_tell(a, &a->own->step, a->epoch + a->base + step);
+  arena_settle(a);
+}
+
+/* What is left when the doors have told that round 0 is in place. */
+static int arena_rounds(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  int code = 0;
+  for (uint64_t i = 1; i <= p->rounds + 1 && code == 0; i++) {
+    if (i < p->rounds) {
+      arena_put(a, c, p, i);
+      arena_step(a, 2 * i + 1);
+    }
+    if (i <= p->rounds) {
+      if (i > 1) code = arena_wait_all(a, c, 2 * (i - 1) + 1);
+      if (code != 0) break;
+      arena_make(a, c, p, i - 1);
+      arena_step(a, 2 * i + 2);
+    }
+    for (uint32_t k = 1; k < a->n && i > 1 && code == 0; k++) {
+      uint32_t j = (a->me + k) % a->n;
+      code = arena_wait(a, c, &a->peers[j].segment->step, a->epoch + a->base + 2 * i);
+      if (code == 0) arena_take(a, c, p, i - 2, j);
+    }
+  }
+  if (code != 0) return code;
+  arena_step(a, 2 * p->rounds + 3);
+  if (a->peers[a->me].direct != NULL) code = arena_wait_all(a, c, 2 * p->rounds + 3);
+  return code;
+}
+
+/* ---- small calls ---- */
+
+static void arena_small_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                            uint8_t *to) {
+  if (p->adds)
+    arena_pack(to, c, p->width, 0, c->count);
+  else
+    arena_pack(to, c, p->width, p->first[a->me], p->length[a->me]);
+}
+
+static void arena_small_take(mlfab__arena *a, const mlfab__arena_call *c,
+                             const struct arena_plan *p, uint32_t parity) {
+  uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
+  const uint8_t *from[MLFAB__ARENA_MOST];
+  for (uint32_t j = 0; j < a->n; j++) {
+    const uint8_t *data = a->peers[j].segment->doors[parity].data;
+    if (!p->adds && j != a->me) arena_unpack(c, p, p->first[j], p->length[j], data);
+    from[j] = data + at * p->width;
+  }
+  if (p->adds) arena_add(a, c, p, at, n, from, NULL);
+}
+
+/* ---- a call ---- */
+
+/* The verdict over the doors, the same at all members: 0, SHAPE or NOT_FINITE. `lost` has a bit for
+ * those who are at another call. */
+static int arena_judge(mlfab__arena *a, uint32_t parity, uint64_t lost, uint32_t *culprit_p) {
+  uint64_t signature[MLFAB__ARENA_MOST];
+  uint32_t right = 0, votes = 0;
+  bool same = lost == 0;
+  for (uint32_t j = 0; j < a->n; j++) {
+    signature[j] = a->peers[j].segment->doors[parity].signature;
+    same &= signature[j] == signature[0];
+  }
+  for (uint32_t j = 0; j < a->n && !same; j++) {
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < a->n; k++) count += signature[k] == signature[j] && !(lost >> k & 1);
+    if (count > votes) votes = count, right = j;
+  }
+  for (uint32_t j = 0; j < a->n && !same; j++) {
+    *culprit_p = j;
+    if (signature[j] != signature[right] || lost >> j & 1) return MLFAB_ERR_SHAPE;
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    *culprit_p = j;
+    if (a->peers[j].segment->doors[parity].refused) return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
+/* Publishes this member's door and waits for all; what it learns stands in peers. */
+static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, uint32_t parity, uint64_t word,
+                        uint32_t *culprit_p) {
+  uint64_t lost = 0;
+  arena_tell(a, &a->own->doors[parity].word, word);
+  for (uint32_t i = 1; i < a->n; i++) {
+    uint32_t j = (a->me + i) % a->n;
+    const struct arena_door *door = &a->peers[j].segment->doors[parity];
+    int code = arena_wait(a, c, &door->word, word);
+    if (code != 0) return code;
+    if (atomic_load_explicit(&door->word, memory_order_relaxed) != word) lost |= UINT64_C(1) << j;
+  }
+  return arena_judge(a, parity, lost, culprit_p);
+}
+
+/* Large: which vectors are read where they lie. FRAME when a peer says what cannot be. */
+static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t parity,
+                       uint32_t *culprit_p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct arena_peer *peer = &a->peers[j];
+    const struct arena_door *door = &peer->segment->doors[parity];
+    if (j == a->me) continue;
+    uint64_t offset = door->offset;
+    bool direct = door->direct != 0;
+    peer->entry = door->entry;
+    peer->generation = door->generation;
+    peer->direct = NULL;
+    arena_forget(a, peer);
+    arena_get_to_know(a, j);
+    if (!direct) continue;
+    *culprit_p = j;
+    if (peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
+    const struct arena_view *view = &peer->views[peer->entry];
+    if (view->at == NULL || view->generation != peer->generation || offset > view->bytes ||
+        p->bytes > view->bytes - offset || offset % 8 != 0)
+      return MLFAB_ERR_FRAME;
+    peer->direct = view->at + offset;
+  }
+  return 0;
+}
+
+/* Says where the vector lies. */
+static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                        struct arena_door *door) {
+  struct arena_memory *m = c->nbufs == 1 ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  a->peers[a->me].direct = NULL;
+  door->generation = door->direct = 0;
+  if (m == NULL) return;
+  door->entry = m->entry;
+  door->generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
+                                          memory_order_relaxed);
+  door->offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
+  door->direct = door->offset % 8 == 0 && arena_known(a, m);
+  if (door->direct) a->peers[a->me].direct = c->bufs[0].data;
+}
+
+static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                      uint64_t word, uint32_t *culprit_p) {
+  uint32_t parity = (uint32_t)(a->turn & 1);
+  struct arena_door *door = &a->own->doors[parity];
+  bool small = p->bytes <= ARENA_SMALL_MOST;
+  bool brings = p->adds || p->length[a->me] > 0;
+  door->signature = c->signature;
+  door->refused = c->refuse && brings &&
+                  !arena_finite(c, p->width, p->adds ? 0 : p->first[a->me],
+                                p->adds ? c->count : p->length[a->me]);
+  if (small) {
+    arena_small_put(a, c, p, door->data);
+  } else {
+    arena_offer(a, c, p, door);
+    arena_put(a, c, p, 0);
+  }
+  int code = arena_gather(a, c, parity, word, culprit_p);
+  if (code != 0) return code;
+  if (small) {
+    arena_small_take(a, c, p, parity);
+  } else {
+    code = arena_place(a, p, parity, culprit_p);
+    if (code == 0) code = arena_rounds(a, c, p);
+    a->base += 2 * p->rounds + 3;
+    a->round += p->rounds;
+  }
+  return code;
+}
+
+/* (I5): the doors that the call began with still stand. */
+static bool arena_stands(mlfab__arena *a, uint64_t word) {
+  bool stands = true;
+  atomic_thread_fence(memory_order_acquire);
+  for (uint32_t j = 0; j < a->n; j++)
+    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
+                                   memory_order_relaxed) == word;
+  return stands;
+}
+
+MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
+                                     uint32_t *culprit_p) {
+  struct arena_plan plan;
+  if (a->epoch == 0) return MLFAB_ERR_STATE;
+  uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
+  arena_plan(a, c, &plan);
+  int code = arena_call(a, c, &plan, word, culprit_p);
+  while (code == 0 && MLFAB__UNLIKELY(!arena_stands(a, word))) {
+    code = c->pause != NULL ? c->pause(c->user) : MLFAB_ERR_PEER_CLOSED;
+    sched_yield();
+  }
+  if (code != 0) {
+    arena_leave(a);
+    return code;
+  }
+  arena_settle(a);
+  a->turn++;
+  return 0;
+}
+
+#undef ARENA_MAGIC
+#undef ARENA_SEALS
+#undef ARENA_LOW
+#undef ARENA_SMALL
+#undef ARENA_IN
+#undef ARENA_OUT
+#undef ARENA_STREAM
+#endif
