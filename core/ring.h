@@ -9,8 +9,8 @@
  * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
  * which member i's x_i enter the result:
  *
- *   RING      allreduce, reduce-scatter, allgather: P-1 steps a half, (P-1)/P n a half. Block b goes
- *             from b+1 round to b: ((x_b+1 o x_b+2) o ...) o x_b, indices modulo P.
+ *   RING      allreduce, reduce-scatter, allgather: P-1 steps a half, (P-1)/P n a half. Block b
+ *             goes from b+1 round to b: ((x_b+1 o x_b+2) o ...) o x_b, indices modulo P.
  *             `ordered`: a chain, ((x_0 o x_1) o ...) o x_P-1, and back along it (allreduce), or
  *             from the last member straight to the owners (reduce-scatter): 2 n at most.
  *             broadcast: a chain from the root, n.
@@ -23,10 +23,9 @@
  *             log steps of n. Ranges of members that are neighbours are added, the lower one left:
  *             a balanced tree over x_0 .. x_P-1 in their order. Where P is no power of two, the
  *             first 2 (P - 2^floor) members are added in pairs before, and told the result after.
- *             allgather: as HALVING.
+ *             allgather: as HALVING. barrier: dissemination, log bare notices.
  *   TREE      allreduce: binomial, to member 0 and back, log n at the root; ranges of neighbours,
  *             the lower one left. broadcast: binomial from the root.
- *   barrier   dissemination, log bare notices, whatever the algorithm.
  *
  * So every element is added at one member, or everywhere in the same tree: all members get the same
  * bits, in every run.
@@ -81,8 +80,8 @@ typedef struct mlfab__ring_task {
   uint8_t reduce; /* as in mlfab__dag_op */
 } mlfab__ring_task;
 
-/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that is
- * free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
+/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
+ * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
  * resolved by mlfab__ring_choose. With `mean` a COMPUTE of MLFAB__RING_DIVIDE goes over whatever
  * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
  * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
