@@ -283,7 +283,6 @@ static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t
     if (!message.copied)
       streams->user.given_back(streams->user.self, stream_place(streams, rank) - 1, message.cookie);
   }
-  streams->hop.ready(streams->hop.self, rank);
 }
 
 MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
