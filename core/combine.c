@@ -1,14 +1,14 @@
 /* combine.c - element-wise operations of collectives. Layer 1.
  *
- * For: adding up what several workers have, in one pass over memory. Not for: updates of a model and
- * their scale (reduce.c), nor for who adds what, nor for threads.
+ * For: adding up what several workers have, in one pass over memory. Not for: updates of a model
+ * and their scale (reduce.c), nor for who adds what, nor for threads.
  *
- * Invariants: an element of a result depends on the elements it is made of and on their order, never
- * on the level, on alignment, on the position in the array or on the flags of the compiler: workers
- * that compute the same sum must get the same bits. Three things guard this:
- *  - Sums, products and quotients are single instructions where the compiler is known. It cannot
- *    reassociate or contract them, divide by a reciprocal, or exchange operands (of two NaNs the
- *    processor keeps the first).
+ * Invariants: an element of a result depends on the elements it is made of and on their order,
+ * never on the level, on alignment, on the position in the array or on the flags of the compiler:
+ * workers that compute the same sum must get the same bits. Three things guard this:
+ *  - On x86 sums, products and quotients are instructions of their own. No compiler can reassociate
+ *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor
+ *    keeps the first).
  *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
  *    -ffinite-math-only nor -fno-signed-zeros shows.
  *  - The portable kernel also does the ragged ends for the vector kernels.
@@ -82,8 +82,9 @@ typedef union combine_stage {
   int64_t i64[COMBINE_STAGE];
 } combine_stage;
 
-/* Elsewhere compilers get no reason to exchange operands: what is computed goes through memory. The
- * divisor is read again each time, or they would take its reciprocal. */
+/* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
+ * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
+ * compiler would take its reciprocal. */
 #if COMBINE_X86
 #define COMBINE_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) {               \

@@ -1,13 +1,14 @@
 /* combine.h - element-wise operations of collectives: any number of arrays into one. Layer 1.
  *
- * A portable kernel does everything, a faster one for this CPU does the bulk where there is one, and
- * gives the same bits, whatever the flags of the compiler. Pointers need only the alignment of their
- * elements.
+ * A portable kernel does everything, a faster one for this CPU does the bulk where there is one,
+ * and gives the same bits, whatever the flags of the compiler. Pointers need only the alignment of
+ * their elements.
  *
  * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
  * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
  * 2^64. MLFAB_MIN and MLFAB_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
- * or product of two NaNs is one of them. MLFAB_MEAN adds; mlfab__combine_divide does the rest. */
+ * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
+ * always come out. MLFAB_MEAN adds; mlfab__combine_divide does the rest. */
 #ifndef MLFAB__COMBINE_H
 #define MLFAB__COMBINE_H
 
@@ -41,8 +42,8 @@ MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, ui
 /* 1 when none of n elements is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n);
 
-/* The kernels by level: 0 portable, 1 AVX2 with F16C, 2 AVX-512. mlfab__combine_level is the highest
- * that this CPU has; a higher one must not be asked for. Tests compare them. */
+/* The kernels by level: 0 portable, 1 AVX2 with F16C, 2 AVX-512. mlfab__combine_level is the
+ * highest that this CPU has; a higher one must not be asked for. Tests compare them. */
 MLFAB__INTERNAL int mlfab__combine_level(void);
 MLFAB__INTERNAL void mlfab__combine_many_with(int level, int op, int dtype, void *const *dst,
                                               uint32_t ndst, const void *const *in, uint32_t k,

@@ -1,4 +1,5 @@
-/* test_combine.c - the kernels of core/combine.c against a literal loop at every level, bit for bit.
+/* test_combine.c - the kernels of core/combine.c against a literal loop at every level, bit for
+ * bit.
  * Holds under -Ofast -march=native too: the reference rounds by storing and compares bits.
  * MLFAB_SCALE=100 a hundred times as many cases. */
 #include "core/combine.h"
@@ -205,7 +206,7 @@ static int same(int dtype, uint64_t a, uint64_t b) {
 
 /* ---- arrays ---- */
 
-/* Anything; ordinary numbers; such as are equal, or zero, or the last and the first of their kind. */
+/* Anything; ordinary numbers; zeros, and the first and the last of each kind. */
 static uint64_t any_number(mlfab__prng *prng, int dtype) {
   format f = format_of(dtype);
   uint64_t bits = mlfab__prng_next(prng), sign = bits & sign_of(f);
