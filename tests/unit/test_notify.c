@@ -553,6 +553,36 @@ static void a_slot_written_too_early(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
+static void *allocate_one(void *user, size_t bytes) {
+  return (*(int *)user)-- > 0 ? calloc(1, bytes) : NULL;
+}
+
+static void release_one(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  free(memory);
+}
+
+static void out_of_memory(void **state) {
+  static const uint32_t peer[] = {1, 2};
+  (void)state;
+  for (int good = 0; good <= 2; good++) {
+    mlfab__notify notify;
+    mlfab__env env;
+    mlfab_env hooks;
+    int left = good;
+    memset(&hooks, 0, sizeof hooks);
+    hooks.size = sizeof hooks;
+    hooks.user = &left;
+    hooks.allocate = allocate_one;
+    hooks.release = release_one;
+    assert_int_equal(mlfab__env_init(&env, &hooks), 0);
+    assert_int_equal(mlfab__notify_init(&notify, &env, MLFAB_NOTIFY_ACK, peer, 2, peer, 2),
+                     good < 2 ? MLFAB_ERR_MEMORY : 0);
+    mlfab__notify_free(&notify, &env);
+    assert_int_equal(env.bytes, 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(notify_ack),
@@ -560,6 +590,7 @@ int main(void) {
       cmocka_unit_test(figure_8),
       cmocka_unit_test(expander_sends_less),
       cmocka_unit_test(a_slot_written_too_early),
+      cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
