@@ -1,14 +1,15 @@
 /* collective_common.h - a rank of a contestant of the benchmark of collectives.
  *
- * A contestant is a group of processes that stay for the whole benchmark and sleep in a read while others
- * are measured. tests/bench/collective.py writes an order to the named pipe DIR/in.RANK of each of them,
- * and every rank answers with a line in DIR/out:
+ * A contestant is a group of processes that stay for the whole benchmark and sleep in a read while
+ * others are measured. tests/bench/collective.py writes an order to the named pipe DIR/in.RANK of
+ * each of them, and every rank answers with a line in DIR/out:
  *
  *    check BYTES       one allreduce, whose sum is looked at       RANK 0, or RANK wrong
  *    run BYTES COUNT   COUNT of them, one behind the other         RANK SECONDS
  *
- * A trial is warmed up by one allreduce, so that all ranks begin together. The arrays hold zeros in a trial:
- * sums of anything else would grow. End of file ends the rank. */
+ * A size is checked before it is run. A trial is warmed up by one allreduce, so that all ranks
+ * begin together. The arrays hold zeros in a trial: sums of anything else would grow. End of file
+ * ends the rank. */
 #ifndef MLFAB_BENCH_COLLECTIVE_COMMON_H
 #define MLFAB_BENCH_COLLECTIVE_COMMON_H
 

@@ -1,7 +1,7 @@
 /* collective_gloo.cc - Gloo's allreduce over TCP: bench-collective-gloo RANKS ALGORITHM DIR
  *
- * ALGORITHM: ring, bcube, halving-doubling. Ranks are not bound to a core each: Gloo has an I/O thread
- * beside the caller's. */
+ * ALGORITHM: ring, bcube, halving-doubling. Ranks are not bound to a core each: Gloo has an I/O
+ * thread beside the caller's. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif

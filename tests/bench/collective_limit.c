@@ -1,13 +1,18 @@
-/* collective_limit.c - what bounds an allreduce on this machine: bench-collective-limit KIND RANKS DIR
+/* collective_limit.c - what bounds an allreduce on this machine:
  *
- *    copy   shared memory, callers' own arrays: every rank copies what others add into a shared block, adds
- *           its part of all ranks to its array and a shared block, and copies the others' sums back
+ *    bench-collective-limit KIND RANKS DIR
+ *
+ *    copy   shared memory, callers' own arrays: every rank copies what others add into a shared
+ *           block, adds its part of all ranks to its array and a shared block, and copies the
+ *           others' sums back
  *    add    arrays in shared memory: every rank adds its part of all ranks' arrays into all of them
- *    tcp    over loopback every rank sends 2 (N-1)/N of its array and takes as much in; nothing is added
+ *    tcp    over loopback every rank sends 2 (N-1)/N of its array and takes as much in; no sums
  *
- * These move the bytes of an allreduce, with all ranks at once, and do nothing else: shared blocks stay
- * in the cache, and ranks wait for each other once a call (a barrier, a byte), not where data would make them.
- * So the sums are not right, and are not looked at. From 16 MB up stores bypass the cache. */
+ * These move the bytes of an allreduce, with all ranks at once, and do nothing else: shared blocks
+ * stay in the cache, and ranks wait for each other before and after a call (over TCP: for its last
+ * byte), not where data would make them. So the sums are not right, and are not looked at. Stores
+ * do not bypass the cache: what is written in place has just been read, and took 2 to 3 times as
+ * long so. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -25,11 +30,8 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
-enum { RANKS_MAX = 8, BLOCK = 16384, STREAM_FROM = 4 << 20, SPINS = 300, PIECE = 1 << 20 };
+enum { RANKS_MAX = 8, BLOCK = 8192, BLOCKS = 8, LANES = 32, SPINS = 300, PIECE = 1 << 20 };
 
 typedef struct presence {
   _Alignas(128) _Atomic unsigned turn;
@@ -38,16 +40,16 @@ typedef struct presence {
 typedef struct limit {
   int yields;     /* more ranks than cores */
   presence *here; /* shared, one a rank */
-  unsigned turn;
-  float *stage[RANKS_MAX]; /* BLOCK elements, shared */
+  unsigned turn, blocks;
+  float *stage[RANKS_MAX]; /* everybody's BLOCKS blocks of BLOCK elements, shared */
   float *array[RANKS_MAX]; /* add: everybody's array; copy: only one's own */
   int from, to;            /* tcp: the neighbours in the ring */
 } limit;
 
 static void rest(const limit *l, unsigned *spins) {
   if (l->yields && ++*spins % 64 == 0) sched_yield();
-#ifdef __SSE2__
-  _mm_pause();
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
 #endif
 }
 
@@ -61,54 +63,51 @@ static void barrier(collective_rank *r, limit *l) {
   }
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define FAST __attribute__((optimize("O3")))
-#else
-#define FAST
+/* out[k] = the sum of all in, for each k: n arrays read, m written; count is a multiple of LANES.
+ * As fast as the machine allows, whatever the build was asked for. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+__attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
 #endif
-
-/* out[k] = the sum of all in, for each k: n arrays read, m written. */
-FAST static void add(float *const *in, int n, float *const *out, int m, size_t count, int stream) {
-  size_t i = 0;
-#ifdef __SSE2__
-  for (; i + 4 <= count; i += 4) {
-    __m128 sum = _mm_loadu_ps(in[0] + i);
-    for (int k = 1; k < n; k++) sum = _mm_add_ps(sum, _mm_loadu_ps(in[k] + i));
-    for (int k = 0; k < m; k++) {
-      if (stream) {
-        _mm_stream_ps(out[k] + i, sum);
-      } else {
-        _mm_storeu_ps(out[k] + i, sum);
-      }
+static void
+add(float *const *in, int n, float *const *out, int m, size_t count) {
+  for (size_t i = 0; i < count; i += LANES) {
+    float sum[LANES];
+    memcpy(sum, in[0] + i, sizeof sum);
+    for (int k = 1; k < n; k++) {
+      const float *x = in[k] + i;
+      for (int j = 0; j < LANES; j++) sum[j] += x[j];
     }
-  }
-#endif
-  for (; i < count; i++) {
-    float sum = in[0][i];
-    for (int k = 1; k < n; k++) sum += in[k][i];
-    for (int k = 0; k < m; k++) out[k][i] = sum;
+    for (int k = 0; k < m; k++) memcpy(out[k] + i, sum, sizeof sum);
   }
 }
 
-/* Elements of one of n parts, in whole vectors. */
-static size_t part_of(size_t count, int n) { return count / (size_t)n / 4 * 4; }
+/* Elements of one of n parts. */
+static size_t part_of(size_t count, int n) { return count / (size_t)n / LANES * LANES; }
+
+/* The next shared block of this rank to write to. */
+static float *block_next(collective_rank *r, limit *l) {
+  return l->stage[r->rank] + (size_t)(l->blocks++ % BLOCKS) * BLOCK;
+}
+
+/* What another wrote some blocks ago: not what it writes now, or both would fight for the lines. */
+static float *block_of(const limit *l, int rank) {
+  return l->stage[rank] + (size_t)((l->blocks + BLOCKS / 2) % BLOCKS) * BLOCK;
+}
 
 static void copy_call(collective_rank *r, size_t count) {
   limit *l = r->self;
   size_t part = part_of(count, r->ranks);
-  int stream = count >= STREAM_FROM;
   barrier(r, l);
   for (size_t at = 0; at < part; at += BLOCK) {
     size_t n = part - at < BLOCK ? part - at : BLOCK;
-    float *in[RANKS_MAX], *out[2] = {r->data + at, l->stage[r->rank]};
+    float *in[RANKS_MAX], *mine = r->data + at;
     for (int k = 1; k < r->ranks; k++)
-      memcpy(l->stage[r->rank], r->data + (size_t)k * part + at, n * sizeof(float));
-    for (int k = 0; k < r->ranks; k++) in[k] = k == r->rank ? r->data + at : l->stage[k];
-    add(in, r->ranks, out, 2, n, 0);
-    for (int k = 1; k < r->ranks; k++) {
-      float *sum = l->stage[(r->rank + k) % r->ranks], *to = r->data + (size_t)k * part + at;
-      add(&sum, 1, &to, 1, n, stream);
-    }
+      memcpy(block_next(r, l), mine + (size_t)k * part, n * sizeof(float));
+    for (int k = 0; k < r->ranks; k++) in[k] = k == r->rank ? mine : block_of(l, k);
+    float *out[2] = {mine, block_next(r, l)};
+    add(in, r->ranks, out, 2, n);
+    for (int k = 1; k < r->ranks; k++)
+      memcpy(mine + (size_t)k * part, block_of(l, (r->rank + k) % r->ranks), n * sizeof(float));
   }
   barrier(r, l);
 }
@@ -119,7 +118,7 @@ static void add_call(collective_rank *r, size_t count) {
   float *array[RANKS_MAX];
   for (int k = 0; k < r->ranks; k++) array[k] = l->array[k] + (size_t)r->rank * part;
   barrier(r, l);
-  add(array, r->ranks, array, r->ranks, part, count >= STREAM_FROM);
+  add(array, r->ranks, array, r->ranks, part);
   barrier(r, l);
 }
 
@@ -194,7 +193,7 @@ int main(int argc, char **argv) {
   l.yields = r.ranks > sysconf(_SC_NPROCESSORS_ONLN);
   l.here = shared(sizeof(presence) * RANKS_MAX);
   for (int i = 0; i < r.ranks; i++) {
-    l.stage[i] = shared(BLOCK * sizeof(float));
+    l.stage[i] = shared(BLOCKS * BLOCK * sizeof(float));
     if (in_place) l.array[i] = shared(COLLECTIVE_BYTES_MAX);
     if (tcp) connection(&to[i], &from[(i + 1) % r.ranks]);
   }

@@ -1,7 +1,7 @@
 /* collective_ours.c - mlfab's allreduce: mlfab-run -n N -s 0 bench-collective-ours DIR [alloc]
  *
- * With `alloc` the array is from mlfab_alloc, otherwise it is the caller's own. Exit status 3: the library
- * has no mlfab_alloc. */
+ * With `alloc` the array is from mlfab_alloc, otherwise it is the caller's own. Exit status 3: the
+ * library has no mlfab_alloc. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
