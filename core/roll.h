@@ -9,18 +9,32 @@
  * leaves in good order (ROLL_LEAVE, DONE) ends nothing: the others are told how far it came (ROLL_LEFT), and fail what it
  * has not called by themselves.
  *
- * Stuck. A worker whose call is open for longer than a heartbeat says so (ROLL_STUCK), once a beat. Server 0 asks all
- * members whether they have called it (ROLL_ASK, at most once a beat and call); from the answers (ROLL_TELL) it finds who has not, and tells all
- * (ROLL_MISSING: the lowest rank, or one that did not answer for two beats), or, when all have and signatures differ, the verdict SHAPE
- * on the rank that differs from most (the lowest signature of the lowest rank counts where none has more), with both calls in words.
+ * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
+ * another: ROLL_MISSING of epoch 0, where the rank has not said ROLL, or ROLL_READY.
  *
- * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes after READY of all its
- * members: so whoever is IN knows that all others have left the epoch before. (3) Each member hears exactly one ROLL_OVER an epoch, said again on a new link
- * until its ROLL tells that it knows (roll_ask.epoch). (4) What a member that is dead or unknown says is ignored; frames of other epochs are ignored. (5) Memory:
- * one entry a worker, one call under inquiry a time.
+ * Stuck. A worker whose call is open for longer than a heartbeat says so (ROLL_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (ROLL_ASK): one call at a time, four a beat at most, and
+ * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
+ * From the answers (ROLL_TELL) it finds who has not, and tells all (ROLL_MISSING: the lowest rank, or else
+ * one that did not answer for two beats, or nobody). When all have and signatures differ, the
+ * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * lowest rank count), with both calls in words.
  *
- * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of the configuration
- * hosts with the most bandwidth first. go.round is the largest of the rolls' rounds. */
+ * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
+ * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
+ * its last bytes.
+ *
+ * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
+ * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
+ * (3) Each member hears exactly one ROLL_OVER an epoch, said again on a new link until its ROLL
+ * tells that it knows (roll_ask.epoch); until then it is no member of another. (4) What a worker
+ * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
+ * one call under inquiry a time.
+ *
+ * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
+ * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
+ * An epoch has at most MLFAB__ROLL_MEMBERS_MAX members: one that would have more is over at once,
+ * with LIMIT. */
 #ifndef MLFAB__ROLL_H
 #define MLFAB__ROLL_H
 
@@ -28,21 +42,37 @@
 #include "port.h"
 
 enum mlfab__roll_phase {
-  MLFAB__ROLL_IDLE,
+  MLFAB__ROLL_IDLE, /* nobody has ever asked */
   MLFAB__ROLL_GATHERING,
   MLFAB__ROLL_LISTED,
   MLFAB__ROLL_RUNNING
 };
 
 typedef struct mlfab__roll_entry { /* a worker */
-  uint8_t alive, done, asked, member, ready,
-      over_owed;        /* over_owed: has not confirmed the last verdict */
-  uint8_t told, called; /* of the inquiry */
+  uint8_t alive, done;             /* alive: also while it is awaited at first */
+  uint8_t asked;                   /* for the epoch that forms */
+  uint8_t member, ready, arena;    /* of the epoch that stands */
+  uint8_t left;                    /* a member that takes no further part ... */
+  uint64_t calls;                  /* ... but for so many calls */
+  uint32_t over_owed;              /* epoch whose verdict it has not confirmed; 0: none */
   uint32_t incarnation;
+  int32_t missing; /* who it was told is missing */
+  uint32_t lead;   /* the lowest rank among the members of its host */
+  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  /* The inquiry. */
+  uint8_t told, called;
   uint64_t signature;
   char words[MLFAB__TEXT_MAX];
   mlfab__roll_ask ask;
 } mlfab__roll_entry;
+
+/* Which call is under inquiry, and since when; pending: another is to be. */
+typedef struct mlfab__roll_inquiry {
+  uint8_t open, pending;
+  uint32_t channel, pending_channel;
+  uint64_t number, pending_number;
+  uint64_t asked_ns; /* 0: nothing was asked in this epoch */
+} mlfab__roll_inquiry;
 
 typedef struct mlfab__roll {
   mlfab__env *env;
@@ -50,13 +80,16 @@ typedef struct mlfab__roll {
   mlfab__port port; /* peers are workers */
   uint32_t workers;
   enum mlfab__roll_phase phase;
-  uint32_t epoch, members;
+  uint32_t epoch; /* that stands, or was the last */
+  uint32_t members;
   mlfab__roll_entry *entries; /* by rank */
   uint32_t *order;            /* members */
-  mlfab__roll_over verdict;   /* the last one */
-  /* The inquiry. */
-  uint32_t channel;
-  uint64_t number, asked_ns; /* asked_ns 0: none */
+  uint8_t *list;              /* ROLL_LIST of the epoch */
+  uint32_t list_bytes;
+  mlfab__roll_member *table; /* what it is made of */
+  mlfab__roll_go go;
+  mlfab__roll_over verdict; /* the last one */
+  mlfab__roll_inquiry inquiry;
 } mlfab__roll;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
