@@ -13,7 +13,7 @@ seconds. Slowest rank's time, float32, sum, in place.
 
 Peers: Open MPI over shared memory (btl vader; at 100 MB also with malloc told to keep its memory)
 and over TCP (btl tcp), Gloo's algorithms over TCP. Those that are not installed are left out.
-Limits: see collective_limit.c. It takes about S (140) seconds. Goals are only printed.
+Limits: see collective_limit.c. It takes a little more than S (110) seconds. Goals are only printed.
 
 Rows of FILE: name ours unit peer peer_value limit_name limit_value.
 SPDX-License-Identifier: MIT
@@ -283,7 +283,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("tsv", nargs="?")
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=140)
+    parser.add_argument("--seconds", type=float, default=110)
     bench = Bench(parser.parse_args())
     print("Allreduce, us a call, beside the limit (ours / limit) and each peer (times that ours is "
           "faster); %d processors" % os.cpu_count())
