@@ -639,6 +639,9 @@ static void test_verdicts(void **state) {
   expect_verdict(3, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
   assert_int_equal(w->roll.phase, MLFAB__ROLL_RUNNING);
   assert_int_equal(w->roll.epoch, 2);
+  say(&w->workers[0], MLFAB__ROLL_FAIL, meta, mlfab__encode_roll_over(meta, &fail));
+  settle();
+  assert_int_equal(w->roll.epoch, 2);
   close_world();
 
   /* A code that is none, a rank that there is not. */
@@ -657,6 +660,7 @@ static void test_leaving(void **state) {
   w->workers[3].calls = 2;
   cut(1);
   leave(3);
+  deliver(3, 1);
   settle();
   assert_int_equal(w->roll.phase, MLFAB__ROLL_RUNNING);
   assert_int_equal(w->roll.epoch, 1);
