@@ -7,13 +7,12 @@
  * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
  * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
  * work behind. */
-#include "node.h"
+#include "drive.h"
 
 #include "reduce.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -24,7 +23,6 @@
 #endif
 
 enum {
-  DRIVE_TRANSPORTS = 2,
   DRIVE_BATCH = 64,
   DRIVE_LINK_BITS = 24,
   DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
@@ -34,48 +32,13 @@ enum {
   DRIVE_LOOK_EVERY = 64
 };
 
-typedef struct drive_transport {
-  const mlfab_transport *table;
-  void *self;
-  uint32_t links; /* that are up */
-} drive_transport;
-
 /* A tensor's weights as they were, for trainers without gradients. */
-typedef struct drive_snapshot {
-  struct drive_snapshot *next;
+struct mlfab__snapshot {
+  mlfab__snapshot *next;
   uint32_t tensor;
   int dtype;
   uint64_t count, bytes;
   uint8_t *before, *difference;
-} drive_snapshot;
-
-struct mlfab {
-  mlfab_node *node;
-  mlfab__env env;
-  mlfab_env hooks; /* complete: what transports are given */
-  drive_transport transports[DRIVE_TRANSPORTS];
-  uint32_t ntransports;
-  pthread_mutex_t lock;
-  pthread_cond_t changed;
-  pthread_t thread;
-  int has_thread, stop;
-  int parked;                  /* the thread stays aside: callers move things */
-  int dozing;                  /* it does so for long, and wants to be told when there is work */
-  uint64_t calls;              /* that have ended */
-  uint32_t calls_asleep;       /* during the thread's present sleep */
-  int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
-  uint32_t waiters;
-  int simulated;        /* time stands still while we run */
-  uint64_t moves;       /* pumps that moved something */
-  uint32_t idle_looks;  /* pumps in a row that found nothing */
-  uint32_t quiet_looks; /* at a transport without links, that were left out */
-  uint64_t now_ns;      /* the clock, when it was last read */
-  uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns; /* when transports are to be measured again; MLFAB__NEVER: not at all */
-  int fd;              /* given out by mlfab_fd, or -1 */
-  int tell;            /* an eventfd in it */
-  uint64_t moves_told; /* moves, when mlfab_progress last returned */
-  drive_snapshot *snapshots;
 };
 
 static uint64_t drive_monotonic(void *user) {
@@ -107,7 +70,9 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   return MLFAB_ERR_IO;
 }
 
-static uint64_t drive_now(const mlfab *ctx) { return ctx->hooks.clock(ctx->hooks.user); }
+MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx) {
+  return ctx->hooks.clock(ctx->hooks.user);
+}
 
 /* --- moving --- */
 
@@ -119,7 +84,7 @@ static int drive_reach(mlfab *ctx, const char *list, uint64_t token) {
       memcpy(address, at, n);
       address[n] = 0;
       for (uint32_t t = 0; t < ctx->ntransports; t++) {
-        const drive_transport *transport = &ctx->transports[t];
+        const mlfab__drive_transport *transport = &ctx->transports[t];
         if (transport->table->reach(transport->self, address))
           return transport->table->connect(transport->self, address, token);
       }
@@ -131,7 +96,7 @@ static int drive_reach(mlfab *ctx, const char *list, uint64_t token) {
 
 static int drive_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_CONNECT) return drive_reach(ctx, action->address, action->token);
-  drive_transport *transport = &ctx->transports[action->link >> DRIVE_LINK_BITS];
+  mlfab__drive_transport *transport = &ctx->transports[action->link >> DRIVE_LINK_BITS];
   uint32_t link = action->link & ((1u << DRIVE_LINK_BITS) - 1);
   switch (action->kind) {
     case MLFAB_ACTION_SEND:
@@ -163,11 +128,11 @@ static int drive_actions(mlfab *ctx, uint64_t now) {
 
 /* Hands at most a batch of one transport's events to the node. The clock is read with the first. */
 static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
-  drive_transport *transport = &ctx->transports[t];
+  mlfab__drive_transport *transport = &ctx->transports[t];
   mlfab_io_event event;
   int moved = 0;
   while (moved < DRIVE_BATCH && transport->table->poll(transport->self, &event)) {
-    if (*now_p == 0) *now_p = drive_now(ctx);
+    if (*now_p == 0) *now_p = mlfab__drive_now(ctx);
     mlfab_io_event mapped = event;
     if (event.link) mapped.link = event.link | (t << DRIVE_LINK_BITS);
     if (event.kind == MLFAB_IO_UP) {
@@ -206,7 +171,7 @@ static void drive_measure(mlfab *ctx, uint64_t now) {
   if (now < ctx->measure_ns) return;
   ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    const drive_transport *transport = &ctx->transports[t];
+    const mlfab__drive_transport *transport = &ctx->transports[t];
     mlfab_measure one = {0};
     if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
     if (transport->table->measure(transport->self, now, &one) == 1) drive_measure_add(&sum, &one);
@@ -234,9 +199,9 @@ static int drive_quiet(mlfab *ctx, uint32_t t) {
   return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring,
- * so that a waiter who looks again and again does it only now and then. */
-static int drive_pump(mlfab *ctx) {
+/* Reading the clock costs as much as looking at a ring, so that a waiter who looks again and again
+ * does it only now and then. */
+MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -244,7 +209,7 @@ static int drive_pump(mlfab *ctx) {
     moved |= drive_events(ctx, t, &now) > 0;
   }
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
-    now = drive_now(ctx);
+    now = mlfab__drive_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
     drive_measure(ctx, now);
@@ -267,8 +232,8 @@ static int drive_pump(mlfab *ctx) {
 /* --- sleeping --- */
 
 /* The one transport that has links, if listening ones can wait for the next slice of time. */
-static drive_transport *drive_only(mlfab *ctx) {
-  drive_transport *only = NULL;
+static mlfab__drive_transport *drive_only(mlfab *ctx) {
+  mlfab__drive_transport *only = NULL;
   if (ctx->ntransports == 1) return &ctx->transports[0];
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     if (ctx->transports[t].links == 0) continue;
@@ -283,7 +248,7 @@ static drive_transport *drive_only(mlfab *ctx) {
 static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    drive_transport *transport = &ctx->transports[t];
+    mlfab__drive_transport *transport = &ctx->transports[t];
     fds[t].fd = transport->table->fd(transport->self);
     fds[t].events = POLLIN;
     fds[t].revents = 0;
@@ -305,13 +270,13 @@ static void drive_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
 
 /* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
 static void drive_sleep(mlfab *ctx, uint64_t until) {
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
   uint64_t timeout = until > now ? until - now : 0;
-  drive_transport *only = drive_only(ctx);
+  mlfab__drive_transport *only = drive_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
-  struct pollfd fds[DRIVE_TRANSPORTS];
+  struct pollfd fds[MLFAB__DRIVE_TRANSPORTS];
   int many = !only && ctx->ntransports > 0;
   if (many && drive_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
@@ -331,7 +296,7 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 
-static void drive_wake(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->wake(ctx->transports[t].self);
 }
@@ -345,28 +310,24 @@ static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* What a waiter waits for: 1 when it is there. */
-typedef int (*drive_test)(mlfab *ctx, void *what);
-
-/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last
- * answer. */
-static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *what) {
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what))) {
-    if (drive_pump(ctx)) {
+    if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
       break;
     }
-    uint64_t now = ctx->simulated ? drive_now(ctx) : ctx->now_ns;
+    uint64_t now = ctx->simulated ? mlfab__drive_now(ctx) : ctx->now_ns;
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
       /* Somebody else listens. The thread is asked to step aside. */
-      if (ctx->thread_sleeps) drive_wake(ctx);
+      if (ctx->thread_sleeps) mlfab__drive_wake(ctx);
       drive_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
     } else if (!ctx->simulated && now - idle_since < ctx->spin_ns && ctx->ntransports > 0) {
       /* Others get in between two looks: those who wait too, and now and then those who call. */
@@ -409,7 +370,7 @@ static void *drive_thread(void *argument) {
     if (ctx->waiters > 0 || ctx->parked) {
       drive_step_aside(ctx);
       idle_since = 0;
-    } else if (drive_pump(ctx)) {
+    } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
     } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
@@ -437,12 +398,11 @@ static void drive_rearm(mlfab *ctx) {
   if (pending) drive_tell(ctx);
 }
 
-/* Every public call that touches the node is between these two. */
-static void drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
+MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
 
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
-static void drive_leave(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx) {
   ctx->calls++;
   if (ctx->has_thread && ctx->waiters == 0) {
     int busy = drive_busy(ctx);
@@ -481,7 +441,7 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
   options.env = &ctx->hooks;
   options.user = c->transport_user;
   options.error = error;
-  drive_transport *transport = &ctx->transports[ctx->ntransports];
+  mlfab__drive_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
     return error->code ? code
@@ -528,7 +488,7 @@ static void drive_free(mlfab *ctx) {
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
   while (ctx->snapshots) {
-    drive_snapshot *snapshot = ctx->snapshots;
+    mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
     mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
     mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
@@ -603,10 +563,10 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   if (!code) code = drive_open_transports(ctx, &c, addresses, sizeof addresses, &error);
   if (!code) {
     c.env = &ctx->hooks;
-    code = mlfab_node_open(&c, addresses, drive_now(ctx), &ctx->node, &error);
+    code = mlfab_node_open(&c, addresses, mlfab__drive_now(ctx), &ctx->node, &error);
   }
   if (!code) {
-    drive_actions(ctx, drive_now(ctx));
+    drive_actions(ctx, mlfab__drive_now(ctx));
     code = drive_start_thread(ctx, &c, &error);
   }
   if (error_p) *error_p = error;
@@ -626,11 +586,11 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
     return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
   int code = mlfab_open_start(config, &ctx, error_p);
   if (code) return code;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   /* The node has its own deadline for joining, and then says why. */
-  drive_until(ctx, MLFAB__NEVER, drive_test_ready, NULL);
+  mlfab__drive_until(ctx, MLFAB__NEVER, drive_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   if (code == 1) {
     *ctx_p = ctx;
     return 0;
@@ -641,9 +601,9 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int ready = mlfab_node_ready(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return ready;
 }
 
@@ -670,7 +630,7 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->stop = 1;
   pthread_cond_broadcast(&ctx->changed);
   pthread_mutex_unlock(&ctx->lock);
-  drive_wake(ctx);
+  mlfab__drive_wake(ctx);
   pthread_join(ctx->thread, NULL);
   ctx->has_thread = 0;
 }
@@ -679,20 +639,20 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   mlfab_node *node = ctx->node;
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
       /* The shard that lives here is needed until the others have left too. */
       mlfab__node_stop_working(node, now);
-      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
+      mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
     }
-    now = drive_now(ctx);
+    now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
-    drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
+    mlfab__drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return mlfab_abandon(ctx_p);
 }
 
@@ -717,15 +677,15 @@ static int drive_test_request(mlfab *ctx, void *what) {
   return !request || request->done;
 }
 
-/* Waits and ends. With the lock. */
-static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_result *result_p) {
+MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
+                                       mlfab_result *result_p) {
   drive_wait wait = {id};
   mlfab_result result;
   int done = 0;
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   drive_actions(ctx, now);
-  drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER, drive_test_request,
-              &wait);
+  mlfab__drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
+                     drive_test_request, &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
   if (!done) return MLFAB_ERR_TIMEOUT;
@@ -733,35 +693,13 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
   return result.status;
 }
 
-#define DRIVE_CHECK(ctx) \
-  if (!(ctx)) return MLFAB_ERR_ARGUMENT
-
 /* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
  * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
-static void drive_send(mlfab *ctx, uint64_t now) {
+MLFAB__INTERNAL void mlfab__drive_send(mlfab *ctx, uint64_t now) {
   int moved = drive_actions(ctx, now);
   int turn = ctx->parked && ctx->calls % DRIVE_PUMP_EVERY == 0;
-  if (turn || (moved && ctx->sleeping)) drive_pump(ctx);
+  if (turn || (moved && ctx->sleeping)) mlfab__drive_pump(ctx);
 }
-
-/* A call that starts a request, under the lock. */
-#define DRIVE_START(call)          \
-  drive_enter(ctx);                \
-  uint64_t now = drive_now(ctx);   \
-  int code = (call);               \
-  if (!code) drive_send(ctx, now); \
-  drive_leave(ctx);                \
-  return code
-
-/* The same, and waits for it. */
-#define DRIVE_BLOCK(call, result_p)                         \
-  mlfab_request request = 0;                                \
-  drive_enter(ctx);                                         \
-  uint64_t now = drive_now(ctx);                            \
-  int code = (call);                                        \
-  if (!code) code = drive_await(ctx, request, 0, result_p); \
-  drive_leave(ctx);                                         \
-  return code
 
 MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
   DRIVE_CHECK(ctx);
@@ -863,21 +801,21 @@ MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
    * aside. */
-  if (!ctx->has_thread || ctx->parked) drive_pump(ctx);
+  if (!ctx->has_thread || ctx->parked) mlfab__drive_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
-  int code = drive_await(ctx, request, timeout_ns, result_p);
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab__drive_await(ctx, request, timeout_ns, result_p);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -898,28 +836,28 @@ static int drive_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   if (!ctx->node->is_worker) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                              "flush: this node is not a worker");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return wrong;
   }
-  uint64_t start = drive_now(ctx);
+  uint64_t start = mlfab__drive_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
-  if (!drive_until(ctx, deadline, drive_test_flushed, NULL)) {
+  if (!mlfab__drive_until(ctx, deadline, drive_test_flushed, NULL)) {
     char waited[24];
     code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                        drive_now(ctx) - start,
+                        mlfab__drive_now(ctx) - start,
                         "flush: after %s %u updates are not decided by every server",
-                        mlfab__duration(waited, drive_now(ctx) - start),
+                        mlfab__duration(waited, mlfab__drive_now(ctx) - start),
                         mlfab__worker_unfinished(&ctx->node->worker));
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;
     ctx->node->requests.abandoned_code = 0;
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -942,69 +880,70 @@ static void drive_untell(mlfab *ctx) {
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   drive_untell(ctx);
   uint64_t before = ctx->moves;
-  int moved = drive_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
+  int moved = mlfab__drive_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
   if (!moved && timeout_ns > 0) {
-    moved = drive_until(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns), drive_test_moved, &before);
+    moved = mlfab__drive_until(ctx, mlfab__add_sat(mlfab__drive_now(ctx), timeout_ns),
+                               drive_test_moved, &before);
   }
   ctx->moves_told = ctx->moves;
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return moved;
 }
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   DRIVE_CHECK(ctx);
   if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   *at_ns_p = mlfab_node_deadline(ctx->node);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return 0;
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
-  int code = mlfab_node_set_schedule(ctx->node, schedule, drive_now(ctx));
-  drive_actions(ctx, drive_now(ctx));
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab_node_set_schedule(ctx->node, schedule, mlfab__drive_now(ctx));
+  drive_actions(ctx, mlfab__drive_now(ctx));
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
-  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, drive_now(ctx));
-  drive_actions(ctx, drive_now(ctx));
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, mlfab__drive_now(ctx));
+  drive_actions(ctx, mlfab__drive_now(ctx));
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                              "serve: this node is neither server nor scheduler");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return wrong;
   }
-  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
-  int served = drive_until(ctx, deadline, drive_test_served, NULL);
+  uint64_t deadline = timeout_ns ? mlfab__add_sat(mlfab__drive_now(ctx), timeout_ns) : MLFAB__NEVER;
+  int served = mlfab__drive_until(ctx, deadline, drive_test_served, NULL);
   int code =
       served ? 0
              : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
                             timeout_ns, "serve: the deadline passed, and workers are still here");
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -1012,7 +951,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
 
 #if defined(__linux__)
 static int drive_open_fd(mlfab *ctx) {
-  int fds[DRIVE_TRANSPORTS + 1], n = 0, code = 0;
+  int fds[MLFAB__DRIVE_TRANSPORTS + 1], n = 0, code = 0;
   int fd = epoll_create1(EPOLL_CLOEXEC);
   ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   fds[n++] = ctx->tell;
@@ -1048,10 +987,10 @@ static int drive_open_fd(mlfab *ctx) {
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   DRIVE_CHECK(ctx);
   if (!fd_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = ctx->fd >= 0 ? 0 : drive_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -1067,31 +1006,31 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_last_error(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_stats(ctx->node, stats_p, size);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 /* --- snapshots --- */
 
-static drive_snapshot *drive_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
-  drive_snapshot *snapshot = ctx->snapshots;
+static mlfab__snapshot *drive_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
+  mlfab__snapshot *snapshot = ctx->snapshots;
   while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
     snapshot = snapshot->next;
   return snapshot;
 }
 
 static int drive_snapshot_one(mlfab *ctx, const mlfab_buf *buf) {
-  drive_snapshot *snapshot = drive_find_snapshot(ctx, buf);
+  mlfab__snapshot *snapshot = drive_find_snapshot(ctx, buf);
   const mlfab__layout *layout = &ctx->node->worker.layout;
   if (!snapshot) {
     const mlfab__tensor *tensor =
@@ -1133,10 +1072,10 @@ static int drive_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
 
 MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = drive_check_bufs(ctx, bufs, n);
   for (uint32_t i = 0; i < n && !code; i++) code = drive_snapshot_one(ctx, &bufs[i]);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -1144,7 +1083,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
                                     const mlfab_push_options *options, mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
   mlfab_request request = 0;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = drive_check_bufs(ctx, bufs, n);
   for (uint32_t i = 0; i < n && !code; i++) {
     if (!drive_find_snapshot(ctx, &bufs[i]))
@@ -1154,20 +1093,20 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
   if (!code && !list) code = MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < n && !code; i++) {
-    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    mlfab__snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
     mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
                            snapshot->count);
     list[i] = bufs[i];
     list[i].data = snapshot->difference;
   }
-  if (!code) code = mlfab_node_push(ctx->node, list, n, options, drive_now(ctx), &request);
-  if (!code) code = drive_await(ctx, request, 0, result_p);
+  if (!code) code = mlfab_node_push(ctx->node, list, n, options, mlfab__drive_now(ctx), &request);
+  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p);
   for (uint32_t i = 0; i < n && !code; i++) {
-    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    mlfab__snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
     memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
   }
   mlfab__free(&ctx->env, list, n * sizeof *list);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -1194,14 +1133,14 @@ static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t 
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   DRIVE_CHECK(ctx);
   if (!path) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   const mlfab__layout *layout = &ctx->node->worker.layout;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
   if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
     code = mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "save: there is no model with bytes here");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return code;
   }
   size_t header = drive_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
@@ -1223,15 +1162,16 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
       offset += t->bytes;
     }
     mlfab_request request = 0;
-    code = mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, drive_now(ctx), &request);
-    if (!code) code = drive_await(ctx, request, 0, NULL);
+    code =
+        mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, mlfab__drive_now(ctx), &request);
+    if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
-    drive_enter(ctx);
+    mlfab__drive_enter(ctx);
     code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
                         "save: '%.200s' cannot be written (%s)", path, strerror(errno));
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
   }
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);

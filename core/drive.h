@@ -1,0 +1,98 @@
+/* drive.h - a context, for the files of module drive. Layer 6.
+ *
+ * drive.c has the lock, the thread, the transports and most calls; collective.c collectives and the
+ * memory that workers of one host share. How they wait for each other: drive.c. */
+#ifndef MLFAB__DRIVE_H
+#define MLFAB__DRIVE_H
+
+#include "node.h"
+
+#include <pthread.h>
+
+enum { MLFAB__DRIVE_TRANSPORTS = 2 };
+
+typedef struct mlfab__drive_transport {
+  const mlfab_transport *table;
+  void *self;
+  uint32_t links; /* that are up */
+} mlfab__drive_transport;
+
+typedef struct mlfab__snapshot mlfab__snapshot; /* drive.c */
+
+struct mlfab {
+  mlfab_node *node;
+  mlfab__env env;
+  mlfab_env hooks; /* complete: what transports are given */
+  mlfab__drive_transport transports[MLFAB__DRIVE_TRANSPORTS];
+  uint32_t ntransports;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  pthread_t thread;
+  int has_thread, stop;
+  int parked;                  /* the thread stays aside: callers move things */
+  int dozing;                  /* it does so for long, and wants to be told when there is work */
+  uint64_t calls;              /* that have ended */
+  uint32_t calls_asleep;       /* during the thread's present sleep */
+  int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
+  uint32_t waiters;
+  int simulated;        /* time stands still while we run */
+  uint64_t moves;       /* pumps that moved something */
+  uint32_t idle_looks;  /* pumps in a row that found nothing */
+  uint32_t quiet_looks; /* at a transport without links, that were left out */
+  uint64_t now_ns;      /* the clock, when it was last read */
+  uint64_t spin_ns, timeout_ns, heartbeat_ns;
+  uint64_t measure_ns; /* when transports are to be measured again; MLFAB__NEVER: not at all */
+  int fd;              /* given out by mlfab_fd, or -1 */
+  int tell;            /* an eventfd in it */
+  uint64_t moves_told; /* moves, when mlfab_progress last returned */
+  mlfab__snapshot *snapshots;
+};
+
+/* Every public call that touches the node is between these two. */
+MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx);
+MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx);
+
+/* The others: with the lock. */
+
+/* Moves what can be moved now; 1 when something was. */
+MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx);
+/* Ends a sleep in the transports. */
+MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx);
+/* What a waiter waits for: not 0 when it is there. */
+typedef int (*mlfab__drive_test)(mlfab *ctx, void *what);
+/* Drives until the test holds, or the deadline has passed. Returns the test's last answer. Gives up
+ * the lock now and then. */
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what);
+/* Waits for a request and ends it, as mlfab_wait. */
+MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
+                                       mlfab_result *result_p);
+/* Sends what a call has set off. */
+MLFAB__INTERNAL void mlfab__drive_send(mlfab *ctx, uint64_t now);
+
+/* --- how calls look --- */
+
+#define DRIVE_CHECK(ctx) \
+  if (!(ctx)) return MLFAB_ERR_ARGUMENT
+
+/* A call that starts a request, under the lock. */
+#define DRIVE_START(call)                 \
+  mlfab__drive_enter(ctx);                \
+  uint64_t now = mlfab__drive_now(ctx);   \
+  int code = (call);                      \
+  if (!code) mlfab__drive_send(ctx, now); \
+  mlfab__drive_leave(ctx);                \
+  return code
+
+/* The same, and waits for it. */
+#define DRIVE_BLOCK(call, result_p)                                \
+  mlfab_request request = 0;                                       \
+  mlfab__drive_enter(ctx);                                         \
+  uint64_t now = mlfab__drive_now(ctx);                            \
+  int code = (call);                                               \
+  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
+  mlfab__drive_leave(ctx);                                         \
+  return code
+
+#endif
