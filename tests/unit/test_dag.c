@@ -1,6 +1,6 @@
-/* test_dag.c - schedules against a literal executor that looks at every operation after every event,
- * over random graphs and several rounds; what seal refuses; memory. MLFAB_SEED=n one random schedule
- * alone, MLFAB_SCALE=100 a hundred times as many. */
+/* test_dag.c - schedules against a literal executor that looks at every operation after every
+ * event, over random graphs and several rounds; what seal refuses; memory. MLFAB_SEED=n one random
+ * schedule alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/dag.h"
 #include "core/prng.h"
 
