@@ -334,7 +334,8 @@ MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
   mlfab__arena *a = *arena_p;
   if (a == NULL) return;
   *arena_p = NULL;
-  arena_leave(a);
+  /* What was said stands in the memory that others have mapped: one may be about to leave the last
+   * call. */
   while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
   arena_drop_peers(a);
   munmap(a->own, sizeof *a->own);
