@@ -3,14 +3,16 @@
  * Server 0 keeps the roll of those who take part (roll.h). A worker:
  *
  *    OUT --first call: ROLL--> ASKED --ROLL_LIST--> LISTED (READY) --ROLL_GO--> IN
- *               ^                                                                |
- *               +------- ROLL again, by itself <------- ROLL_OVER, from any -----+
+ *                                ^                     |                         |
+ *                                |                     +--- a failure here ------+--> FAILED
+ *                                +------- ROLL again, by itself <------- ROLL_OVER, from any
  *
  * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached for 8
- * heartbeats) is told to server 0 (ROLL_FAIL), which ends the epoch for all (ROLL_OVER); so there is
- * one verdict. A call whose own deadline has passed returns at once, and the verdict that follows does not fail
- * another one (`settled`). A verdict that finds no call open is kept for the next one (`owed`). Calls
- * begun before an epoch stands wait for it, with numbers of the epoch to come.
+ * heartbeats) ends all open calls of this worker at once, with one error: their memory is free
+ * then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is listed), which
+ * ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure that finds no call open
+ * is kept for the next one (`owed`). Calls begun while no epoch stands wait for it, with numbers of the
+ * epoch to come.
  *
  * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of a round
  * of an object (channel, round). Operations:
@@ -50,12 +52,35 @@ enum {
   MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
   MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them. */
+  MLFAB__COMM_AHEAD = 32,
+  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
   MLFAB__COMM_SPACES = 4,
   MLFAB__COMM_BUFS = 256,
-  MLFAB__COMM_PATIENCE = 8 /* heartbeats without a link */
+  MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
+  MLFAB__COMM_PAST = 128,   /* calls of which the signature is known, open or over */
+  MLFAB__COMM_BUCKETS = 64,
+  MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
+  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
+  MLFAB__COMM_CLASSES = 26       /* blocks of 64 bytes, twice as many, ... 2 GiB */
 };
 
-enum mlfab__comm_phase { MLFAB__COMM_OUT, MLFAB__COMM_ASKED, MLFAB__COMM_LISTED, MLFAB__COMM_IN };
+/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
+ * play's, or I64 for MLFAB__OP_OR. */
+#define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
+/* request.slot of an object's requests; below it are those of plain calls. */
+#define MLFAB__COMM_REQUEST(channel) (MLFAB__COMM_CALLS + (channel))
+/* Cookies of what an object sends by the streams itself: 32 bits are its own. */
+#define MLFAB__COMM_COOKIE(channel, own) (((uint64_t)(channel) << 33) | ((uint64_t)(own) << 1) | 1)
+
+/* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
+enum mlfab__comm_phase {
+  MLFAB__COMM_OUT,
+  MLFAB__COMM_ASKED,
+  MLFAB__COMM_LISTED,
+  MLFAB__COMM_IN,
+  MLFAB__COMM_FAILED
+};
 
 struct mlfab__comm;
 
@@ -64,6 +89,19 @@ typedef struct mlfab__comm_space {
   mlfab_vec *vecs; /* count in bytes here */
   uint32_t n;
 } mlfab__comm_space;
+
+/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
+typedef struct mlfab__comm_recv {
+  uint64_t got, from; /* bytes; the first that is staged */
+  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
+  uint32_t next;      /* plus one; 0: none */
+  uint8_t whole, eager;
+} mlfab__comm_recv;
+
+typedef struct mlfab__comm_peer { /* a member, to a play */
+  uint8_t ready, told;            /* its READY came; ours went out */
+  uint32_t first, last;           /* SENDs that wait for it, plus one; 0: none */
+} mlfab__comm_peer;
 
 typedef struct mlfab__play {
   /* Filled by whoever arms it, and left alone until it is over. */
@@ -77,17 +115,21 @@ typedef struct mlfab__play {
   mlfab__comm_space spaces[MLFAB__COMM_SPACES];
   /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__RING_DIVIDE occurs, which comm does. */
   int (*compute)(void *self, struct mlfab__play *play, const mlfab__dag_op *op);
-  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any more).
-   * It may arm another, and this one again. */
+  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
+   * more). With 0 it may arm another, and this one again. */
   void (*over)(void *self, struct mlfab__play *play, int status, uint64_t now_ns);
   void *self;
   mlfab__dag dag; /* sealed; comm starts it */
   /* comm's own. */
-  uint8_t armed, running;
-  uint32_t lent;                  /* messages of which bytes are borrowed */
-  uint8_t *ready;                 /* by member: READY came */
-  struct mlfab__comm_recv *recvs; /* state of the RECVs that have begun */
-  struct mlfab__play *next;       /* of the armed ones */
+  uint8_t armed;
+  uint8_t running;          /* not finished: its operations run, its messages are taken */
+  uint8_t busy;             /* its operations are being run */
+  uint8_t moved;            /* it has sent or got something */
+  uint32_t lent;            /* parts of messages that are borrowed */
+  uint32_t staged;          /* RECVs that have a stage */
+  mlfab__comm_recv *recvs;  /* by operation */
+  mlfab__comm_peer *peers;  /* by member */
+  struct mlfab__play *next; /* of the armed ones */
 } mlfab__play;
 
 /* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is, towards
@@ -95,7 +137,8 @@ typedef struct mlfab__play {
 typedef struct mlfab__comm_object {
   uint32_t channel; /* 0: free */
   void *self;
-  /* A frame of this channel that is not a play's: NULL where there are only plays. */
+  /* A frame of this channel that is not an armed play's, which consumes it (mlfab__stream_consumed): NULL
+   * where there are only plays, of which what comes early is kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
@@ -107,6 +150,10 @@ typedef struct mlfab__comm_object {
   /* Has this worker called `number`, as far as others wait for it; and who is awaited, or MLFAB_NO_RANK. */
   int (*called)(void *self, uint64_t number, int32_t *awaited_p);
   void (*free_self)(void *self);
+  /* comm's own. */
+  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
+  uint64_t stuck_ns; /* when it was last said that a request is open for long */
+  int32_t missing;   /* who server 0 says has not called */
 } mlfab__comm_object;
 
 /* A plain collective as it is called. */
@@ -123,18 +170,49 @@ typedef struct mlfab__comm_call {
   const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
   int32_t root;           /* rank; broadcast */
   uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
-  const char *words;      /* what it is, for texts: "an allreduce" */
+  const char *words;      /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
+/* A call as it is told of. */
+typedef struct mlfab__comm_past {
+  uint64_t signature, count;
+  const char *words;
+  int dtype, op;
+  uint32_t width;
+  int32_t root;
+  uint8_t kind, user; /* user: a reducer of the user's */
+} mlfab__comm_past;
+
+enum { MLFAB__SLOT_FREE, MLFAB__SLOT_WAITING, MLFAB__SLOT_PLAIN, MLFAB__SLOT_OUTSIDE };
+
 typedef struct mlfab__comm_slot { /* an open plain collective */
+  struct mlfab__comm *comm;
   uint8_t state;
+  uint8_t wanted; /* OUTSIDE: others call it as a plain one */
   mlfab__comm_call call;
   mlfab_vec vecs[MLFAB__COMM_BUFS];
+  uint64_t *counts;  /* a copy, by rank */
+  mlfab_vec *blocks; /* the members' blocks in their order; while it is armed */
+  uint32_t blocks_room;
   uint64_t number, signature, count;
   mlfab_request request;
+  uint64_t stuck_ns;
   int32_t missing; /* who server 0 says has not called */
   mlfab__play play;
 } mlfab__comm_slot;
+
+/* A frame of a play that is not armed yet; its bytes follow. */
+typedef struct mlfab__comm_stage {
+  struct mlfab__comm_stage *next;
+  mlfab__coll head;
+  uint32_t member, bytes;
+} mlfab__comm_stage;
+
+/* An object that this worker has closed. */
+typedef struct mlfab__comm_closed {
+  uint32_t channel;
+  uint64_t upto;
+} mlfab__comm_closed;
 
 typedef struct mlfab__comm {
   mlfab__env *env;
@@ -145,28 +223,49 @@ typedef struct mlfab__comm {
   uint32_t rank;
   int dead; /* server 0 is */
   enum mlfab__comm_phase phase;
-  uint32_t epoch, over_epoch; /* that stands or is listed; the newest that is over */
+  uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
   uint32_t members, me;
   uint32_t ranks[MLFAB__ROLL_MEMBERS_MAX]; /* members, in their order */
   mlfab__roll_member *list;                /* what ROLL_LIST said, `members` of them */
   mlfab__roll_go go;
-  uint64_t calls;  /* numbers given out in this epoch */
+  int ready;             /* READY was said */
+  uint64_t in_ns, calls; /* since when it stands; numbers given out in this epoch */
+  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
+  uint32_t left; /* how many members have left; the first call that one of them has not called */
+  uint64_t left_calls, left_ns;
+  int32_t left_rank;
   uint8_t owed;    /* a verdict that no call has seen */
-  uint8_t settled; /* the failure that will come was ours, and its call has returned */
+  uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
+  uint8_t untold;  /* a failure is to be told when an epoch is listed */
+  uint8_t ending;
+  uint32_t depth; /* frames and calls that are being worked on, one within the other */
+  uint64_t now_ns;
   mlfab_error verdict;
+  mlfab__roll_over fail; /* what server 0 is told */
   int leaving;
   uint64_t round; /* the largest partial round that is over, plus one */
   uint64_t objects_opened;
   mlfab__comm_slot *slots[MLFAB__COMM_CALLS];
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
-  mlfab__play *armed;              /* list */
-  struct mlfab__comm_stage *stage; /* messages that came early */
-  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked of drive
-   * between LISTED and READY. */
+  mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
+  uint32_t closed_next;
+  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by number */
+  mlfab__play *armed;                      /* list */
+  /* Messages that came early, by channel and number; the last of each list. */
+  mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
+  uint32_t stage_count;
+  uint8_t *gather;                                  /* small stretches on their way out as one */
+  void *pool[MLFAB__COMM_CLASSES];                  /* free blocks, by size */
+  uint64_t pooled;                                  /* bytes of them */
+  uint64_t collectives, collectives_failed, epochs; /* counters */
+  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked of
+   * drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a second. */
   uint32_t arena_pid;
   int32_t arena_fd;
   uint64_t arena_nonce, arena_bytes;
   int arena_asked; /* 1: drive shall map the list and call mlfab__comm_mapped */
+  uint64_t host;
+  double link_in, link_out;
 } mlfab__comm;
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
@@ -180,9 +279,11 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
-/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not yet; or what
- * ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, and it has become a
- * plain call by itself: wait for the request. */
+/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not yet; or
+ * what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, or
+ * another worker calls this one as a plain call: it has become one by itself, wait for the request. To be asked
+ * also while it runs: what is not 0 or 1 ends the waiting in the arena, and nothing was changed then. After
+ * UNSUPPORTED the rest of the epoch goes without the arena. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
                                         uint64_t *number_p, uint64_t *signature_p);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or MLFAB_NO_RANK). */
@@ -223,17 +324,43 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, u
 /* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is sealed. In
  * phase IN only. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns);
-/* Takes a play back without telling anybody: nothing of it is borrowed on return. */
+/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others are still
+ * to get bytes of it, that is a failure (CANCELLED). */
 MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play);
 /* Triggers an operation of an armed play. */
 MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, uint32_t op,
                                          uint64_t now_ns);
-/* Ends the epoch for all: posted to server 0. rank: to blame. */
+/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes effect at
+ * their end. */
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
+/* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel);
 /* A request of an object ends with the verdict. */
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
                                              uint64_t now_ns);
+
+/* --- between comm.c and play.c --- */
+
+/* Around whatever may end the epoch. now_ns 0: as before. */
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
+/* Says that this call seems to be stuck. */
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
+/* A frame of a plain call that is not armed: 1 when it is to be kept. */
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
+/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of block. */
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
+/* As mlfab__stream_user has them. */
+MLFAB__INTERNAL void mlfab__play_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                         const void *bulk, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_t cookie);
+/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets what
+ * came early. */
+MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code);
+/* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
 
 #endif

@@ -1,0 +1,616 @@
+/* play.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
+#include "comm.h"
+
+#include <stdio.h>
+
+enum {
+  PLAY_POOL = 8 << 20,        /* bytes of free blocks that are kept */
+  PLAY_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
+};
+
+/* --- blocks --- */
+
+static uint32_t play_class(uint64_t bytes) {
+  uint32_t class = 0;
+  while ((uint64_t)MLFAB__COMM_BLOCK << class < bytes) class ++;
+  return class;
+}
+
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes) {
+  uint32_t class = play_class(bytes);
+  if (class >= MLFAB__COMM_CLASSES) return mlfab__alloc_aligned(comm->env, bytes);
+  void *block = comm->pool[class];
+  if (!block) return mlfab__alloc_aligned(comm->env, (size_t)MLFAB__COMM_BLOCK << class);
+  memcpy(&comm->pool[class], block, sizeof(void *));
+  comm->pooled -= (uint64_t)MLFAB__COMM_BLOCK << class;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes) {
+  uint32_t class = play_class(bytes);
+  uint64_t room = class < MLFAB__COMM_CLASSES ? (uint64_t)MLFAB__COMM_BLOCK << class : bytes;
+  if (!block) return;
+  if (class >= MLFAB__COMM_CLASSES || comm->pooled + room > PLAY_POOL) {
+    mlfab__free_aligned(comm->env, block, room);
+    return;
+  }
+  memcpy(block, &comm->pool[class], sizeof(void *));
+  comm->pool[class] = block;
+  comm->pooled += room;
+}
+
+/* --- stretches of the plays' memory --- */
+
+typedef struct play_walk {
+  const mlfab_vec *vec;
+  uint64_t skip, left;
+} play_walk;
+
+static play_walk play_walk_begin(const mlfab__play *play, const mlfab__dag_op *op, uint64_t offset,
+                                 uint64_t bytes) {
+  play_walk walk = {play->spaces[op->space].vecs, op->at + offset, bytes};
+  if (bytes > 0) {
+    for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
+  }
+  return walk;
+}
+
+/* The next piece that lies together: *bytes_p of them, or NULL. */
+static uint8_t *play_walk_next(play_walk *walk, uint64_t *bytes_p) {
+  if (walk->left == 0) return NULL;
+  while (walk->skip == walk->vec->count) {
+    walk->vec++;
+    walk->skip = 0;
+  }
+  uint8_t *piece = (uint8_t *)walk->vec->data + walk->skip;
+  *bytes_p = mlfab__min(walk->vec->count - walk->skip, walk->left);
+  walk->skip += *bytes_p;
+  walk->left -= *bytes_p;
+  return piece;
+}
+
+/* --- sending --- */
+
+static mlfab__coll play_head(const mlfab__play *play, uint32_t tag, uint32_t flags,
+                             uint64_t total) {
+  return (mlfab__coll){.channel = play->channel,
+                       .number = play->number,
+                       .tag = tag,
+                       .flags = flags,
+                       .signature = play->signature,
+                       .total = total};
+}
+
+/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+static int play_send_part(mlfab__comm *comm, mlfab__play *play, uint32_t peer, mlfab__coll *head,
+                          const void *bytes, uint64_t n, int copy) {
+  int borrow = !copy && n > MLFAB__STREAM_COPY;
+  int code =
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
+  head->offset += n;
+  if (!code && borrow) play->lent++;
+  return code;
+}
+
+/* A message of several stretches: small ones go as one. */
+static int play_send_list(mlfab__comm *comm, mlfab__play *play, const mlfab__dag_op *op,
+                          mlfab__coll *head) {
+  play_walk walk = play_walk_begin(play, op, 0, op->bytes);
+  uint64_t n, gathered = 0;
+  int code = 0;
+  for (const uint8_t *piece; !code && (piece = play_walk_next(&walk, &n)) != NULL;) {
+    int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
+    if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
+    if (small && !comm->gather) return MLFAB_ERR_MEMORY;
+    if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
+      code = play_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+      gathered = 0;
+    }
+    if (small) {
+      memcpy(comm->gather + gathered, piece, n);
+      gathered += n;
+    } else if (!code) {
+      code = play_send_part(comm, play, op->peer, head, piece, n, op->copy);
+    }
+  }
+  if (!code && gathered > 0)
+    code = play_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+  return code;
+}
+
+static void play_memory(mlfab__comm *comm) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
+}
+
+static int play_is_eager(const mlfab__play *play, uint64_t bytes) {
+  return play->eager || bytes == 0;
+}
+
+static void play_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__coll head =
+      play_head(play, op->tag, play_is_eager(play, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? play_send_part(comm, play, op->peer, &head, NULL, 0, 1)
+                            : play_send_list(comm, play, op, &head);
+  play->moved = 1;
+  if (code) {
+    play_memory(comm);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+/* A SEND that may run: at once, or when the peer takes its bytes. */
+static void play_may_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__comm_peer *peer = &play->peers[op->peer];
+  if (play_is_eager(play, op->bytes) || peer->ready) {
+    play_send(comm, play, id);
+    return;
+  }
+  play->recvs[id].next = 0;
+  if (peer->last) {
+    play->recvs[peer->last - 1].next = id + 1;
+  } else {
+    peer->first = id + 1;
+  }
+  peer->last = id + 1;
+}
+
+static void play_is_ready(mlfab__comm *comm, mlfab__play *play, uint32_t member) {
+  mlfab__comm_peer *peer = &play->peers[member];
+  peer->ready = 1;
+  for (uint32_t id = peer->first; id != 0; id = play->recvs[id - 1].next)
+    play_send(comm, play, id - 1);
+  peer->first = peer->last = 0;
+}
+
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena also where they
+ * need not know: so all learn that this call is a plain one. */
+static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
+  if (play->eager && !(play->channel == 0 && comm->go.arena)) return;
+  for (uint32_t id = 0; id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    if (op->kind != MLFAB__DAG_RECV && op->kind != MLFAB__DAG_RECV_REDUCE) continue;
+    if (op->bytes == 0 || play->peers[op->peer].told) continue;
+    play->peers[op->peer].told = 1;
+    mlfab__coll head = play_head(play, 0, MLFAB__COLL_READY, 0);
+    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0)) play_memory(comm);
+  }
+}
+
+/* --- what came --- */
+
+static int play_reduces_by_user(const mlfab__play *play, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && play->reduce != NULL;
+}
+
+/* The type and operation of a RECV_REDUCE that is not the user's. */
+static int play_reduction(const mlfab__play *play, const mlfab__dag_op *op, int *dtype_p) {
+  int which = op->reduce - 1;
+  *dtype_p = play->dtype;
+  if (op->reduce == 0) return play->op;
+  if (which / 16) {
+    *dtype_p = which / 16;
+  } else if (which % 16 == MLFAB__OP_OR) {
+    *dtype_p = MLFAB_I64;
+  }
+  return which % 16;
+}
+
+/* May these bytes go to their place as they are? They begin and end with elements: frames are cut at
+ * multiples of 64 bytes, and where a stretch of the sender's ends. */
+static int play_fits(const mlfab__play *play, const mlfab__dag_op *op, const void *bytes) {
+  int dtype;
+  if (op->kind == MLFAB__DAG_RECV) return 1;
+  if (play_reduces_by_user(play, op)) return 0;
+  (void)play_reduction(play, op, &dtype);
+  return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
+}
+
+/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be changed;
+ * the user's reducer is only called with it. */
+static void play_apply(mlfab__play *play, const mlfab__dag_op *op, uint64_t offset,
+                       const uint8_t *bytes, uint64_t n, uint8_t *stage) {
+  play_walk walk = play_walk_begin(play, op, offset, n);
+  uint64_t k;
+  int dtype, reduction = play_reduction(play, op, &dtype);
+  for (uint8_t *piece; (piece = play_walk_next(&walk, &k)) != NULL; bytes += k) {
+    if (op->kind == MLFAB__DAG_RECV) {
+      memcpy(piece, bytes, k);
+    } else if (!play_reduces_by_user(play, op)) {
+      mlfab__combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
+                     k / mlfab__element_bytes(dtype), 0);
+    } else if (op->left) {
+      play->reduce(play->reduce_user, piece, bytes, k / play->width);
+    } else {
+      play->reduce(play->reduce_user, stage, piece, k / play->width);
+      memcpy(piece, stage, k);
+    }
+    if (stage) stage += k;
+  }
+}
+
+static void play_drop_stage(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (!recv->stage) return;
+  if (recv->eager && comm->streams.epoch)
+    mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
+  mlfab__comm_release(comm, recv->stage, op->bytes);
+  recv->stage = NULL;
+  play->staged--;
+}
+
+/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+static void play_settle(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (recv->stage && (recv->whole || play_fits(play, op, recv->stage))) {
+    uint8_t *stage = recv->stage + recv->from;
+    play_apply(play, op, recv->from, stage, recv->got - recv->from, stage);
+    play_drop_stage(comm, play, id);
+  }
+  if (recv->whole) mlfab__dag_done(&play->dag, id);
+}
+
+static void play_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
+  mlfab__port *down = &comm->streams.down;
+  down->drop(down->self, comm->ranks[member], MLFAB_ERR_FRAME, text);
+}
+
+static void play_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                            const mlfab__dag_op *op) {
+  char text[160];
+  snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
+           (unsigned long long)op->bytes);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
+/* Bytes for the RECV `id`. */
+static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const mlfab__coll *head,
+                      const uint8_t *bytes, uint32_t n) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int runs = mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && play_fits(play, op, bytes);
+  recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
+  if (direct) {
+    play_apply(play, op, recv->got, bytes, n, NULL);
+  } else if (n > 0) {
+    if (!recv->stage) {
+      recv->stage = mlfab__comm_block(comm, op->bytes);
+      if (!recv->stage) {
+        play_memory(comm);
+        return;
+      }
+      recv->from = recv->got;
+      play->staged++;
+    }
+    memcpy(recv->stage + recv->got, bytes, n);
+  }
+  recv->got += n;
+  recv->whole = recv->got == op->bytes;
+  if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
+  if (runs && recv->whole) play_settle(comm, play, id);
+}
+
+static void play_run(mlfab__comm *comm, mlfab__play *play);
+
+/* A frame of an armed play. */
+static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
+                       const mlfab__coll *head, const void *bulk, uint32_t bytes) {
+  play->moved = 1;
+  if (head->signature != play->signature) {
+    mlfab__comm_stuck(comm, play->channel, play->number);
+    return;
+  }
+  if (head->flags & MLFAB__COLL_READY) {
+    play_is_ready(comm, play, member);
+    play_run(comm, play);
+    return;
+  }
+  uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
+  if (id == MLFAB__DAG_NONE) {
+    play_wrong(comm, member, "a message that no schedule receives");
+    return;
+  }
+  const mlfab__comm_recv *recv = &play->recvs[id];
+  if (head->total != play->dag.ops[id].bytes) {
+    play_other_size(comm, member, head, &play->dag.ops[id]);
+  } else if (recv->whole || head->offset != recv->got) {
+    play_wrong(comm, member, "a message's bytes out of place");
+  } else {
+    play_take(comm, play, id, head, bulk, bytes);
+    play_run(comm, play);
+  }
+}
+
+static mlfab__play *play_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__play *play = comm->armed;
+  while (play && (play->channel != channel || play->number != number)) play = play->next;
+  return play;
+}
+
+/* --- what came early, or late --- */
+
+static uint32_t play_bucket(uint32_t channel, uint64_t number) {
+  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__COMM_BUCKETS);
+}
+
+static void play_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
+                      uint32_t bytes) {
+  uint32_t bucket = play_bucket(head->channel, head->number);
+  if (!(head->flags & (MLFAB__COLL_READY | MLFAB__COLL_EAGER))) {
+    play_wrong(comm, member, "bytes of a call that were not asked for");
+    return;
+  }
+  mlfab__comm_stage *stage =
+      comm->stage_count < PLAY_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
+  if (!stage) {
+    play_memory(comm);
+    return;
+  }
+  *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
+  if (bytes > 0) memcpy(stage + 1, bulk, bytes);
+  if (comm->stages[bucket]) {
+    comm->stage_ends[bucket]->next = stage;
+  } else {
+    comm->stages[bucket] = stage;
+  }
+  comm->stage_ends[bucket] = stage;
+  comm->stage_count++;
+}
+
+/* Those of one play that came early, in their order, out of the bucket. */
+static mlfab__comm_stage *play_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  uint32_t bucket = play_bucket(channel, number);
+  mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
+  comm->stage_ends[bucket] = NULL;
+  for (mlfab__comm_stage *stage = *kept, *next; stage; stage = next) {
+    next = stage->next;
+    if (stage->head.channel == channel && stage->head.number == number) {
+      stage->next = NULL;
+      *picked_end = stage;
+      picked_end = &stage->next;
+    } else {
+      *kept = stage;
+      kept = &stage->next;
+      comm->stage_ends[bucket] = stage;
+    }
+  }
+  *kept = NULL;
+  return picked;
+}
+
+static void play_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
+  comm->stage_count--;
+  mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
+}
+
+/* A frame of an object that is closed here: of what is over, or of a round in which it is missing. */
+static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
+  char text[64];
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    const mlfab__comm_closed *closed = &comm->closed[i];
+    if (closed->channel != head->channel || head->number < closed->upto) continue;
+    snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, head->channel);
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+  }
+}
+
+/* A frame for which no play is armed: 1 when it is kept, or is an object's. */
+static int play_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
+                      uint32_t bytes) {
+  mlfab__comm_object *object = head->channel ? mlfab__comm_object_find(comm, head->channel) : NULL;
+  if (object && object->frame) {
+    object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
+    return 1;
+  }
+  if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
+                         : object && head->number < object->upto)
+    return 0;
+  if (head->channel && !object && head->channel <= comm->objects_opened) {
+    play_closed(comm, head);
+    return 0;
+  }
+  play_keep(comm, member, head, bulk, bytes);
+  return 1;
+}
+
+static void play_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                         uint32_t bytes) {
+  if (head->flags & MLFAB__COLL_EAGER && bytes > 0)
+    mlfab__stream_consumed(&comm->streams, member, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__play_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                         const void *bulk, uint32_t bytes) {
+  mlfab__comm *comm = self;
+  mlfab__play *play = play_find(comm, head->channel, head->number);
+  if (comm->failing || comm->ending) return;
+  mlfab__comm_enter(comm, 0);
+  if (play && play->running) {
+    play_frame(comm, play, member, head, bulk, bytes);
+  } else if (play || !play_other(comm, member, head, bulk, bytes)) {
+    play_consume(comm, member, head, bytes); /* late: the play went on without it */
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* Delivers what came early for a play that is armed now. It may be over before the last. */
+static void play_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__comm_stage *stage = play_pick(comm, channel, number);
+  for (mlfab__comm_stage *next; stage; stage = next) {
+    next = stage->next;
+    mlfab__play_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
+    play_forget(comm, stage);
+  }
+}
+
+/* --- running --- */
+
+static void play_divide(const mlfab__comm *comm, const mlfab__play *play, const mlfab__dag_op *op) {
+  play_walk walk = play_walk_begin(play, op, 0, op->bytes);
+  uint64_t n;
+  for (uint8_t *piece; (piece = play_walk_next(&walk, &n)) != NULL;)
+    mlfab__combine_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+}
+
+static void play_compute(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int code = 0;
+  if (op->code == MLFAB__RING_DIVIDE) {
+    play_divide(comm, play, op);
+  } else {
+    code = play->compute(play->self, play, op);
+  }
+  if (code) {
+    char text[96];
+    snprintf(text, sizeof text, "an operation of worker %u's schedule has failed", comm->rank);
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+static void play_unlink(mlfab__comm *comm, mlfab__play *play) {
+  mlfab__play **at = &comm->armed;
+  while (*at != play) at = &(*at)->next;
+  *at = play->next;
+  play->armed = play->running = 0;
+  for (uint32_t id = 0; play->staged > 0; id++) play_drop_stage(comm, play, id);
+  mlfab__comm_release(comm, play->recvs, play->dag.nops * sizeof *play->recvs);
+  mlfab__comm_release(comm, play->peers, comm->members * sizeof *play->peers);
+  play->recvs = NULL;
+  play->peers = NULL;
+}
+
+static void play_run(mlfab__comm *comm, mlfab__play *play) {
+  uint32_t id;
+  if (play->busy) return; /* it is seen to further out */
+  play->busy = 1;
+  while (play->running && !comm->failing && mlfab__dag_next(&play->dag, &id)) {
+    switch (play->dag.ops[id].kind) {
+      case MLFAB__DAG_SEND:
+        play_may_send(comm, play, id);
+        break;
+      case MLFAB__DAG_COMPUTE:
+        play_compute(comm, play, id);
+        break;
+      case MLFAB__DAG_NOP:
+        mlfab__dag_done(&play->dag, id);
+        break;
+      default:
+        play_settle(comm, play, id);
+    }
+  }
+  play->busy = 0;
+  if (comm->failing) return; /* the epoch's end will end it */
+  if (mlfab__dag_finished(&play->dag)) play->running = 0;
+  if (play->running || play->lent > 0) return;
+  play_unlink(comm, play);
+  play->over(play->self, play, 0, comm->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_t cookie) {
+  mlfab__comm *comm = self;
+  mlfab__comm_enter(comm, 0);
+  if (cookie & 1) {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 33));
+    if (object && object->given_back)
+      object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
+  } else {
+    mlfab__play *play = (mlfab__play *)(uintptr_t)cookie;
+    play->lent--;
+    play_run(comm, play);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns) {
+  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
+    return MLFAB_ERR_STATE;
+  uint64_t recvs = play->dag.nops * sizeof *play->recvs;
+  uint64_t peers = comm->members * sizeof *play->peers;
+  play->recvs = mlfab__comm_block(comm, recvs);
+  play->peers = mlfab__comm_block(comm, peers);
+  if (!play->recvs || !play->peers) {
+    mlfab__comm_release(comm, play->recvs, recvs);
+    mlfab__comm_release(comm, play->peers, peers);
+    return MLFAB_ERR_MEMORY;
+  }
+  memset(play->recvs, 0, recvs);
+  memset(play->peers, 0, peers);
+  play->armed = play->running = 1;
+  play->busy = play->moved = 0;
+  play->lent = play->staged = 0;
+  play->next = comm->armed;
+  comm->armed = play;
+  if (object) object->upto = mlfab__max(object->upto, play->number + 1);
+  uint32_t channel = play->channel;
+  uint64_t number = play->number;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_start(&play->dag);
+  play_tell_ready(comm, play);
+  play_run(comm, play);
+  play_take_early(comm, channel, number);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, uint32_t op,
+                                         uint64_t now_ns) {
+  if (!play->armed || !play->running) return;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_trigger(&play->dag, op);
+  play_run(comm, play);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play) {
+  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  if (!play->armed) return;
+  mlfab__comm_enter(comm, 0);
+  uint32_t lent = play->lent;
+  if (play->running && object) object->upto = mlfab__min(object->upto, play->number);
+  play_unlink(comm, play);
+  if (lent > 0) {
+    /* Only the end of the epoch gives them back, and it must be here and now. */
+    char text[96];
+    snprintf(text, sizeof text, "worker %u has withdrawn what it had begun to send", comm->rank);
+    mlfab__streams_end(&comm->streams);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code) {
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (mlfab__comm_stage *stage = comm->stages[b], *next; stage; stage = next) {
+      next = stage->next;
+      play_forget(comm, stage);
+    }
+    comm->stages[b] = comm->stage_ends[b] = NULL;
+  }
+  while (comm->armed) {
+    mlfab__play *play = comm->armed;
+    play_unlink(comm, play);
+    play->lent = 0;
+    play->over(play->self, play, code, comm->now_ns);
+  }
+}
+
+MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play) {
+  for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    if (op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}
