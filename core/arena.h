@@ -45,10 +45,11 @@
  *        of round i. Rounds are counted over the whole epoch.
  *   (I4) In shared memory, a member overwrites another's part of a round in (3) only, when that one's
  *        step says that it has read it.
- *   (I5) Who leaves a call early (refused, ended by pause), or joins a new epoch, takes back its doors and
- *        its step before anything else is written. Who is through with reading looks at the doors that
- *        it began with once more: if they all stand, nothing that it read was overwritten. If
- *        not, the call does not succeed: it waits for pause to say why. So no torn read is used.
+ *   (I5) Who leaves a call early, or joins a new epoch, takes back its doors and its step before
+ *        anything else is written. Who is through with reading looks at the doors that it began with
+ *        once more: if they all stand, nothing that it read was overwritten. If not, the call does
+ *        not succeed: it waits for pause to say why. So no torn read is used. A verdict over the
+ *        doors takes nothing back, since nobody reads data after it; neither does closing.
  *   (I6) A member reads in shared memory of another only what that one knows it has mapped.
  * What is read from another's segment is not trusted: descriptors, sizes and places are checked, and
  * mappings are of sealed size, so that a broken member can spoil results, but nothing else.

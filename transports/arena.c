@@ -355,8 +355,8 @@ static uint32_t arena_processors(void) {
 static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *old = &a->peers[j];
-    if (old->segment == NULL || old->segment == a->own || old->name.nonce != name->nonce ||
-        old->name.pid != name->pid || old->name.fd != name->fd)
+    if (old->segment == NULL || old->segment == a->own ||
+        memcmp(&old->name, name, sizeof *name) != 0)
       continue;
     *peer = *old;
     *old = (struct arena_peer){0};
@@ -863,13 +863,14 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
     code = c->pause != NULL ? c->pause(c->user) : MLFAB_ERR_PEER_CLOSED;
     sched_yield();
   }
-  if (code != 0) {
-    arena_leave(a);
-    return code;
-  }
   arena_settle(a);
   a->turn++;
-  return 0;
+  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it. */
+  if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
+    a->epoch = 0;
+  else if (code != 0)
+    arena_leave(a);
+  return code;
 }
 
 #undef ARENA_MAGIC
