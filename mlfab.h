@@ -754,21 +754,20 @@ MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
- * every rank: up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
- * links, and down a distribution tree (MLfabric §6). Every worker must call it, in the same order, with
- * the same count and type (MLFAB_F32, F64, I64). Without a scheduler, or with no more than eager_bytes,
- * the root is the only aggregator. Those who have called mlfab_join are not waited for. NaN and
- * infinity are added like any number.
- * `data` is borrowed until the call returns. The sum is formed in it; after a failure what it holds is
- * not specified. A failure is told to all ranks, with one code and one rank; the next call works again.
- * Whoever runs out of time while a rank has not called yet ends alone, and may call again; later it ends
- * all.
- * Errors: ARGUMENT (also data that is not aligned), DTYPE, LIMIT (more than model_max_bytes), SHAPE
- * (naming a rank whose count or type differs), TIMEOUT naming the first rank that is missing, PEER_DEAD
- * or PEER_CLOSED naming who died in it or left, AGAIN (another one is under way), CANCELLED and MEMORY
- * naming the rank.
- * Cost: the array's bytes up and down once per worker; an aggregator adds in its own `data`, and stages
- * up to 4 MiB of what comes early. Four round trips beside. */
+ * every rank. Every worker must call it, in the same order, with the same count and type. Those who have
+ * called mlfab_join are not waited for. NaN and infinity are added like any number. `data` is borrowed
+ * until the call returns; the sum is formed in it, and after a failure what it holds is of no use.
+ *
+ * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, types and
+ * cost there (section 9b) holds here. But in a fabric with a scheduler arrays of MLFAB_F32, F64 and
+ * I64 of more than eager_bytes (the same on all nodes) go by its plan, as with MLFAB_ALGORITHM_PLANNED:
+ * up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
+ * links, and down a distribution tree (MLfabric §6). A failure of this form ends only this call, on
+ * all ranks with one code and one rank, and the next works again; one at a time (AGAIN); whoever runs out
+ * of time while a rank has not called yet ends alone, and may call again.
+ * Errors: as of mlfab_allreduce_list.
+ * Cost of the planned form: the array's bytes up and down once per worker; an aggregator adds in its own
+ * `data`, and stages up to 4 MiB of what comes early. Four round trips beside. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
@@ -849,7 +848,9 @@ enum mlfab_algorithm {
   MLFAB_ALGORITHM_HALVING = 2, /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
   MLFAB_ALGORITHM_TREE = 4,    /* binomial tree up and down */
-  MLFAB_ALGORITHM_PLANNED = 5  /* MLfabric's tree, by the scheduler; mlfab_allreduce only */
+  MLFAB_ALGORITHM_PLANNED = 5  /* MLfabric's tree, by the scheduler: allreduces of one buffer, sums of
+                                  MLFAB_F32, F64 and I64; without a scheduler the root adds all.
+                                  What is said of it at mlfab_allreduce holds */
 };
 
 /* A reducer of the user's: inout = in o inout, `in` being of lower ranks, `count` elements of
@@ -1295,6 +1296,21 @@ MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t no
                               mlfab_request *request_p);
 MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
                                    uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
+MLFAB_API int mlfab_node_allreduce_list(mlfab_node *node, const mlfab_vec *bufs, uint32_t n,
+                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
+                                        mlfab_request *request_p);
+MLFAB_API int mlfab_node_reduce_scatter(mlfab_node *node, void *data, const uint64_t *counts,
+                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
+                                        mlfab_request *request_p);
+MLFAB_API int mlfab_node_allgather(mlfab_node *node, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options, uint64_t now_ns,
+                                   mlfab_request *request_p);
+/* mlfab_broadcast_start and mlfab_barrier_start: the names without `workers` are of section 9. */
+MLFAB_API int mlfab_node_broadcast_workers(mlfab_node *node, int32_t root, void *data,
+                                           uint64_t bytes, const mlfab_collective *options,
+                                           uint64_t now_ns, mlfab_request *request_p);
+MLFAB_API int mlfab_node_barrier_workers(mlfab_node *node, const mlfab_collective *options,
+                                         uint64_t now_ns, mlfab_request *request_p);
 MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
                                      const void *values, uint64_t count,
                                      const mlfab_push_options *options, uint64_t now_ns,
