@@ -267,6 +267,7 @@ static void comm_act_on_failure(mlfab__comm *comm) {
   if (comm_alone(comm)) {
     comm->phase = MLFAB__COMM_OUT;
     comm_end(comm);
+    comm_join(comm);
     return;
   }
   if (stands) comm->phase = MLFAB__COMM_FAILED;
@@ -1188,9 +1189,10 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
     char text[64];
     snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
-  } else if (play && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+  } else if ((play || object->frame) &&
+             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
     object->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, object->channel, play->number);
+    mlfab__comm_stuck(comm, object->channel, play ? play->number : object->waits_for);
   }
 }
 

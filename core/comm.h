@@ -150,6 +150,7 @@ typedef struct mlfab__comm_object {
   /* Has this worker called `number`, as far as others wait for it; and who is awaited, or MLFAB_NO_RANK. */
   int (*called)(void *self, uint64_t number, int32_t *awaited_p);
   void (*free_self)(void *self);
+  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
   /* comm's own. */
   uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
   uint64_t stuck_ns; /* when it was last said that a request is open for long */
@@ -362,5 +363,31 @@ MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_
 MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
+
+/* --- gossip.c: stochastic reduce --- */
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__gossip mlfab__gossip; /* gossip.c */
+
+/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors: as
+ * of mlfab_stochastic_open, but for what is wrong with the graph, which mlfab__gossip_state tells
+ * from then on. */
+MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                       const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                       uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* 0, or why the workers of this epoch have no graph. */
+MLFAB__INTERNAL int mlfab__gossip_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
+ * data is as it was. */
+MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *data,
+                                        uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                        mlfab_error *error);
+/* Errors: STATE (an iteration is under way). */
+MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif
 
 #endif
