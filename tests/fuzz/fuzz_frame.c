@@ -26,6 +26,7 @@ static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
 static uint32_t numbers[MLFAB__SLICES_MAX];
+static mlfab__roll_member roll[MLFAB__ROLL_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -119,6 +120,19 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(FROZEN, freeze)
     TRY(STOP, stop)
     TRY(MOVED, moved)
+    TRY(ROLL, roll_ask)
+    TRY(ROLL_READY, roll_ready)
+    TRY(ROLL_GO, roll_go)
+    TRY(ROLL_FAIL, roll_over)
+    TRY(ROLL_OVER, roll_over)
+    TRY(ROLL_STUCK, roll_call)
+    TRY(ROLL_ASK, roll_call)
+    TRY(ROLL_TELL, roll_tell)
+    TRY(ROLL_MISSING, roll_missing)
+    TRY(ROLL_LEAVE, roll_leave)
+    TRY(ROLL_LEFT, roll_leave)
+    TRY(COLL, coll)
+    TRY(COLL_ACK, coll_ack)
     TRY_LIST(RESLICE, reslice_ask)
     TRY_LIST(MOVE, move)
     TRY_LIST(THAW, thaw)
@@ -184,6 +198,12 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
       mlfab__tree_plan m;
       if (mlfab__decode_tree_plan(meta, bytes, &m, tree_nodes)) return 0;
       taken = mlfab__encode_tree_plan(again, &m, tree_nodes);
+      break;
+    }
+    case MLFAB__ROLL_LIST: {
+      mlfab__roll_list m;
+      if (mlfab__decode_roll_list(meta, bytes, &m, roll)) return 0;
+      taken = mlfab__encode_roll_list(again, &m, roll);
       break;
     }
     default:
@@ -302,13 +322,16 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8,  8, 28, 76, 8,  4,  12, 160, 16, 0,  20, 20, 44, 44, 16, 0,  52, 16, 8, 8,  8,  36,
-    36, 8,  8,  8, 4,  12, 24, 24, 52, 68,  0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0, 24, 16, 60,
-    8,  32, 16, 0, 16, 24, 16, 16, 0,  0,   64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0, 0};
+    0,  40, 8,  8,  28, 76, 8, 4,  12, 160, 16, 0,  20, 20, 44, 44, 16, 0,  52, 16, 8,
+    8,  8,  36, 36, 8,  8,  8, 4,  12, 24,  24, 52, 68, 0,  52, 24, 0,  8,  16, 24, 24,
+    28, 36, 0,  24, 16, 60, 8, 32, 16, 0,   16, 24, 16, 16, 0,  0,  64, 16, 44, 0,  20,
+    4,  4,  8,  0,  16, 0,  0, 68, 0,  8,   32, 12, 12, 16, 16, 28, 20, 16, 16, 56, 20};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,         [MLFAB__REFUSE] = 1,    [MLFAB__BYE] = 1,   [MLFAB__MEMBER] = 1,
-    [MLFAB__DEFINE_ACK] = 1,   [MLFAB__PULL_FAIL] = 1, [MLFAB__THERE] = 1, [MLFAB__SYNC_ACK] = 1,
-    [MLFAB__RESLICE_DONE] = 1, [MLFAB__MOVED] = 1};
+    [MLFAB__JOIN] = 1,     [MLFAB__REFUSE] = 1,     [MLFAB__BYE] = 1,
+    [MLFAB__MEMBER] = 1,   [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1,
+    [MLFAB__THERE] = 1,    [MLFAB__SYNC_ACK] = 1,   [MLFAB__RESLICE_DONE] = 1,
+    [MLFAB__MOVED] = 1,    [MLFAB__ROLL_FAIL] = 1,  [MLFAB__ROLL_OVER] = 1,
+    [MLFAB__ROLL_TELL] = 1};
 
 /* Random bytes with what must fit together made so. */
 static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) {
@@ -334,7 +357,12 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
   mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
   mlfab__thaw thaw = {1, 2, n};
   mlfab__shift_gate gate = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
-  for (uint32_t i = 0; i < n; i++) numbers[i] = i * 7;
+  mlfab__roll_list list_roll = {1, n};
+  for (uint32_t i = 0; i < n; i++) {
+    numbers[i] = i * 7;
+    roll[i] = (mlfab__roll_member){i, 1, 2, -3, 4, 5, mlfab__prng_next(prng)};
+  }
+  if (type == MLFAB__ROLL_LIST) return mlfab__encode_roll_list(meta, &list_roll, roll);
   if (type == MLFAB__RESLICE) return mlfab__encode_reslice_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
   if (type == MLFAB__THAW) return mlfab__encode_thaw(meta, &thaw, numbers);
@@ -351,7 +379,8 @@ static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
   if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD || type == MLFAB__TREE ||
       type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESLICE ||
-      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__SHIFT_GATE)
+      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__SHIFT_GATE ||
+      type == MLFAB__ROLL_LIST)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
@@ -378,7 +407,7 @@ static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
   static const uint8_t bulk_types[] = {
       MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
       MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
-      MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT};
+      MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT,   MLFAB__COLL};
   mlfab__header h = {0};
   uint8_t *bulk;
   h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));

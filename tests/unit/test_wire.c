@@ -91,6 +91,16 @@ static const codec codecs[] = {
     CODEC(stop, 8),
     CODEC_TEXT(moved, text, 4 * 4 + 2),
     CODEC(shift_bytes, 5 * 4 + 3 * 8),
+    CODEC(roll_ask, 3 * 4 + 7 * 8),
+    CODEC(roll_ready, 2 * 4),
+    CODEC(roll_go, 2 * 4 + 3 * 8),
+    CODEC_TEXT(roll_over, text, 3 * 4 + 2),
+    CODEC(roll_call, 2 * 4 + 8),
+    CODEC_TEXT(roll_tell, text, 3 * 4 + 2 * 8 + 2),
+    CODEC(roll_missing, 3 * 4 + 8),
+    CODEC(roll_leave, 2 * 4 + 8),
+    CODEC(coll, 4 * 4 + 5 * 8),
+    CODEC(coll_ack, 4 + 2 * 8),
 };
 
 static void random_bytes(mlfab__prng *prng, void *to, size_t bytes) {
@@ -774,6 +784,40 @@ static void test_trees(void **state) {
   assert_int_equal(encode_trees(0, 0, MLFAB__TREE_NODES_MAX + 1), 0);
 }
 
+/* --- the roll --- */
+
+static mlfab__roll_member roll[MLFAB__ROLL_MEMBERS_MAX + 1], got_roll[MLFAB__ROLL_MEMBERS_MAX];
+
+static int decode_roll(uint32_t bytes, mlfab__roll_list *m) {
+  uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(copy);
+  memcpy(copy, meta_a, bytes);
+  int code = mlfab__decode_roll_list(copy, bytes, m, got_roll);
+  free(copy);
+  return code;
+}
+
+static void test_roll(void **state) {
+  mlfab__prng prng;
+  mlfab__roll_list m = {11, 0}, got;
+  (void)state;
+  mlfab__prng_seed(&prng, 25);
+  random_bytes(&prng, roll, sizeof roll);
+  for (int round = 0; round < 100; round++) {
+    m.members = round ? (uint32_t)mlfab__prng_below(&prng, 10) : MLFAB__ROLL_MEMBERS_MAX;
+    uint32_t bytes = mlfab__encode_roll_list(meta_a, &m, roll);
+    assert_int_equal(bytes, 8 + 40 * m.members);
+    assert_int_equal(decode_roll(bytes, &got), 0);
+    assert_true(got.epoch == 11 && got.members == m.members);
+    assert_memory_equal(got_roll, roll, m.members * sizeof *roll); /* it has no padding */
+    for (uint32_t cut = 0; cut < bytes && round; cut++)
+      assert_int_equal(decode_roll(cut, &got), MLFAB_ERR_FRAME);
+    assert_int_equal(decode_roll(bytes + 1, &got), MLFAB_ERR_FRAME);
+  }
+  m.members = MLFAB__ROLL_MEMBERS_MAX + 1;
+  assert_int_equal(mlfab__encode_roll_list(meta_a, &m, roll), 0);
+}
+
 static void test_bulk_lists(void **state) {
   mlfab__prng prng;
   mlfab__member_info m, back;
@@ -814,7 +858,7 @@ typedef struct frame {
 static const uint8_t bulk_types[] = {
     MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
     MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
-    MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT};
+    MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT,   MLFAB__COLL};
 
 static void random_frame(mlfab__prng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;
@@ -842,7 +886,7 @@ static int receive(const frame *f) {
 
 static void test_golden_frame(void **state) {
   static const uint8_t golden[72] = {
-      0x4d, 0x4c, 0x46, 0x42, 3,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 4,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
       0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
       0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
       0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
@@ -1074,6 +1118,7 @@ int main(void) {
       cmocka_unit_test(test_list_limits),
       cmocka_unit_test(test_lists_refused),
       cmocka_unit_test(test_trees),
+      cmocka_unit_test(test_roll),
       cmocka_unit_test(test_moves),
       cmocka_unit_test(test_bulk_lists),
       cmocka_unit_test(test_golden_frame),
