@@ -1149,6 +1149,9 @@ typedef struct mlfab_stats {
   uint64_t pull_raw_bytes, pull_bytes;
   uint64_t rounds;                    /* server: iterations completed, of its first slice's model */
   uint64_t slices_moved, bytes_moved; /* server: that came here from others */
+  /* Section 9b: collectives that finished and failed here, epochs that this worker was in, partial
+   * rounds that it has seen the end of. */
+  uint64_t collectives, collectives_failed, collective_epochs, rounds_partial;
 } mlfab_stats;
 
 /* A consistent copy of the counters. `size` is sizeof *stats_p. */

@@ -134,6 +134,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
     return boot_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
   if (config->merge_max > 128) return boot_config_error(error, "merge_max is at most 128");
+  if (config->order_by_rate > 1) return boot_config_error(error, "order_by_rate is 0 or 1");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return boot_config_error(error, "unknown progress mode");
   if (config->transports & ~(uint32_t)(MLFAB_USE_TCP | MLFAB_USE_SHM))

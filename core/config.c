@@ -195,6 +195,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_u32("MLFAB_SERVERS", 1, 4096, &c.servers, error_p);
   if (!code) code = config_u32("MLFAB_DEDICATED", 0, 1, &c.dedicated, error_p);
   if (!code) code = config_u32("MLFAB_ALLOW_INSECURE", 0, 1, &c.allow_insecure, error_p);
+  if (!code) code = config_u32("MLFAB_ORDER_BY_RATE", 0, 1, &c.order_by_rate, error_p);
   if (!code) code = config_text("MLFAB_COORDINATOR", c.coordinator, sizeof c.coordinator, error_p);
   if (!code) code = config_text("MLFAB_JOB", c.job, sizeof c.job, error_p);
   if (!code) code = config_text("MLFAB_LISTEN", c.listen, sizeof c.listen, error_p);
