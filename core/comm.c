@@ -1205,19 +1205,19 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-static void comm_look_at_links(mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
   char text[96], waited[24];
-  for (uint32_t m = 0; m < comm->members && !comm->failing; m++) {
-    uint64_t since;
-    if (m == comm->me ||
-        !mlfab__stream_hop_missing(&comm->streams, comm->ranks[m], comm->now_ns, &since) ||
-        comm->now_ns - since < MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns)
-      continue;
-    mlfab__duration(waited, comm->now_ns - since);
-    snprintf(text, sizeof text, "worker %u: worker %u could not reach it for %s", comm->ranks[m],
+  uint64_t since;
+  if (!comm->streams.epoch || !mlfab__stream_hop_missing(&comm->streams, rank, now_ns, &since))
+    return 0;
+  if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
+    mlfab__duration(waited, now_ns - since);
+    snprintf(text, sizeof text, "worker %u cannot be reached, says worker %u after %s", rank,
              comm->rank, waited);
-    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)comm->ranks[m], text);
+    comm->now_ns = now_ns;
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank, text);
   }
+  return 1;
 }
 
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
@@ -1226,10 +1226,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
     comm_say_stuck(comm);
     comm_look_at_objects(comm);
   }
-  if (comm->streams.epoch) {
-    comm_look_at_links(comm);
-    mlfab__streams_tick(&comm->streams);
-  }
+  if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
   mlfab__comm_exit(comm);
 }
 

@@ -311,6 +311,9 @@ MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
                                           const mlfab__frame_in *frame, uint64_t now_ns);
+/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a failure. Only
+ * asked while there is none. Up and lost links are told to the streams. */
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 

@@ -1,0 +1,768 @@
+/* test_comm.c - collectives between workers: the communicators of up to 16 workers and the roll of server 0,
+ * over links that are slow, break, and end with their worker.
+ *
+ * Oracles: every result is compared with the literal sum over the members of the epoch, in their order.
+ * Workers run the same program of calls, which begins anew with every failure that they see: one that
+ * missed a failure, or saw it twice, would call something else than the others. What a link has been lent
+ * must not have changed when it is read, which here is as late as can be: at delivery. */
+#include "core/comm.h"
+#include "core/prng.h"
+#include "core/roll.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum {
+  WORKERS = 16,
+  BEAT = 4000,
+  OPEN = 16,   /* calls of a worker that are open */
+  BUFS = 6,    /* of a list */
+  EPOCHS = 512 /* remembered */
+};
+
+typedef struct message {
+  uint8_t type;
+  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
+  const void *lent;     /* where it lies, when it is lent; or NULL */
+  uint32_t meta_bytes, bulk_bytes;
+  uint64_t token;
+} message;
+
+typedef struct pipe { /* one direction of a link; a ring */
+  message *frames;
+  unsigned begin, count, room;
+} pipe;
+
+typedef struct link { /* of a worker to another */
+  int stands, wanted;
+  pipe there, back;
+} link;
+
+typedef struct shape { /* a call of the program */
+  uint8_t kind, algorithm, ordered, user;
+  int dtype, op;
+  uint32_t width;
+  uint64_t count;
+  int32_t root;
+} shape;
+
+typedef struct open_call { /* that is open */
+  shape what;
+  uint64_t index;
+  mlfab_request request;
+  uint8_t *bufs[BUFS];
+  uint64_t lengths[BUFS]; /* elements */
+  uint32_t n;
+  uint64_t counts[WORKERS];
+} open_call;
+
+typedef struct worker {
+  mlfab__comm comm;
+  mlfab__requests requests;
+  int alive, up; /* up: the link to server 0 stands */
+  uint32_t incarnation;
+  pipe to_server, from_server;
+  /* Its program. */
+  uint64_t generation;          /* failures that it has seen */
+  uint64_t index, done;         /* calls begun and finished since the last of them */
+  uint64_t generations[EPOCHS]; /* plus one, by epoch */
+  open_call open[OPEN];
+  uint32_t nopen;
+  int32_t code, rank; /* of the last failure */
+  char text[320];
+} worker;
+
+typedef struct world {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab__roll roll;
+  worker workers[WORKERS];
+  link hops[WORKERS][WORKERS]; /* of the first to the second */
+  uint32_t n;
+  uint64_t now, tick_ns, seed;
+  mlfab__prng prng;
+  uint32_t drops, most; /* most: elements of a call */
+  int plain;            /* only what every number of members can do, and any may die */
+  uint64_t finished, failed;
+  /* Of the allocator: every so many-th fails, when it is not 0. */
+  uint32_t fails;
+  uint64_t asked;
+} world;
+
+static world *w;
+
+static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__prng_below(&w->prng, n); }
+
+static uint64_t seed_of(uint64_t base) {
+  const char *text = getenv("MLFAB_SEED");
+  return base + (text ? strtoull(text, NULL, 10) : 0);
+}
+
+static int scaled(int usual, int most) {
+  const char *text = getenv("MLFAB_SCALE");
+  double n = usual * (text ? atof(text) : 1.0);
+  return n < 1 ? 1 : n > most ? most : (int)n;
+}
+
+/* --- links --- */
+
+static void *copy(const void *from, uint32_t bytes) {
+  void *to = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(to);
+  if (bytes > 0) memcpy(to, from, bytes);
+  return to;
+}
+
+static void pipe_put(pipe *p, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
+                     uint32_t bulk_bytes, uint64_t token) {
+  if (p->count == p->room) {
+    unsigned room = p->room ? 2 * p->room : 16;
+    message *frames = calloc(room, sizeof *frames);
+    assert_non_null(frames);
+    for (unsigned i = 0; i < p->count; i++) frames[i] = p->frames[(p->begin + i) % p->room];
+    free(p->frames);
+    p->frames = frames;
+    p->room = room;
+    p->begin = 0;
+  }
+  message *m = &p->frames[(p->begin + p->count++) % p->room];
+  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
+  m->meta = copy(meta, meta_bytes);
+  if (!bulk) return;
+  m->bulk = copy(bulk, bulk_bytes);
+  if (token) m->lent = bulk;
+}
+
+static void message_free(message *m) {
+  free(m->meta);
+  free(m->bulk);
+}
+
+static message pipe_take(pipe *p) {
+  message m = p->frames[p->begin];
+  p->begin = (p->begin + 1) % p->room;
+  p->count--;
+  return m;
+}
+
+static void pipe_cut(pipe *p) {
+  while (p->count > 0) {
+    message m = pipe_take(p);
+    message_free(&m);
+  }
+}
+
+static void pipe_free(pipe *p) {
+  pipe_cut(p);
+  free(p->frames);
+  memset(p, 0, sizeof *p);
+}
+
+static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
+
+/* --- ports --- */
+
+static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  worker *me = self;
+  assert_int_equal(peer, 0);
+  if (me->up) pipe_put(&me->to_server, type, meta, bytes, NULL, 0, 0);
+}
+static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->hops[rank_of(self)][peer];
+  if (l->stands) pipe_put(&l->there, type, meta, bytes, NULL, 0, 0);
+}
+static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->hops[peer][rank_of(self)];
+  if (l->stands) pipe_put(&l->back, type, meta, bytes, NULL, 0, 0);
+}
+static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  (void)self;
+  if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
+}
+static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void hop_ready(void *self, uint32_t peer) {
+  assert_int_not_equal(peer, rank_of(self));
+  w->hops[rank_of(self)][peer].wanted = 1;
+}
+static void any_drop(void *self, uint32_t peer, int code, const char *text) {
+  (void)self, (void)peer, (void)code;
+  if (!w->fails) print_message("dropped: %s\n", text);
+  w->drops++;
+}
+static void hop_detach(void *self, uint32_t peer, uint64_t token) {
+  pipe *p = &w->hops[rank_of(self)][peer].there;
+  for (unsigned i = 0; i < p->count; i++) {
+    message *m = &p->frames[(p->begin + i) % p->room];
+    if (!m->lent || m->token != token) continue;
+    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+    m->lent = NULL;
+  }
+}
+static void no_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                     int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+/* --- the world --- */
+
+static void *give(void *user, size_t bytes) {
+  (void)user;
+  if (w->fails && w->asked++ % w->fails == w->fails - 1) return NULL;
+  return malloc(bytes);
+}
+static void take(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  free(memory);
+}
+
+static void open_worker(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
+  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
+  mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
+  memset(&me->requests, 0, sizeof me->requests);
+  assert_int_equal(
+      mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
+  me->comm.host = 1 + rank / 3;
+  me->alive = me->up = 1;
+  me->nopen = 0;
+  me->index = me->done = 0;
+  memset(me->generations, 0, sizeof me->generations);
+  mlfab__roll_hello(&w->roll, rank, ++me->incarnation, w->now);
+}
+
+static void open_world(uint32_t n, uint64_t seed) {
+  w = calloc(1, sizeof *w);
+  assert_non_null(w);
+  mlfab__prng_seed(&w->prng, seed);
+  mlfab_env hooks = {.size = sizeof hooks, .allocate = give, .release = take};
+  assert_int_equal(mlfab__env_init(&w->env, &hooks), 0);
+  mlfab_config_init(&w->config);
+  w->seed = seed;
+  w->config.workers = w->n = n;
+  w->config.seed = seed;
+  w->config.timeout_ns = 100000 * BEAT;
+  w->config.heartbeat_ns = BEAT;
+  w->config.chunk_bytes = 64u << chance(10);
+  w->config.model_max_bytes = 1 << 30;
+  w->now = 1;
+  w->most = 2000;
+  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
+  assert_int_equal(mlfab__roll_init(&w->roll, &w->env, &w->config, &host), 0);
+  for (uint32_t i = 0; i < n; i++) open_worker(i);
+}
+
+static void forget_call(worker *me, uint32_t i) {
+  for (uint32_t k = 0; k < me->open[i].n; k++) free(me->open[i].bufs[k]);
+  me->open[i] = me->open[--me->nopen];
+}
+
+static void cut_hop(uint32_t from, uint32_t to) {
+  link *l = &w->hops[from][to];
+  pipe_cut(&l->there);
+  pipe_cut(&l->back);
+  l->stands = 0;
+}
+
+/* The process is gone, and nothing that it had. */
+static void kill_worker(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  if (!me->alive) return;
+  me->alive = me->up = 0;
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+  for (uint32_t k = 0; k < w->n; k++) {
+    int stood = w->hops[k][rank].stands;
+    cut_hop(rank, k);
+    cut_hop(k, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+  }
+  mlfab__comm_free(&me->comm);
+  while (me->nopen > 0) forget_call(me, 0);
+}
+
+static void close_world(void) {
+  w->fails = 0;
+  for (uint32_t i = 0; i < w->n; i++) {
+    kill_worker(i);
+    pipe_free(&w->workers[i].to_server);
+    pipe_free(&w->workers[i].from_server);
+    for (uint32_t k = 0; k < w->n; k++) {
+      pipe_free(&w->hops[i][k].there);
+      pipe_free(&w->hops[i][k].back);
+    }
+  }
+  mlfab__roll_free(&w->roll);
+  assert_int_equal(w->env.bytes, 0);
+  free(w);
+}
+
+/* --- the program --- */
+
+/* A reducer that does not commute: maps x -> a x + b, one after the other, and how many they are. */
+typedef struct affine {
+  uint32_t a, b, n;
+} affine;
+
+static void compose(void *user, void *inout, const void *in, uint64_t count) {
+  const affine *left = in;
+  affine *right = inout;
+  assert_ptr_equal(user, w);
+  for (uint64_t i = 0; i < count; i++) {
+    affine both = {left[i].a * right[i].a, left[i].a * right[i].b + left[i].b,
+                   left[i].n + right[i].n};
+    right[i] = both;
+  }
+}
+
+/* The call number `index` since the last failure, the same for all. */
+static shape program(uint64_t index) {
+  static const int dtypes[] = {MLFAB_I64, MLFAB_F32, MLFAB_F64, MLFAB_F16, MLFAB_BF16, MLFAB_I64};
+  uint64_t r[8];
+  shape call = {0};
+  for (uint32_t i = 0; i < 8; i++) r[i] = mlfab__mix(w->seed * 1000003 + index * 8 + i) >> 16;
+  call.kind = (uint8_t)(MLFAB__RING_ALLREDUCE + r[0] % 5);
+  if (r[0] / 8 % 3 == 0) call.kind = MLFAB__RING_ALLREDUCE;
+  call.count = 1 + r[1] % (r[2] % 4 ? 40 : w->most);
+  call.root = w->plain ? 0 : (int32_t)(r[3] % w->n);
+  call.dtype = dtypes[r[4] % MLFAB__COUNT(dtypes)];
+  call.op = (int)(r[5] % 5);
+  if (call.op == MLFAB_PRODUCT && call.dtype != MLFAB_F64) call.dtype = MLFAB_I64;
+  if (call.op == MLFAB_MEAN) call.dtype = r[5] & 64 ? MLFAB_F32 : MLFAB_F64;
+  call.width = mlfab__element_bytes(call.dtype);
+  call.user = call.kind <= MLFAB__RING_REDUCE_SCATTER && r[6] % 5 == 0;
+  call.ordered = call.user;
+  if (call.user) {
+    call.width = sizeof(affine);
+    call.dtype = 99; /* not looked at */
+  } else if (call.kind == MLFAB__RING_ALLREDUCE) {
+    call.algorithm = (uint8_t)(r[7] % 5);
+  }
+  if (call.kind == MLFAB__RING_BROADCAST) {
+    call.dtype = 0;
+    call.width = 1;
+  }
+  if (call.kind == MLFAB__RING_BARRIER) call.count = 0;
+  return call;
+}
+
+/* Elements of a rank's block; those of ranks that may die are 0. */
+static void blocks_of(const shape *what, uint64_t index, uint64_t *counts) {
+  uint64_t left = what->count;
+  for (uint32_t r = 0; r < w->n; r++) {
+    counts[r] = left ? mlfab__mix(w->seed + 31 * index + r) % (left + 1) : 0;
+    if (r > 0 && w->plain) counts[r] = 0;
+    left -= counts[r];
+  }
+  counts[0] += left;
+}
+
+/* Element i of what a worker brings: small whole numbers, so that all sums of floats are exact. */
+static void element(const shape *what, uint32_t rank, uint64_t generation, uint64_t index,
+                    uint64_t i, uint8_t *to) {
+  uint64_t x = mlfab__mix(((rank * 1009 + generation) * 10007 + index) * 100003 + i);
+  int64_t small = (int64_t)(x % 9) - 4;
+  if (what->op == MLFAB_PRODUCT) small = x & 1 ? 2 : 1;
+  if (what->user) {
+    const affine map = {(uint32_t)x | 1, (uint32_t)(x >> 32), 1};
+    memcpy(to, &map, sizeof map);
+  } else if (what->dtype == 0) {
+    *to = (uint8_t)x;
+  } else if (what->dtype == MLFAB_I64) {
+    memcpy(to, &small, 8);
+  } else if (what->dtype == MLFAB_F64) {
+    double wide = (double)small;
+    memcpy(to, &wide, 8);
+  } else {
+    float narrow = (float)small;
+    uint32_t bits;
+    memcpy(&bits, &narrow, 4);
+    if (what->dtype == MLFAB_F32) memcpy(to, &narrow, 4);
+    if (what->dtype == MLFAB_BF16) memcpy(to, (uint8_t *)&bits + 2, 2);
+    if (what->dtype == MLFAB_F16) {
+      /* -4 .. 4 */
+      static const uint16_t halves[] = {0xc400, 0xc200, 0xc000, 0xbc00, 0,
+                                        0x3c00, 0x4000, 0x4200, 0x4400};
+      memcpy(to, &halves[small + 4], 2);
+    }
+  }
+}
+
+/* Whose elements are where in the call's data. */
+static uint32_t owner_of(const uint64_t *counts, uint64_t i) {
+  uint32_t r = 0;
+  while (i >= counts[r]) i -= counts[r++];
+  return r;
+}
+
+static uint8_t *place(const open_call *c, uint64_t i) {
+  uint32_t k = 0;
+  while (i >= c->lengths[k]) i -= c->lengths[k++];
+  return c->bufs[k] + i * c->what.width;
+}
+
+static int brings(const open_call *c, uint32_t rank, uint64_t i) {
+  if (c->what.kind == MLFAB__RING_BROADCAST) return (int32_t)rank == c->what.root;
+  if (c->what.kind == MLFAB__RING_ALLGATHER) return owner_of(c->counts, i) == rank;
+  return 1;
+}
+
+/* Literal: element i of the result. */
+static void expected(const worker *me, const open_call *c, uint64_t i, uint8_t *to) {
+  const shape *what = &c->what;
+  uint32_t adds = 0;
+  for (uint32_t m = 0; m < me->comm.members; m++) {
+    uint32_t rank = me->comm.ranks[m];
+    uint64_t generation = w->workers[rank].generations[me->comm.epoch % EPOCHS];
+    uint8_t x[16] = {0};
+    uint64_t aligned[2];
+    if (!brings(c, rank, i)) continue;
+    assert_int_not_equal(generation, 0);
+    element(what, rank, generation - 1, c->index, i, x);
+    memcpy(aligned, x, sizeof x);
+    if (adds++ == 0) {
+      memcpy(to, aligned, what->width);
+    } else if (what->user) {
+      compose(w, aligned, to, 1);
+      memcpy(to, aligned, what->width);
+    } else {
+      mlfab__combine(what->op, what->dtype, to, to, aligned, 1, 0);
+    }
+  }
+  if (what->kind <= MLFAB__RING_REDUCE_SCATTER && what->op == MLFAB_MEAN && !what->user)
+    mlfab__combine_divide(what->dtype, to, 1, adds);
+}
+
+static void expect_result(const worker *me, const open_call *c) {
+  uint32_t rank = rank_of(me);
+  for (uint64_t i = 0; i < c->what.count; i++) {
+    uint64_t right[2] = {0, 0};
+    if (c->what.kind == MLFAB__RING_REDUCE_SCATTER && owner_of(c->counts, i) != rank) continue;
+    expected(me, c, i, (uint8_t *)right);
+    if (memcmp(place(c, i), right, c->what.width) != 0)
+      fail_msg("worker %u, call %u (kind %u, algorithm %u): element %u is wrong", rank,
+               (unsigned)c->index, c->what.kind, c->what.algorithm, (unsigned)i);
+  }
+}
+
+/* Its own cut of the array. Blocks lie together. */
+static void make_buffers(worker *me, open_call *c) {
+  uint64_t left = c->what.count;
+  int blocks = c->what.kind == MLFAB__RING_REDUCE_SCATTER || c->what.kind == MLFAB__RING_ALLGATHER;
+  blocks_of(&c->what, c->index, c->counts);
+  c->n = blocks ? 1 : 1 + chance(BUFS);
+  for (uint32_t k = 0; k < c->n; k++) {
+    c->lengths[k] = k + 1 == c->n ? left : chance((uint32_t)left + 1);
+    c->bufs[k] = malloc(c->lengths[k] * c->what.width + 1);
+    assert_non_null(c->bufs[k]);
+    left -= c->lengths[k];
+  }
+  for (uint64_t i = 0; i < c->what.count; i++) {
+    if (brings(c, rank_of(me), i))
+      element(&c->what, rank_of(me), me->generation, c->index, i, place(c, i));
+  }
+}
+
+static mlfab__comm_call call_of(const open_call *c, mlfab_vec *vecs) {
+  int blocks = c->what.kind == MLFAB__RING_REDUCE_SCATTER || c->what.kind == MLFAB__RING_ALLGATHER;
+  for (uint32_t k = 0; k < c->n; k++) vecs[k] = (mlfab_vec){c->bufs[k], c->lengths[k]};
+  return (mlfab__comm_call){.kind = c->what.kind,
+                            .algorithm = c->what.algorithm,
+                            .ordered = c->what.ordered,
+                            .dtype = c->what.dtype,
+                            .op = c->what.op,
+                            .width = c->what.user ? c->what.width : 0,
+                            .reduce = c->what.user ? compose : NULL,
+                            .reduce_user = w,
+                            .vecs = vecs,
+                            .n = c->what.kind == MLFAB__RING_BARRIER ? 0 : c->n,
+                            .counts = blocks ? c->counts : NULL,
+                            .root = c->what.root,
+                            .words = "a collective"};
+}
+
+static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text) {
+  me->generation++;
+  me->index = me->done = 0;
+  me->code = code;
+  me->rank = rank;
+  snprintf(me->text, sizeof me->text, "%s", text);
+  w->failed++;
+}
+
+/* Begins the next call of the program, or what it is changed to. Returns the code. */
+static int begin(worker *me, const shape *other, uint64_t timeout_ns) {
+  open_call *c = &me->open[me->nopen];
+  mlfab_vec vecs[BUFS];
+  mlfab_error error = {0};
+  memset(c, 0, sizeof *c);
+  c->index = me->index;
+  c->what = other ? *other : program(c->index);
+  make_buffers(me, c);
+  mlfab__comm_call call = call_of(c, vecs);
+  int code = mlfab__comm_start(&me->comm, &call, timeout_ns, w->now, &c->request, &error);
+  if (code) {
+    for (uint32_t k = 0; k < c->n; k++) free(c->bufs[k]);
+    if (code != MLFAB_ERR_AGAIN || strstr(error.text, "under way") == NULL)
+      saw_failure(me, code, error.rank, error.text);
+    return code;
+  }
+  me->nopen++;
+  me->index++;
+  return 0;
+}
+
+static void note_epoch(worker *me) {
+  int stands = me->comm.phase == MLFAB__COMM_LISTED || me->comm.phase == MLFAB__COMM_IN;
+  uint64_t *generation = &me->generations[me->comm.epoch % EPOCHS];
+  if (stands && *generation == 0) *generation = me->generation + 1;
+}
+
+/* Takes note of requests that are done. All that are open fail together. */
+static void look(worker *me) {
+  int32_t code = 0, rank = 0;
+  note_epoch(me);
+  for (uint32_t i = 0; i < me->nopen;) {
+    mlfab__request *request = mlfab__request_find(&me->requests, me->open[i].request);
+    assert_non_null(request);
+    if (!request->done) {
+      i++;
+      continue;
+    }
+    if (request->result.status) {
+      code = request->result.status;
+      rank = request->result.rank;
+    } else {
+      expect_result(me, &me->open[i]);
+      me->done++;
+      w->finished++;
+    }
+    mlfab__request_end(&me->requests, request);
+    for (uint32_t k = 0; k < me->open[i].n; k++)
+      memset(me->open[i].bufs[k], 0xEE, me->open[i].lengths[k] * me->open[i].what.width);
+    forget_call(me, i);
+  }
+  if (!code) return;
+  assert_int_equal(me->nopen, 0);
+  saw_failure(me, code, rank, me->requests.last.text);
+}
+
+/* --- what happens --- */
+
+static mlfab__frame_in frame_of(const message *m) {
+  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
+}
+
+static void deliver_to_server(uint32_t rank) {
+  message m = pipe_take(&w->workers[rank].to_server);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__roll_frame(&w->roll, rank, &frame, w->now), 1);
+  message_free(&m);
+}
+
+static void deliver_from_server(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  message m = pipe_take(&me->from_server);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
+  message_free(&m);
+  if (me->comm.arena_asked) mlfab__comm_mapped(&me->comm, 0);
+  look(me);
+}
+
+static void deliver_there(uint32_t from, uint32_t to) {
+  link *l = &w->hops[from][to];
+  message m = pipe_take(&l->there);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
+  if (m.token && l->stands && w->workers[from].alive)
+    mlfab__stream_sent(&w->workers[from].comm.streams, to, m.token);
+  message_free(&m);
+  look(&w->workers[to]);
+}
+
+static void deliver_back(uint32_t from, uint32_t to) {
+  message m = pipe_take(&w->hops[from][to].back);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  message_free(&m);
+  look(&w->workers[from]);
+}
+
+static int yield(uint32_t from, uint32_t to) {
+  uint8_t meta[MLFAB_META_MAX];
+  mlfab__frame_out frame = {.meta = meta};
+  mlfab__streams *streams = &w->workers[from].comm.streams;
+  if (w->hops[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
+  pipe_put(&w->hops[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
+           frame.bulk_bytes, frame.token);
+  mlfab__stream_taken(streams, to, &frame);
+  return 1;
+}
+
+static void break_hop(uint32_t from, uint32_t to) {
+  if (!w->hops[from][to].stands) return;
+  cut_hop(from, to);
+  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+}
+
+static void connect_hop(uint32_t from, uint32_t to) {
+  link *l = &w->hops[from][to];
+  if (!l->wanted || l->stands || !w->workers[to].alive) return;
+  l->stands = 1;
+  mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+}
+
+static void break_up(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+  me->up = 1;
+  mlfab__roll_hello(&w->roll, rank, me->incarnation, w->now);
+  mlfab__comm_hello(&me->comm);
+}
+
+static void tick(void) {
+  w->tick_ns = w->now + BEAT / 4;
+  mlfab__roll_tick(&w->roll, w->now);
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    if (!me->alive) continue;
+    for (mlfab__request *r = mlfab__request_next(&me->requests, 0); r;
+         r = mlfab__request_next(&me->requests, (uint32_t)(r - me->requests.entries) + 1)) {
+      if (!r->done && r->deadline_ns <= w->now)
+        mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
+    }
+    mlfab__comm_tick(&me->comm, w->now);
+    for (uint32_t k = 0; k < w->n; k++) {
+      if (k != i && !w->hops[i][k].stands && mlfab__comm_hop_missing(&me->comm, k, w->now))
+        w->hops[i][k].wanted = 1;
+    }
+    look(me);
+  }
+}
+
+/* One thing that can happen, drawn from all. 0: only time passes. */
+static int act(void) {
+  uint32_t from = chance(w->n);
+  w->now++;
+  if (w->now >= w->tick_ns) tick();
+  for (uint32_t tried = 0; tried < w->n; tried++, from = (from + 1) % w->n) {
+    worker *me = &w->workers[from];
+    if (!me->alive) continue;
+    uint32_t begin_at = chance(w->n + 2);
+    for (uint32_t j = 0; j < w->n + 2; j++) {
+      uint32_t to = (begin_at + j) % (w->n + 2);
+      if (to == w->n && me->to_server.count > 0) {
+        deliver_to_server(from);
+        return 1;
+      }
+      if (to == w->n + 1 && me->from_server.count > 0) {
+        deliver_from_server(from);
+        return 1;
+      }
+      if (to >= w->n || to == from) continue;
+      link *l = &w->hops[from][to];
+      connect_hop(from, to);
+      if (!l->stands) continue;
+      uint32_t which = chance(3);
+      for (uint32_t t = 0; t < 3; t++, which = (which + 1) % 3) {
+        if (which == 0 && l->there.count > 0) {
+          deliver_there(from, to);
+          return 1;
+        }
+        if (which == 1 && l->back.count > 0) {
+          deliver_back(from, to);
+          return 1;
+        }
+        if (which == 2 && yield(from, to)) return 1;
+      }
+    }
+  }
+  w->now = mlfab__max(w->now, w->tick_ns);
+  return 0;
+}
+
+/* Everybody calls on until each has finished `calls` since the last failure that it saw. A call that
+ * is known to fail is counted with `stop`. */
+static int all_done(uint64_t calls) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    if (w->workers[i].alive && w->workers[i].done < calls) return 0;
+  }
+  return 1;
+}
+
+/* What hangs. */
+static void explain(void) {
+  print_message("%u workers, seed %llu\n", w->n, (unsigned long long)w->seed);
+  for (uint32_t i = 0; i < w->n; i++) {
+    const worker *me = &w->workers[i];
+    print_message("worker %u: phase %d, epoch %u, %u done, %u begun, %u failures, code %d\n", i,
+                  me->comm.phase, me->comm.epoch, (unsigned)me->done, (unsigned)me->index,
+                  (unsigned)me->generation, me->code);
+    for (const mlfab__play *play = me->comm.armed; me->alive && play; play = play->next)
+      print_message("  call %u: kind %u, eager %u, lent %u, awaits %d\n", (unsigned)play->number,
+                    program(play->number).kind, play->eager, play->lent,
+                    mlfab__play_awaits(&me->comm, play));
+  }
+}
+
+static void run(uint64_t calls, int breaks) {
+  uint64_t end = w->now + 2000000;
+  while (!all_done(calls)) {
+    if (w->now >= end) explain();
+    assert_true(w->now < end);
+    worker *me = &w->workers[chance(w->n)];
+    if (me->alive && me->index < calls && me->nopen < OPEN && chance(4) == 0)
+      (void)begin(me, NULL, 0);
+    if (breaks && chance(600) == 0) break_hop(chance(w->n), chance(w->n));
+    if (breaks && chance(3000) == 0) {
+      uint32_t rank = chance(w->n);
+      if (w->workers[rank].alive) break_up(rank);
+    }
+    (void)act();
+  }
+}
+
+static void expect_calm(void) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    if (!me->alive) continue;
+    assert_int_equal(me->nopen, 0);
+    assert_null(me->comm.armed);
+    assert_int_equal(me->comm.stage_count, 0);
+    assert_int_equal(me->requests.open, 0);
+  }
+}
+
+/* --- without failures --- */
+
+static void test_calls(void **state) {
+  (void)state;
+  int rounds = scaled(150, 20000);
+  uint64_t finished = 0;
+  for (int round = 0; round < rounds; round++) {
+    open_world(1 + (uint32_t)round % WORKERS, seed_of(1000 + (uint64_t)round));
+    if (round % 10 == 0) w->most = 30000;
+    run(20 + chance(60), round % 2);
+    expect_calm();
+    assert_int_equal(w->failed, 0);
+    assert_int_equal(w->drops, 0);
+    finished += w->finished;
+    close_world();
+  }
+  print_message("%u collectives\n", (unsigned)finished);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_calls),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
