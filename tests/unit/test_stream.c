@@ -1,5 +1,5 @@
-/* test_stream.c - core/stream.c over links that break: two to eight workers send each other messages
- * of all sizes, copied and lent, through epochs that come and go.
+/* test_stream.c - core/stream.c over links that break: two to eight workers send each other
+ * messages of all sizes, copied and lent, through epochs that come and go.
  *
  * The model of a link is literal: frames that it has taken, of which the bytes still lie with the
  * sender; frames on the wire; reports of what was sent, which come late; acknowledgements on their
@@ -742,6 +742,7 @@ static void test_acknowledges_seldom(void **state) {
   assert_int_equal(w.acks, 5);
   tick(1);
   assert_int_equal(w.acks, 5);
+  assert_int_equal(w.detached, 0);
   close_world();
 }
 
@@ -919,6 +920,15 @@ static void test_missing_link(void **state) {
   assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 95, &since), 0);
   assert_int_equal(mlfab__stream_hop_missing(&one->streams, 0, 95, NULL), 0);
   assert_int_equal(mlfab__stream_hop_missing(&one->streams, 7, 95, NULL), 0);
+  /* What the lost link had is nothing to be taken back. */
+  say(20000, 0, 0);
+  fill_link(0, 1);
+  assert_int_equal(way->taken.count, 1);
+  break_link(0, 1);
+  way->wanted = 1;
+  run_two();
+  assert_true(said->pieces[1].given);
+  assert_int_equal(w.detached, 0);
   close_world();
 }
 
