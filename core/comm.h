@@ -52,7 +52,8 @@ enum {
   MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
   MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
-  /* A root may be ahead of those who only receive: every so many calls it waits for them. */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by so many
+   * others may be ahead of the first that is open. */
   MLFAB__COMM_AHEAD = 32,
   MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
   MLFAB__COMM_SPACES = 4,
@@ -238,7 +239,7 @@ typedef struct mlfab__comm {
   uint8_t owed;    /* a verdict that no call has seen */
   uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
-  uint8_t ending;
+  uint8_t ending, beginning; /* calls, now */
   uint32_t depth; /* frames and calls that are being worked on, one within the other */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -485,5 +486,34 @@ MLFAB__INTERNAL int mlfab__script_trigger(mlfab__script *script, uint32_t op, in
                                           uint64_t now_ns, mlfab_error *error);
 /* Is memory of an armed round on its way to others? */
 MLFAB__INTERNAL int mlfab__script_lends(const mlfab__script *script);
+
+/* --- eager.c --- partial reductions */
+
+enum { MLFAB__EAGER_QUEUE_MAX = 1 << 16 };
+
+typedef struct mlfab__eager mlfab__eager; /* eager.c */
+
+/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
+ * as of mlfab_partial_open. */
+MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                      mlfab_error *error);
+/* A step. data and info_p (or NULL) are borrowed until the request has ended, which may be at
+ * once. */
+MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* As mlfab_partial_flush and mlfab_partial_resync. A flush that fails has flushed nothing of this
+ * worker. */
+MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error);
+/* Errors: STATE (a step or a flush is under way). */
+MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
 #endif

@@ -1,0 +1,578 @@
+/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member keeps
+ * is partial.h's.
+ *
+ * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
+ * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
+ * play has the number round - base + 1, where base is the first round of the epoch.
+ *
+ * An epoch begins with a play that finds the base: the largest number of rounds that any member has
+ * completed (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the
+ * round that a failure has ended is in a result that somebody has. It is left out in an object's
+ * first epoch, where all begin with 0.
+ *
+ * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
+ * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
+ * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
+ * that ended without a failure has succeeded, as every failure is told to objects. */
+#include "comm.h"
+
+#include "partial.h"
+
+#include <stdio.h>
+
+static const double eager_add_bytes_per_ns = 4.0; /* as for plain calls: the same for all */
+static const double eager_bytes_per_ns = 1.0;
+
+struct mlfab__eager {
+  mlfab__comm *comm;
+  uint32_t channel;
+  uint32_t refuse_nan;
+  uint64_t signature;
+  mlfab__partial partial;
+  mlfab__play plays[2]; /* rounds, by parity */
+  mlfab__play settle;
+  mlfab_vec vecs[2][2], settle_vec;
+  uint64_t most;   /* settle: rounds that are over, of any member */
+  uint64_t base;   /* the epoch's first round */
+  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;  /* 0: none stands */
+  uint8_t known;   /* has been through an epoch */
+  uint8_t closing; /* when nothing of its last round is borrowed any more */
+  mlfab_request request; /* the call that waits; 0: none */
+  mlfab_partial_info *info_p;
+  mlfab_request flush; /* 0: none */
+};
+
+/* --- rounds --- */
+
+static void eager_fail_memory(const mlfab__eager *e, int code) {
+  char text[80];
+  snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
+           mlfab_error_text(code));
+  mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
+}
+
+static void eager_arm(const mlfab__eager *e, mlfab__play *play) {
+  int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
+  if (code && code != MLFAB_ERR_STATE) eager_fail_memory(e, code);
+}
+
+/* Arms what may be armed, and starts what is due. */
+static void eager_go_on(mlfab__eager *e) {
+  mlfab__comm *comm = e->comm;
+  mlfab__partial *partial = &e->partial;
+  while (partial->settled && !e->closing && !comm->failing && !e->plays[e->armed & 1].armed) {
+    mlfab__play *play = &e->plays[e->armed & 1];
+    play->number = e->armed++ - e->base + 1;
+    eager_arm(e, play);
+  }
+  mlfab__play *open = &e->plays[partial->over & 1];
+  if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
+  uint32_t op = mlfab__partial_trigger(partial);
+  int take = mlfab__partial_may_take(partial);
+  /* A round that is over in the midst of this goes on by itself. */
+  if (take) mlfab__comm_trigger(comm, open, partial->plan.take, comm->now_ns);
+  if (op != MLFAB__DAG_NONE) mlfab__comm_trigger(comm, open, op, comm->now_ns);
+}
+
+static void eager_finish(mlfab__eager *e) {
+  mlfab__request *request = mlfab__request_find(e->comm->requests, e->request);
+  mlfab_partial_info *info = e->info_p;
+  e->request = 0;
+  e->info_p = NULL;
+  if (!request) return;
+  if (info) {
+    uint32_t size = info->size;
+    memcpy(info, &e->partial.answer, mlfab__min(size, sizeof *info));
+    info->size = size;
+  }
+  e->comm->collectives++;
+  mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
+}
+
+static int eager_compute(void *self, mlfab__play *play, const mlfab__dag_op *op) {
+  mlfab__eager *e = self;
+  mlfab__partial *partial = &e->partial;
+  int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
+  if (answered) eager_finish(e);
+  if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
+  e->comm->round = mlfab__max(e->comm->round, partial->over);
+  eager_go_on(e);
+  return 0;
+}
+
+/* --- epochs --- */
+
+static void eager_free(void *self) {
+  mlfab__eager *e = self;
+  mlfab__env *env = e->comm->env;
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->plays[i].dag);
+  mlfab__dag_free(&e->settle.dag);
+  mlfab__partial_free(&e->partial);
+  mlfab__free(env, e, sizeof *e);
+}
+
+static void eager_remove(mlfab__eager *e) {
+  mlfab__comm_object_remove(e->comm, e->channel);
+  eager_free(e);
+}
+
+/* Is something of a round that is over here still on its way? */
+static int eager_lends(const mlfab__eager *e) {
+  for (uint32_t i = 0; i < 2; i++)
+    if (e->plays[i].armed && !e->plays[i].running) return 1;
+  return 0;
+}
+
+static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)play, (void)now_ns;
+  if (status) return;
+  if (!e->closing) {
+    eager_go_on(e);
+  } else if (!eager_lends(e)) {
+    eager_remove(e);
+  }
+}
+
+/* All know where they are. */
+static void eager_settled(mlfab__eager *e, uint64_t base) {
+  mlfab__partial_settle(&e->partial, base);
+  e->base = e->armed = base;
+  e->comm->round = mlfab__max(e->comm->round, base);
+  eager_go_on(e);
+}
+
+static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)play, (void)now_ns;
+  if (!status && !e->closing) eager_settled(e, e->most);
+}
+
+static int eager_build_settle(mlfab__eager *e) {
+  const mlfab__comm *comm = e->comm;
+  const mlfab__ring_task task = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .algorithm = MLFAB_ALGORITHM_DOUBLING,
+                                 .members = comm->members,
+                                 .me = comm->me,
+                                 .width = sizeof e->most,
+                                 .count = 1,
+                                 .after = MLFAB__DAG_NONE};
+  uint32_t end, tag, culprit;
+  mlfab__dag_clear(&e->settle.dag);
+  int code = mlfab__ring_build(&e->settle.dag, &task, &end, &tag);
+  return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
+}
+
+/* The schedules for these members. */
+static int eager_build(mlfab__eager *e) {
+  const mlfab__comm *comm = e->comm;
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : eager_bytes_per_ns;
+  mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
+  mlfab__ring_task task = mlfab__partial_task(&e->partial);
+  uint8_t algorithm =
+      mlfab__ring_choose(&task, (double)comm->go.latency_ns, rate, eager_add_bytes_per_ns);
+  int code = 0;
+  for (uint32_t i = 0; i < 2 && !code; i++) {
+    code = mlfab__partial_build(&e->partial, &e->plays[i].dag, algorithm);
+    e->vecs[i][0] = (mlfab_vec){e->partial.data[i], e->partial.bytes};
+    e->vecs[i][1] = (mlfab_vec){e->partial.bitmap[i], sizeof e->partial.bitmap[i]};
+  }
+  return code ? code : eager_build_settle(e);
+}
+
+static void eager_fill_play(mlfab__eager *e, mlfab__play *play, uint64_t signature) {
+  play->channel = e->channel;
+  play->signature = signature;
+  play->self = e;
+  play->over = eager_round_over;
+}
+
+static void eager_fill_plays(mlfab__eager *e) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__play *play = &e->plays[i];
+    eager_fill_play(e, play, e->signature);
+    play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
+    play->dtype = spec->dtype;
+    play->op = MLFAB_SUM;
+    play->width = spec->width;
+    play->compute = eager_compute;
+    play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
+    play->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+  }
+  eager_fill_play(e, &e->settle, e->signature + 1);
+  e->settle.eager = 1;
+  e->settle.dtype = MLFAB_I64;
+  e->settle.op = MLFAB_MAX;
+  e->settle.width = sizeof e->most;
+  e->settle.over = eager_settle_over;
+  e->settle_vec = (mlfab_vec){&e->most, sizeof e->most};
+  e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
+}
+
+static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)round, (void)now_ns;
+  int fresh = !e->known;
+  if (e->closing || e->epoch == e->comm->epoch) return;
+  e->epoch = e->comm->epoch;
+  e->known = 1;
+  eager_fill_plays(e);
+  int code = eager_build(e);
+  if (code) {
+    eager_fail_memory(e, code);
+  } else if (fresh) {
+    eager_settled(e, 0);
+  } else {
+    e->most = e->partial.over;
+    eager_arm(e, &e->settle);
+  }
+}
+
+/* Whether the flush is over, and how. */
+static void eager_look_at_flush(mlfab__eager *e) {
+  const mlfab__request *request = mlfab__request_find(e->comm->requests, e->flush);
+  if (!e->flush || (request && !request->done)) return;
+  mlfab__partial_flushed(&e->partial, !request || request->result.status == 0);
+  e->flush = 0;
+}
+
+static void eager_over(void *self, int code, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  mlfab_request request = e->request;
+  (void)code;
+  eager_look_at_flush(e);
+  mlfab__partial_end(&e->partial);
+  e->epoch = 0;
+  e->request = 0;
+  e->info_p = NULL;
+  if (request) mlfab__comm_end_request(e->comm, request, now_ns);
+  if (e->closing) eager_remove(e);
+}
+
+/* --- calls that do not end --- */
+
+/* From whom bytes of the open round are awaited. */
+static int32_t eager_sender(const mlfab__eager *e) {
+  const mlfab__play *play = &e->plays[e->partial.over & 1];
+  for (uint32_t id = 0; play->armed && play->running && id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    int message = op->kind != MLFAB__DAG_NOP && op->kind != MLFAB__DAG_COMPUTE;
+    if (message && !op->optional && mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)e->comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Whom the open round waits for, and why, as far as known. */
+static int32_t eager_awaited(const mlfab__eager *e, const char **why_p) {
+  const mlfab__comm *comm = e->comm;
+  int32_t rank = mlfab__comm_missing(e->comm, e->channel);
+  uint32_t drawn = mlfab__partial_awaits(&e->partial);
+  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
+  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
+  if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
+  *why_p = "is awaited";
+  return eager_sender(e);
+}
+
+static void eager_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "";
+  unsigned long long round = e->partial.over;
+  int32_t rank = (int32_t)e->comm->rank;
+  if (request->id != e->request) return;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (code == MLFAB_ERR_TIMEOUT) rank = eager_awaited(e, &why);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text, "a partial reduction (round %llu): withdrawn by worker %u after %s",
+             round, e->comm->rank, waited);
+  } else if (rank == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text,
+             "a partial reduction (round %llu): worker %u's deadline passed after %s", round,
+             e->comm->rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "a partial reduction (round %llu): worker %u's deadline passed after %s: worker %d %s",
+             round, e->comm->rank, waited, (int)rank, why);
+  }
+  mlfab__comm_fail(e->comm, code, rank, text);
+}
+
+/* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
+ * and has not, and where its queue is full. */
+static int eager_called(void *self, uint64_t number, int32_t *awaited_p) {
+  const mlfab__eager *e = self;
+  const mlfab__partial *partial = &e->partial;
+  const char *why;
+  uint64_t round = e->base + number - 1;
+  *awaited_p = e->request ? eager_awaited(e, &why) : MLFAB_NO_RANK;
+  if (number == 0 || !partial->settled || round < partial->over) return 1;
+  if (partial->taken && round == partial->over) return 1;
+  if (!partial->taken && !mlfab__partial_may_take(partial)) return 0;
+  if (partial->spec.mode == MLFAB_SOLO || partial->step > round) return 1;
+  return partial->spec.mode == MLFAB_MAJORITY && mlfab__partial_draw(partial, round) != partial->me;
+}
+
+/* --- opening --- */
+
+static int eager_refuse(mlfab_error *error, int code, const char *what) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a partial reduction: %s", what);
+}
+
+static int eager_check_type(const mlfab__comm *comm, uint64_t count, int dtype, uint32_t op,
+                            mlfab_error *error) {
+  uint32_t width = mlfab__element_bytes(dtype);
+  if (!width)
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %d is not an element type", dtype);
+  if (count == 0) return eager_refuse(error, MLFAB_ERR_ARGUMENT, "no elements");
+  if (count > comm->config->model_max_bytes / width)
+    return mlfab__error(
+        error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+        "a partial reduction: %llu elements, the limit is %llu bytes (model_max_bytes)",
+        (unsigned long long)count, (unsigned long long)comm->config->model_max_bytes);
+  if (op != MLFAB_SUM && op != MLFAB_MEAN)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: op is %u, and must be MLFAB_SUM or MLFAB_MEAN", op);
+  if (op == MLFAB_MEAN && dtype == MLFAB_I64)
+    return eager_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
+  return 0;
+}
+
+static int eager_check_options(const mlfab__comm *comm, const mlfab_partial_options *o,
+                               mlfab_error *error) {
+  uint32_t live = comm->phase == MLFAB__COMM_IN ? comm->members : comm->config->workers;
+  if (o->mode < MLFAB_SOLO || o->mode > MLFAB_QUORUM)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u is not a mode (MLFAB_SOLO ...)", o->mode);
+  if (o->mode == MLFAB_QUORUM && (o->quorum == 0 || o->quorum > live))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: quorum is %u, and must be 1..%u: so many workers "
+                        "take part",
+                        o->quorum, live);
+  if (o->results > MLFAB_QUEUED)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: results is %u, and must be MLFAB_LATEST or "
+                        "MLFAB_QUEUED",
+                        o->results);
+  if (o->queue_max > MLFAB__EAGER_QUEUE_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: queue_max is %u, the limit is %d", o->queue_max,
+                        MLFAB__EAGER_QUEUE_MAX);
+  if (o->algorithm > MLFAB_ALGORITHM_TREE)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u is not an algorithm of an exchange "
+                        "(MLFAB_ALGORITHM_AUTO ... TREE)",
+                        o->algorithm);
+  return 0;
+}
+
+static int eager_check_state(mlfab__comm *comm, mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0,
+                        "a partial reduction: server 0 is dead");
+  if (comm->leaving)
+    return eager_refuse(error, MLFAB_ERR_STATE, "this worker takes no further part");
+  if (comm->config->workers > MLFAB__ROLL_MEMBERS_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u workers, the limit is %u", comm->config->workers,
+                        MLFAB__ROLL_MEMBERS_MAX);
+  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
+}
+
+static mlfab__partial_spec eager_spec(const mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *o) {
+  return (mlfab__partial_spec){.mode = o->mode,
+                               .quorum = o->mode == MLFAB_QUORUM ? o->quorum : 0,
+                               .results = o->results,
+                               .queue_max = o->queue_max ? o->queue_max : 8,
+                               .segment = MLFAB__COMM_SEGMENT,
+                               .algorithm = (uint8_t)o->algorithm,
+                               .mean = o->op == MLFAB_MEAN,
+                               .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
+                               .dtype = dtype,
+                               .width = mlfab__element_bytes(dtype),
+                               .count = count,
+                               .seed = o->seed ? o->seed : comm->config->seed,
+                               .resync = o->resync};
+}
+
+/* What all workers must have in common. */
+static uint64_t eager_signature(const mlfab__partial_spec *spec) {
+  const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
+                         spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,
+                         spec->seed};
+  return mlfab__hash(0, of, sizeof of);
+}
+
+static mlfab__eager *eager_new(mlfab__comm *comm, const mlfab__partial_spec *spec,
+                               uint32_t refuse_nan) {
+  mlfab__eager *e = mlfab__alloc(comm->env, sizeof *e);
+  if (!e) return NULL;
+  e->comm = comm;
+  e->refuse_nan = refuse_nan;
+  e->signature = eager_signature(spec);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->plays[i].dag, comm->env);
+  mlfab__dag_init(&e->settle.dag, comm->env);
+  if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
+  eager_free(e);
+  return NULL;
+}
+
+/* All workers open it with the same options, or nobody does. */
+static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
+                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm *comm = e->comm;
+  const mlfab__comm_object object = {.self = e,
+                                     .begin = eager_begin,
+                                     .over = eager_over,
+                                     .withdraw = eager_withdraw,
+                                     .called = eager_called,
+                                     .free_self = eager_free};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                                 .salt = e->signature,
+                                 .words = "the opening of a partial reduction"};
+  if (mlfab__comm_object_add(comm, &object, &e->channel)) {
+    eager_free(e);
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %d objects are open", MLFAB__COMM_OBJECTS);
+  }
+  if (comm->phase == MLFAB__COMM_IN) eager_begin(e, comm->go.round, now_ns);
+  int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code) eager_remove(e);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                      mlfab_error *error) {
+  mlfab_partial_options given = {0};
+  if (!options || options->size < offsetof(mlfab_partial_options, quorum))
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
+  memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  int code = eager_check_type(comm, count, dtype, given.op, error);
+  if (!code) code = eager_check_options(comm, &given, error);
+  if (!code) code = eager_check_state(comm, error);
+  if (code) return code;
+  mlfab__partial_spec spec = eager_spec(comm, count, dtype, &given);
+  mlfab__eager *e = eager_new(comm, &spec, given.refuse_nan);
+  if (!e) return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  mlfab__comm_enter(comm, now_ns);
+  code = eager_gather(e, timeout_ns, now_ns, request_p, error);
+  if (!code) *id_p = e->channel;
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* --- calls --- */
+
+/* One that is open, or NULL. */
+static mlfab__eager *eager_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  mlfab__eager *e = object && object->begin == eager_begin ? object->self : NULL;
+  if (e && !e->closing) return e;
+  (void)mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                     "no partial reduction with the number %u is open", id);
+  return NULL;
+}
+
+static int eager_check_call(mlfab__eager *e, const void *data, mlfab_error *error) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  if (!data) return eager_refuse(error, MLFAB_ERR_ARGUMENT, "data is NULL");
+  if ((uintptr_t)data % spec->width)
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "data is not aligned to its elements");
+  eager_look_at_flush(e);
+  if (e->request) return eager_refuse(error, MLFAB_ERR_AGAIN, "a step is under way");
+  if (e->flush) return eager_refuse(error, MLFAB_ERR_AGAIN, "a flush is under way");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p,
+                                       mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  int code = eager_check_call(e, data, error);
+  if (!code) code = eager_check_state(comm, error);
+  if (code) return code;
+  if (e->refuse_nan && !mlfab__combine_finite(spec->dtype, data, spec->count))
+    return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
+                        "a partial reduction: worker %u has NaN or infinity in its data",
+                        comm->rank);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, MLFAB__COMM_REQUEST(id),
+                          now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return eager_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+  e->request = *request_p = request->id;
+  e->info_p = info_p;
+  mlfab__comm_enter(comm, now_ns);
+  if (mlfab__partial_call(&e->partial, data)) eager_finish(e);
+  eager_go_on(e);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  const mlfab_vec vec = {data, spec->count};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .algorithm = spec->algorithm,
+                                 .dtype = spec->dtype,
+                                 .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = e->channel,
+                                 .words = "the flush of a partial reduction"};
+  int code = eager_check_call(e, data, error);
+  if (code) return code;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__partial_flush(&e->partial, data);
+  code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code) {
+    mlfab__partial_flushed(&e->partial, 0);
+  } else {
+    e->flush = *request_p;
+  }
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  const mlfab_vec vec = {model, count};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .dtype = dtype,
+                                 .op = MLFAB_MEAN,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = id,
+                                 .words = "the resynchronization of a partial reduction"};
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  eager_look_at_flush(e);
+  if (e->request || e->flush)
+    return eager_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
+  if (eager_lends(e)) {
+    e->closing = 1;
+  } else {
+    eager_remove(e);
+  }
+  return 0;
+}
