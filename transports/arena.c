@@ -64,24 +64,26 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define ARENA_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
 
-#define ARENA_SMALL 131072u    /* most bytes of a small call, that lie behind a door */
+#define ARENA_SMALL 131072u    /* most bytes of a small call */
 #define ARENA_IN 1048576u      /* bytes of in[i] */
-#define ARENA_OUT 524288u      /* bytes of out[i] */
+#define ARENA_OUT 262144u      /* bytes of out[i] */
 #define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
+#define ARENA_MEAN 16384u      /* bytes that are divided while they are in the first cache */
 #ifdef ARENA_TUNE
-static uint64_t arena_tune_small = 32768, arena_tune_part = 65536, arena_tune_stream = 16777216;
+static uint64_t arena_tune_small = 32768, arena_tune_part = 32768, arena_tune_stream = 16777216;
 #define ARENA_SMALL_MOST arena_tune_small
 #define ARENA_PART arena_tune_part
 #undef ARENA_STREAM
 #define ARENA_STREAM arena_tune_stream
 #else
 #define ARENA_SMALL_MOST 32768u
-#define ARENA_PART 65536u
+#define ARENA_PART 32768u
 #endif
 
 enum {
-  ARENA_MEMORIES = 256, /* shared memories of a member */
-  ARENA_DEPTH = 3,      /* rounds under way: see (I3) */
+  ARENA_MEMORIES = 256, /* shared memories of a member; the first are its slots */
+  ARENA_IN_DEPTH = 3,   /* rounds under way: see (I3) */
+  ARENA_OUT_DEPTH = 4,  /* and (I4) */
   ARENA_SPINS = 400,    /* about 20 us */
   ARENA_SPINS_CROWDED = 20
 };
@@ -101,9 +103,8 @@ struct arena_door {
   uint64_t signature;
   uint64_t offset;            /* where in its shared memory the vector begins */
   uint32_t entry, generation; /* which; generation 0: in none */
-  uint32_t direct;            /* 1: the others read it there */
+  uint32_t direct;            /* 1: the others go to it there */
   uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
-  _Alignas(64) uint8_t data[ARENA_SMALL];
 };
 
 struct arena_segment {
@@ -111,18 +112,22 @@ struct arena_segment {
   _Alignas(64) _Atomic uint64_t step;
   _Alignas(64) _Atomic uint32_t asleep;
   _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  struct arena_door doors[2];
   _Alignas(64) struct arena_entry entries[ARENA_MEMORIES];
   _Atomic uint32_t mapped[MLFAB__ARENA_MOST][ARENA_MEMORIES]; /* generations, by owner */
-  struct arena_door doors[2];
-  uint8_t in[ARENA_DEPTH][ARENA_IN];
-  uint8_t out[ARENA_DEPTH][ARENA_OUT];
+};
+
+struct arena_slots {
+  uint8_t small[2][ARENA_SMALL];
+  uint8_t in[ARENA_IN_DEPTH][ARENA_IN];
+  uint8_t out[ARENA_OUT_DEPTH][ARENA_OUT];
 };
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
 /* A shared memory of another member, as it is mapped here. */
 struct arena_view {
-  const uint8_t *at;
+  uint8_t *at;
   uint64_t bytes;
   uint32_t generation;
 };
@@ -132,7 +137,8 @@ struct arena_peer {
   const struct arena_segment *segment;
   uint32_t releases;          /* that were seen */
   uint32_t entry, generation; /* of the memory that its vector lies in, in this call */
-  const uint8_t *direct;      /* this call's vector, when it is read in place */
+  uint8_t *direct;            /* this call's vector, where the others go to it */
+  struct arena_slots *slots;
   struct arena_view views[ARENA_MEMORIES];
 };
 
@@ -140,7 +146,8 @@ struct arena_memory {
   uint8_t *at;
   uint64_t bytes;
   struct arena_memory *next;
-  uint32_t entry; /* ARENA_MEMORIES: ordinary memory */
+  uint32_t entry; /* ARENA_MEMORIES: in none */
+  bool mapped;    /* else ordinary memory */
   bool known;     /* all others have said that they map it */
 };
 
@@ -151,8 +158,9 @@ struct mlfab__arena {
   uint32_t n, me, spins;
   uint64_t epoch;             /* shifted to its place in words; 0: in none */
   uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
-  struct arena_peer *peers;   /* n; peers[me] is not used but for `segment` and `direct` */
-  struct arena_memory *memories;
+  struct arena_peer *peers;   /* n; of peers[me] only `segment`, `slots` and `direct` are used */
+  struct arena_memory *memories, slots;
+  struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
   uint32_t next_generation;
   _Atomic uint64_t *told; /* what was published since sleepers were looked for */
 };
@@ -248,7 +256,7 @@ static inline int arena_wait(mlfab__arena *a, const mlfab__arena_call *c,
   return arena_wait_long(a, c, word, want);
 }
 
-/* Takes back what this member has said, before anybody writes what it was said of (I5). */
+/* Takes back what this member has said, before anybody writes what it was said of (I6). */
 static void arena_leave(mlfab__arena *a) {
   atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
   atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
@@ -268,24 +276,24 @@ static int arena_memfd(uint64_t bytes) {
   return -1;
 }
 
-/* For reading, once it is certain that it has this size and keeps it. */
-static const void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes) {
+/* Once it is certain that it has this size and keeps it. */
+static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
   struct stat status;
   snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
-  int own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (own < 0) return NULL;
   int seals = fcntl(own, F_GET_SEALS);
   void *map = MAP_FAILED;
   if (seals >= 0 && (seals & ARENA_SEALS) == ARENA_SEALS && fstat(own, &status) == 0 &&
       status.st_size == (off_t)bytes)
-    map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, own, 0);
+    map = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, own, 0);
   close(own);
   return map == MAP_FAILED ? NULL : map;
 }
 
 static void arena_unview(struct arena_view *view) {
-  if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+  if (view->at != NULL) munmap(view->at, view->bytes);
   *view = (struct arena_view){0};
 }
 
@@ -294,6 +302,57 @@ static void arena_unmap(mlfab__arena *a, struct arena_peer *peer) {
     munmap((void *)(uintptr_t)peer->segment, sizeof *peer->segment);
   for (uint32_t i = 0; i < ARENA_MEMORIES; i++) arena_unview(&peer->views[i]);
   peer->segment = NULL;
+}
+
+/* Shared memory behind `at`, or anywhere when that is NULL, as entry i; what was in it is copied if
+ * `keep` is set. false where something is short, and nothing was changed. */
+static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool keep) {
+  struct arena_entry *entry = &a->own->entries[i];
+  int fd = arena_memfd(m->bytes);
+  void *map = MAP_FAILED;
+  if (fd >= 0) map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map != MAP_FAILED) {
+    madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+    if (keep) memcpy(map, m->at, m->bytes);
+    if (m->at != NULL &&
+        mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
+      munmap(map, m->bytes);
+      map = MAP_FAILED;
+    }
+  }
+  if (map == MAP_FAILED) {
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  if (m->at == NULL) m->at = map;
+  if (m->mapped) close(entry->fd);
+  m->entry = i;
+  m->mapped = true;
+  m->known = false;
+  entry->fd = fd;
+  entry->bytes = m->bytes;
+  if (++a->next_generation == 0) a->next_generation = 1;
+  atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  return true;
+}
+
+/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
+ * they shall have the old pages for themselves. Where there is not even memory for that, they go
+ * on writing here. */
+static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
+  struct arena_entry *entry = &a->own->entries[m->entry];
+  if (m->entry == ARENA_MEMORIES || arena_back(a, m, m->entry, m != &a->slots)) return;
+  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return;
+  memcpy(map, m->at, m->bytes);
+  if (mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
+    munmap(map, m->bytes);
+    return;
+  }
+  close(entry->fd);
+  atomic_store_explicit(&entry->generation, 0, memory_order_release);
+  m->entry = ARENA_MEMORIES;
 }
 
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -318,6 +377,13 @@ MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
   a->own->magic = ARENA_MAGIC;
   a->own->bytes = sizeof *a->own;
   a->own->nonce = nonce;
+  a->slots.bytes = sizeof(struct arena_slots);
+  if (!arena_back(a, &a->slots, 0, false)) {
+    munmap(a->own, sizeof *a->own);
+    close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
   *name_p = (mlfab__arena_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
   *arena_p = a;
   return 0;
@@ -338,6 +404,8 @@ MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
    * call. */
   while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
   arena_drop_peers(a);
+  munmap(a->slots.at, a->slots.bytes);
+  if (a->slots.entry == 0) close(a->own->entries[0].fd);
   munmap(a->own, sizeof *a->own);
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
@@ -350,35 +418,52 @@ static uint32_t arena_processors(void) {
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* The segment of a name: the one that is mapped already, which is taken from the old peers, or a new
- * mapping. */
+/* Maps a shared memory of a peer, unless it is mapped already. */
+static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation) {
+  struct arena_view *view = &peer->views[i];
+  const struct arena_entry *entry = &peer->segment->entries[i];
+  if (view->generation == generation) return view->at != NULL;
+  arena_unview(view);
+  view->bytes = entry->bytes;
+  view->generation = generation;
+  view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
+  return view->at != NULL;
+}
+
+/* The segment and the slots of a name: those that are mapped already, which are taken from the old
+ * peers, or new mappings. */
 static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
-  for (uint32_t j = 0; j < a->n; j++) {
+  peer->name = *name;
+  for (uint32_t j = 0; j < a->n && peer->segment == NULL; j++) {
     struct arena_peer *old = &a->peers[j];
-    if (old->segment == NULL || old->segment == a->own ||
-        memcmp(&old->name, name, sizeof *name) != 0)
-      continue;
+    if (old->segment == NULL || memcmp(&old->name, name, sizeof *name) != 0) continue;
     *peer = *old;
     *old = (struct arena_peer){0};
-    return true;
   }
-  if (name->bytes != sizeof *peer->segment) return false;
-  peer->name = *name;
-  peer->segment = arena_map_of(name->pid, name->fd, name->bytes);
-  return peer->segment != NULL && peer->segment->magic == ARENA_MAGIC &&
-         peer->segment->bytes == name->bytes && peer->segment->nonce == name->nonce;
+  if (peer->segment == NULL && name->bytes == sizeof *peer->segment)
+    peer->segment = arena_map_of(name->pid, name->fd, name->bytes, false);
+  if (peer->segment == NULL || peer->segment->magic != ARENA_MAGIC ||
+      peer->segment->bytes != name->bytes || peer->segment->nonce != name->nonce)
+    return false;
+  uint32_t generation =
+      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+  if (generation == 0 || !arena_view(peer, 0, generation) ||
+      peer->views[0].bytes != sizeof *peer->slots)
+    return false;
+  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
 }
 
 MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *a, const mlfab__arena_name *names, uint32_t n,
                                       uint32_t me, uint32_t epoch) {
   bool met = true;
   arena_leave(a);
-  if (n > MLFAB__ARENA_MOST || me >= n) return MLFAB_ERR_UNSUPPORTED;
+  if (n > MLFAB__ARENA_MOST || me >= n || a->slots.entry != 0) return MLFAB_ERR_UNSUPPORTED;
   struct arena_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
   if (peers == NULL) return MLFAB_ERR_MEMORY;
   for (uint32_t j = 0; j < n; j++) {
     if (j == me)
-      peers[j].segment = a->own;
+      peers[j].segment = a->own, peers[j].slots = (struct arena_slots *)(void *)a->slots.at;
     else
       met &= arena_meet(a, &names[j], &peers[j]);
   }
@@ -404,38 +489,15 @@ MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *a, const mlfab__arena_name *
 
 /* ---- shared memory of the caller's ---- */
 
-/* A descriptor and a mapping, in a free entry; false where something is short. */
-static bool arena_share(mlfab__arena *a, struct arena_memory *m) {
-  uint32_t i = 0;
-  while (i < ARENA_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
-  if (i == ARENA_MEMORIES) return false;
-  int fd = arena_memfd(m->bytes);
-  if (fd < 0) return false;
-  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (map == MAP_FAILED) {
-    close(fd);
-    return false;
-  }
-  madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
-#ifdef F_SEAL_FUTURE_WRITE
-  fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
-#endif
-  m->at = map;
-  m->entry = i;
-  a->own->entries[i].fd = fd;
-  a->own->entries[i].bytes = m->bytes;
-  if (++a->next_generation == 0) a->next_generation = 1;
-  atomic_store_explicit(&a->own->entries[i].generation, a->next_generation, memory_order_release);
-  return true;
-}
-
 MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *a, uint64_t bytes) {
-  struct arena_memory *m = mlfab__alloc(a->env, sizeof *m);
+  uint32_t i = 1;
+  struct arena_memory *m = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc(a->env, sizeof *m);
   if (m == NULL) return NULL;
   m->bytes = bytes;
   m->entry = ARENA_MEMORIES;
-  if (bytes == 0 || bytes > SIZE_MAX / 2 || !arena_share(a, m)) {
-    m->at = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc_aligned(a->env, bytes);
+  while (i < ARENA_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
+  if (bytes == 0 || i == ARENA_MEMORIES || !arena_back(a, m, i, false)) {
+    m->at = mlfab__alloc_aligned(a->env, bytes);
     if (m->at == NULL) {
       mlfab__free(a->env, m, sizeof *m);
       return NULL;
@@ -457,11 +519,12 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
     struct arena_entry *entry = &a->own->entries[m->entry];
     atomic_store_explicit(&entry->generation, 0, memory_order_release);
     atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-    munmap(m->at, m->bytes);
     close(entry->fd);
-  } else {
-    mlfab__free_aligned(a->env, m->at, m->bytes);
   }
+  if (m->mapped)
+    munmap(m->at, m->bytes);
+  else
+    mlfab__free_aligned(a->env, m->at, m->bytes);
   mlfab__free(a->env, m, sizeof *m);
   return 0;
 }
@@ -493,7 +556,7 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
   uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
   if (releases == peer->releases || peer->segment == a->own) return;
   peer->releases = releases;
-  for (uint32_t i = 0; i < ARENA_MEMORIES; i++) {
+  for (uint32_t i = 1; i < ARENA_MEMORIES; i++) {
     if (peer->views[i].at != NULL &&
         atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
             peer->views[i].generation)
@@ -506,17 +569,10 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
 static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
   struct arena_peer *peer = &a->peers[j];
   if (peer->generation == 0 || peer->entry >= ARENA_MEMORIES || j == a->me) return;
-  struct arena_view *view = &peer->views[peer->entry];
-  const struct arena_entry *entry = &peer->segment->entries[peer->entry];
   _Atomic uint32_t *said = &a->own->mapped[j][peer->entry];
   if (atomic_load_explicit(said, memory_order_relaxed) == peer->generation) return;
-  if (view->generation != peer->generation) {
-    arena_unview(view);
-    view->bytes = entry->bytes;
-    view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes);
-    view->generation = peer->generation;
-  }
-  if (view->at != NULL) atomic_store_explicit(said, peer->generation, memory_order_release);
+  if (arena_view(peer, peer->entry, peer->generation))
+    atomic_store_explicit(said, peer->generation, memory_order_release);
 }
 
 /* ---- the vector ---- */
@@ -525,8 +581,9 @@ struct arena_plan {
   uint32_t width;        /* bytes of an element */
   uint64_t bytes;        /* of the vector */
   uint64_t part, rounds; /* most elements of a part in a round */
-  bool adds, gathers;
+  bool adds, gathers, small;
   int stream;
+  uint32_t parity;                                              /* of the turn */
   uint64_t first[MLFAB__ARENA_MOST], length[MLFAB__ARENA_MOST]; /* elements by owner */
 };
 
@@ -562,19 +619,28 @@ static void arena_unpack(const mlfab__arena_call *c, const struct arena_plan *p,
   }
 }
 
-/* Adds n elements at `at` of all members, from[j] being member j's (NULL: this one's own), into the
- * vector and to `out`, which may be NULL. */
-static void arena_add(const mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                      uint64_t at, uint64_t n, const uint8_t *const *from, uint8_t *out) {
+/* Combines n elements at `at` of all members, where[j] being member j's (of this one: in the vector),
+ * and puts the result in their place, `all` members' or this one's only. */
+static void arena_combine(const mlfab__arena *a, const mlfab__arena_call *c,
+                          const struct arena_plan *p, uint64_t at, uint64_t n,
+                          uint8_t *const *where, bool all) {
   const void *in[MLFAB__ARENA_MOST];
+  void *to[MLFAB__ARENA_MOST];
+  bool mean = c->op == MLFAB_MEAN;
   for (uint64_t done = 0, run; done < n; done += run) {
-    void *to[2] = {arena_at(c, p->width, at + done, &run), out + done * p->width};
-    uint32_t outs = out != NULL ? 2 : 1;
+    uint32_t others = 1;
+    to[0] = arena_at(c, p->width, at + done, &run);
     run = mlfab__min(run, n - done);
-    for (uint32_t j = 0; j < a->n; j++) in[j] = j == a->me ? to[0] : from[j] + done * p->width;
-    mlfab__combine_many(c->op, c->dtype, to, outs, in, a->n, run, 0);
-    if (c->op != MLFAB_MEAN) continue;
-    for (uint32_t i = 0; i < outs; i++) mlfab__combine_divide(c->dtype, to[i], run, a->n);
+    if (mean) run = mlfab__min(run, ARENA_MEAN / p->width);
+    for (uint32_t j = 0; j < a->n; j++) {
+      in[j] = j == a->me ? to[0] : where[j] + done * p->width;
+      if (j != a->me && all) to[others++] = where[j] + done * p->width;
+    }
+    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, p->stream);
+    if (!mean) continue;
+    mlfab__combine_divide(c->dtype, to[0], run, a->n);
+    in[0] = to[0];
+    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, p->stream);
   }
 }
 
@@ -609,7 +675,9 @@ static void arena_plan(const mlfab__arena *a, const mlfab__arena_call *c, struct
   p->gathers = c->kind != MLFAB__ARENA_REDUCE_SCATTER;
   p->stream = p->bytes >= ARENA_STREAM;
   arena_plan_parts(a, c, p);
-  if (a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
+  if (p->adds && a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
+  p->small = p->bytes <= ARENA_SMALL_MOST;
+  p->parity = (uint32_t)(a->turn & 1);
   p->part = p->width > 0 ? part / 64 * 64 / p->width : 1;
   for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
   p->rounds = (most + p->part - 1) / p->part;
@@ -622,111 +690,133 @@ static uint64_t arena_part(const struct arena_plan *p, uint32_t j, uint64_t roun
   return p->first[j] + skip;
 }
 
-/* ---- large calls ---- */
+/* ---- reductions ---- */
 
-/* (1): what others add. */
+/* Where member j's data for owner i is in a round, and i's result for j afterwards. */
+static uint8_t *arena_where(const mlfab__arena *a, const struct arena_plan *p, uint32_t j,
+                            uint32_t i, uint64_t round) {
+  const struct arena_peer *peer = &a->peers[j];
+  uint64_t n, at = arena_part(p, i, round, &n);
+  if (peer->direct != NULL) return peer->direct + at * p->width;
+  if (p->small) return peer->slots->small[p->parity] + at * p->width;
+  return peer->slots->in[(a->round + round) % ARENA_IN_DEPTH] +
+         (i < j ? i : i - 1) * p->part * p->width;
+}
+
+/* (1) */
 static void arena_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
                       uint64_t round) {
-  uint8_t *to = a->own->in[(a->round + round) % ARENA_DEPTH];
-  if (!p->adds || a->peers[a->me].direct != NULL) return;
-  for (uint32_t j = 0; j < a->n; j++) {
-    uint64_t n, at = arena_part(p, j, round, &n);
-    if (j == a->me) continue;
-    arena_pack(to, c, p->width, at, n);
-    to += p->part * p->width;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = arena_part(p, i, round, &n);
+    if (i != a->me) arena_pack(arena_where(a, p, a->me, i, round), c, p->width, at, n);
   }
 }
 
-/* (2): this member's part. */
+/* (2) */
 static void arena_make(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
                        uint64_t round) {
-  uint32_t slot = (uint32_t)((a->round + round) % ARENA_DEPTH);
+  uint8_t *where[MLFAB__ARENA_MOST];
   uint64_t n, at = arena_part(p, a->me, round, &n);
-  uint8_t *out = p->gathers && a->peers[a->me].direct == NULL ? a->own->out[slot] : NULL;
-  const uint8_t *from[MLFAB__ARENA_MOST];
-  if (!p->adds) {
-    if (out != NULL) arena_pack(out, c, p->width, at, n);
-    return;
-  }
-  for (uint32_t j = 0; j < a->n; j++) {
-    const struct arena_peer *peer = &a->peers[j];
-    uint64_t place = (a->me < j ? a->me : a->me - 1) * p->part;
-    from[j] = peer->direct != NULL ? peer->direct + at * p->width
-                                   : peer->segment->in[slot] + place * p->width;
-  }
-  arena_add(a, c, p, at, n, from, out);
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = j == a->me ? NULL : arena_where(a, p, j, a->me, round);
+  arena_combine(a, c, p, at, n, where, p->gathers);
 }
 
-/* (3): the part of another. */
-static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                       uint64_t round, uint32_t j) {
-  const struct arena_peer *peer = &a->peers[j];
-  uint32_t slot = (uint32_t)((a->round + round) % ARENA_DEPTH);
-  uint64_t n, at = arena_part(p, j, round, &n);
-  if (!p->gathers) return;
-  arena_unpack(c, p, at, n,
-               peer->direct != NULL ? peer->direct + at * p->width : peer->segment->out[slot]);
-}
-
-/* Waits until all others' steps are at least base + step. */
-static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step) {
+/* Waits until the steps of all others, or of those only that are not direct, are at least this. */
+static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step, bool direct) {
   int code = 0;
-  for (uint32_t i = 1; i < a->n && code == 0; i++)
-    code = arena_wait(a, c, &a->peers[(a->me + i) % a->n].segment->step, a->epoch + a->base + step);
+  for (uint32_t i = 1; i < a->n && code == 0; i++) {
+    const struct arena_peer *peer = &a->peers[(a->me + i) % a->n];
+    if (direct || peer->direct == NULL)
+      code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + step);
+  }
   return code;
 }
 
 static void arena_step(mlfab__arena *a, uint64_t step) {
   arena_tell(a, &a->own->step, a->epoch + a->base + step);
-  arena_settle(a);
+}
+
+/* (3), of owner i, when it has done it. */
+static int arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                      uint64_t round, uint32_t i) {
+  uint64_t n, at = arena_part(p, i, round, &n);
+  int code = arena_wait(a, c, &a->peers[i].segment->step, a->epoch + a->base + 2 * (round + 1) + 2);
+  if (code == 0 && p->gathers && a->peers[a->me].direct == NULL)
+    arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
+  return code;
 }
 
 /* What is left when the doors have told that round 0 is in place. */
-static int arena_rounds(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+static int arena_reduce(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
   int code = 0;
   for (uint64_t i = 1; i <= p->rounds + 1 && code == 0; i++) {
-    if (i < p->rounds) {
+    if (i < p->rounds && a->peers[a->me].direct == NULL) {
       arena_put(a, c, p, i);
       arena_step(a, 2 * i + 1);
     }
     if (i <= p->rounds) {
-      if (i > 1) code = arena_wait_all(a, c, 2 * (i - 1) + 1);
+      if (i > 1) code = arena_wait_all(a, c, 2 * (i - 1) + 1, false);
       if (code != 0) break;
       arena_make(a, c, p, i - 1);
       arena_step(a, 2 * i + 2);
     }
-    for (uint32_t k = 1; k < a->n && i > 1 && code == 0; k++) {
-      uint32_t j = (a->me + k) % a->n;
-      code = arena_wait(a, c, &a->peers[j].segment->step, a->epoch + a->base + 2 * i);
-      if (code == 0) arena_take(a, c, p, i - 2, j);
-    }
+    for (uint32_t k = 1; k < a->n && i > 1 && code == 0; k++)
+      code = arena_take(a, c, p, i - 2, (a->me + k) % a->n);
   }
-  if (code != 0) return code;
-  arena_step(a, 2 * p->rounds + 3);
-  if (a->peers[a->me].direct != NULL) code = arena_wait_all(a, c, 2 * p->rounds + 3);
   return code;
 }
 
-/* ---- small calls ---- */
-
-static void arena_small_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                            uint8_t *to) {
-  if (p->adds)
-    arena_pack(to, c, p->width, 0, c->count);
-  else
-    arena_pack(to, c, p->width, p->first[a->me], p->length[a->me]);
+/* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
+static void arena_reduce_small(mlfab__arena *a, const mlfab__arena_call *c,
+                               const struct arena_plan *p) {
+  uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
+  uint8_t *where[MLFAB__ARENA_MOST];
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = a->peers[j].slots->small[p->parity] + at * p->width;
+  arena_combine(a, c, p, at, n, where, false);
 }
 
-static void arena_small_take(mlfab__arena *a, const mlfab__arena_call *c,
-                             const struct arena_plan *p, uint32_t parity) {
-  uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
-  const uint8_t *from[MLFAB__ARENA_MOST];
-  for (uint32_t j = 0; j < a->n; j++) {
-    const uint8_t *data = a->peers[j].segment->doors[parity].data;
-    if (!p->adds && j != a->me) arena_unpack(c, p, p->first[j], p->length[j], data);
-    from[j] = data + at * p->width;
+/* ---- allgather, broadcast ---- */
+
+static void arena_offer_part(mlfab__arena *a, const mlfab__arena_call *c,
+                             const struct arena_plan *p, uint64_t round) {
+  uint64_t n, at = arena_part(p, a->me, round, &n);
+  if (a->peers[a->me].direct == NULL)
+    arena_pack(a->peers[a->me].slots->out[(a->round + round) % ARENA_OUT_DEPTH], c, p->width, at,
+               n);
+}
+
+/* The door has told that round 0 is in place; step i + 1 that round i is. */
+static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  int code = 0;
+  for (uint64_t i = 1; i <= p->rounds && code == 0; i++) {
+    if (i < p->rounds) {
+      arena_offer_part(a, c, p, i);
+      arena_step(a, i + 1);
+    }
+    for (uint32_t k = 1; k < a->n && code == 0; k++) {
+      uint32_t j = (a->me + k) % a->n;
+      const struct arena_peer *peer = &a->peers[j];
+      uint64_t n, at = arena_part(p, j, i - 1, &n);
+      if (i > 1) code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + i);
+      if (code == 0)
+        arena_unpack(c, p, at, n,
+                     peer->direct != NULL ? peer->direct + at * p->width
+                                          : peer->slots->out[(a->round + i - 1) % ARENA_OUT_DEPTH]);
+    }
   }
-  if (p->adds) arena_add(a, c, p, at, n, from, NULL);
+  if (code != 0) return code;
+  arena_step(a, p->rounds + 1);
+  return a->peers[a->me].direct != NULL ? arena_wait_all(a, c, p->rounds + 1, true) : 0;
+}
+
+static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
+                               const struct arena_plan *p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    if (j != a->me)
+      arena_unpack(c, p, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
+  }
 }
 
 /* ---- a call ---- */
@@ -772,12 +862,11 @@ static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, uint32_t pa
   return arena_judge(a, parity, lost, culprit_p);
 }
 
-/* Large: which vectors are read where they lie. FRAME when a peer says what cannot be. */
-static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t parity,
-                       uint32_t *culprit_p) {
+/* What the doors tell of vectors in shared memory. FRAME when a peer says what cannot be. */
+static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t *culprit_p) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *peer = &a->peers[j];
-    const struct arena_door *door = &peer->segment->doors[parity];
+    const struct arena_door *door = &peer->segment->doors[p->parity];
     if (j == a->me) continue;
     uint64_t offset = door->offset;
     bool direct = door->direct != 0;
@@ -788,7 +877,7 @@ static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t par
     arena_get_to_know(a, j);
     if (!direct) continue;
     *culprit_p = j;
-    if (peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
+    if (peer->entry == 0 || peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
     const struct arena_view *view = &peer->views[peer->entry];
     if (view->at == NULL || view->generation != peer->generation || offset > view->bytes ||
         p->bytes > view->bytes - offset || offset % 8 != 0)
@@ -801,8 +890,10 @@ static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t par
 /* Says where the vector lies. */
 static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
                         struct arena_door *door) {
-  struct arena_memory *m = c->nbufs == 1 ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  bool useful = c->nbufs == 1 && (p->adds || !p->small);
+  struct arena_memory *m = useful ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
   a->peers[a->me].direct = NULL;
+  a->lent = NULL;
   door->generation = door->direct = 0;
   if (m == NULL) return;
   door->entry = m->entry;
@@ -810,39 +901,64 @@ static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struc
                                           memory_order_relaxed);
   door->offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
   door->direct = door->offset % 8 == 0 && arena_known(a, m);
-  if (door->direct) a->peers[a->me].direct = c->bufs[0].data;
+  if (!door->direct) return;
+  a->peers[a->me].direct = c->bufs[0].data;
+  a->lent = m;
 }
 
-static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+/* What the others need before anything else. */
+static void arena_prepare(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  uint8_t *small = a->peers[a->me].slots->small[p->parity];
+  if (a->peers[a->me].direct != NULL || a->n == 1) return;
+  if (p->small && p->adds)
+    arena_pack(small, c, p->width, 0, c->count);
+  else if (p->small)
+    arena_pack(small, c, p->width, p->first[a->me], p->length[a->me]);
+  else if (p->adds)
+    arena_put(a, c, p, 0);
+  else
+    arena_offer_part(a, c, p, 0);
+}
+
+/* When all doors were seen. */
+static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
+  uint32_t direct = 0;
+  int code = 0;
+  for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
+  if (p->small && direct == 0) {
+    if (p->adds)
+      arena_reduce_small(a, c, p);
+    else
+      arena_spread_small(a, c, p);
+    return 0;
+  }
+  if (p->adds && (p->small || direct == a->n)) { /* in one round */
+    p->part = c->count;
+    p->rounds = 1;
+  }
+  code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
+  a->base += 2 * p->rounds + 3;
+  a->round += p->rounds;
+  return code;
+}
+
+static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p,
                       uint64_t word, uint32_t *culprit_p) {
-  uint32_t parity = (uint32_t)(a->turn & 1);
-  struct arena_door *door = &a->own->doors[parity];
-  bool small = p->bytes <= ARENA_SMALL_MOST;
+  struct arena_door *door = &a->own->doors[p->parity];
   bool brings = p->adds || p->length[a->me] > 0;
   door->signature = c->signature;
   door->refused = c->refuse && brings &&
                   !arena_finite(c, p->width, p->adds ? 0 : p->first[a->me],
                                 p->adds ? c->count : p->length[a->me]);
-  if (small) {
-    arena_small_put(a, c, p, door->data);
-  } else {
-    arena_offer(a, c, p, door);
-    arena_put(a, c, p, 0);
-  }
-  int code = arena_gather(a, c, parity, word, culprit_p);
-  if (code != 0) return code;
-  if (small) {
-    arena_small_take(a, c, p, parity);
-  } else {
-    code = arena_place(a, p, parity, culprit_p);
-    if (code == 0) code = arena_rounds(a, c, p);
-    a->base += 2 * p->rounds + 3;
-    a->round += p->rounds;
-  }
+  arena_offer(a, c, p, door);
+  arena_prepare(a, c, p);
+  int code = arena_gather(a, c, p->parity, word, culprit_p);
+  if (code == 0) code = arena_place(a, p, culprit_p);
+  if (code == 0 && a->n > 1) code = arena_exchange(a, c, p);
   return code;
 }
 
-/* (I5): the doors that the call began with still stand. */
+/* (I6): the doors that the call began with still stand. */
 static bool arena_stands(mlfab__arena *a, uint64_t word) {
   bool stands = true;
   atomic_thread_fence(memory_order_acquire);
@@ -850,6 +966,13 @@ static bool arena_stands(mlfab__arena *a, uint64_t word) {
     stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
                                    memory_order_relaxed) == word;
   return stands;
+}
+
+/* Out of a call that has failed. */
+static void arena_break(mlfab__arena *a) {
+  arena_leave(a);
+  arena_renew(a, &a->slots);
+  if (a->lent != NULL) arena_renew(a, a->lent);
 }
 
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
@@ -869,7 +992,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
     a->epoch = 0;
   else if (code != 0)
-    arena_leave(a);
+    arena_break(a);
   return code;
 }
 
@@ -880,4 +1003,5 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_IN
 #undef ARENA_OUT
 #undef ARENA_STREAM
+#undef ARENA_MEAN
 #endif
