@@ -8,8 +8,7 @@ static const double comm_add_bytes_per_ns = 4.0;
 static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 
 static void comm_begin(mlfab__comm *comm);
-static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot);
-static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
+static void comm_begin_waiting(mlfab__comm *comm);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
@@ -213,6 +212,7 @@ static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   comm->collectives++;
   if (request)
     mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
+  comm_begin_waiting(comm);
 }
 
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
@@ -593,8 +593,7 @@ static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint6
   if (!request) return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
   comm->slots[entry]->request = *request_p = request->id;
   comm_fill_slot(comm, comm->slots[entry], call, count);
-  if (comm->phase == MLFAB__COMM_IN && comm_begin_call(comm, comm->slots[entry]))
-    return 0; /* the request tells */
+  comm_begin_waiting(comm); /* the request tells how that goes */
   comm_join(comm);
   return 0;
 }
@@ -745,6 +744,27 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     return 0;
   }
   return comm_begin_plain(comm, slot);
+}
+
+/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open: so what others
+ * hold up here holds up what follows, before that takes all of their credit. */
+static void comm_begin_waiting(mlfab__comm *comm) {
+  if (comm->beginning || comm->ending) return;
+  comm->beginning = 1;
+  while (comm->phase == MLFAB__COMM_IN && !comm->failing) {
+    mlfab__comm_slot *first = NULL;
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+      mlfab__comm_slot *slot = comm->slots[i];
+      if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+      oldest = mlfab__min(oldest, slot->number);
+      if (slot->state == MLFAB__SLOT_WAITING && (!first || slot->number < first->number))
+        first = slot;
+    }
+    if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
+    (void)comm_begin_call(comm, first);
+  }
+  comm->beginning = 0;
 }
 
 /* --- outside calls --- */
@@ -956,10 +976,7 @@ static void comm_begin(mlfab__comm *comm) {
     object->stuck_ns = comm->now_ns;
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
   }
-  for (uint64_t number = 0; number < comm->calls && !comm->failing; number++) {
-    mlfab__comm_slot *slot = comm_slot_of(comm, number);
-    if (slot && slot->state == MLFAB__SLOT_WAITING) (void)comm_begin_call(comm, slot);
-  }
+  comm_begin_waiting(comm);
   mlfab__comm_exit(comm);
 }
 

@@ -85,6 +85,8 @@ typedef struct world {
   mlfab__prng prng;
   uint32_t drops, most; /* most: elements of a call */
   int plain;            /* only what every number of members can do, and any may die */
+  int arena;            /* all can map each other's memory */
+  uint32_t outside;     /* bit r: calls of rank r are outside ones */
   uint64_t finished, failed;
   /* Of the allocator: every so many-th fails, when it is not 0. */
   uint32_t fails;
@@ -228,11 +230,11 @@ static void open_worker(uint32_t rank) {
   memset(&me->requests, 0, sizeof me->requests);
   assert_int_equal(
       mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
-  me->comm.host = 1 + rank / 3;
+  me->comm.host = w->arena ? 1 : 1 + rank / 3;
+  me->comm.arena_nonce = (uint64_t)w->arena;
   me->alive = me->up = 1;
   me->nopen = 0;
   me->index = me->done = 0;
-  memset(me->generations, 0, sizeof me->generations);
   mlfab__roll_hello(&w->roll, rank, ++me->incarnation, w->now);
 }
 
@@ -486,7 +488,15 @@ static mlfab__comm_call call_of(const open_call *c, mlfab_vec *vecs) {
                             .words = "a collective"};
 }
 
+/* Which of its data the present epoch sees: a failure that was owed is seen with the next call. */
+static void note_epoch(worker *me) {
+  if (me->comm.phase == MLFAB__COMM_LISTED || me->comm.phase == MLFAB__COMM_IN)
+    me->generations[me->comm.epoch % EPOCHS] = me->generation + 1;
+}
+
 static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text) {
+  if (getenv("MLFAB_SHOW"))
+    print_message("worker %u, %u: %s\n", rank_of(me), (unsigned)w->now, text);
   me->generation++;
   me->index = me->done = 0;
   me->code = code;
@@ -494,6 +504,8 @@ static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text
   snprintf(me->text, sizeof me->text, "%s", text);
   w->failed++;
 }
+
+static void look(worker *me);
 
 /* Begins the next call of the program, or what it is changed to. Returns the code. */
 static int begin(worker *me, const shape *other, uint64_t timeout_ns) {
@@ -505,22 +517,21 @@ static int begin(worker *me, const shape *other, uint64_t timeout_ns) {
   c->what = other ? *other : program(c->index);
   make_buffers(me, c);
   mlfab__comm_call call = call_of(c, vecs);
+  call.outside = w->outside >> rank_of(me) & 1;
   int code = mlfab__comm_start(&me->comm, &call, timeout_ns, w->now, &c->request, &error);
   if (code) {
     for (uint32_t k = 0; k < c->n; k++) free(c->bufs[k]);
-    if (code != MLFAB_ERR_AGAIN || strstr(error.text, "under way") == NULL)
+    int again = code == MLFAB_ERR_AGAIN && strstr(error.text, "under way");
+    int memory = code == MLFAB_ERR_MEMORY && error.rank == MLFAB_NO_RANK;
+    if (!again && !memory && code != MLFAB_ERR_STATE) /* else nothing was called */
       saw_failure(me, code, error.rank, error.text);
     return code;
   }
   me->nopen++;
   me->index++;
+  note_epoch(me);
+  look(me);
   return 0;
-}
-
-static void note_epoch(worker *me) {
-  int stands = me->comm.phase == MLFAB__COMM_LISTED || me->comm.phase == MLFAB__COMM_IN;
-  uint64_t *generation = &me->generations[me->comm.epoch % EPOCHS];
-  if (stands && *generation == 0) *generation = me->generation + 1;
 }
 
 /* Takes note of requests that are done. All that are open fail together. */
@@ -572,7 +583,7 @@ static void deliver_from_server(uint32_t rank) {
   mlfab__frame_in frame = frame_of(&m);
   assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
   message_free(&m);
-  if (me->comm.arena_asked) mlfab__comm_mapped(&me->comm, 0);
+  if (me->comm.arena_asked) mlfab__comm_mapped(&me->comm, w->arena);
   look(me);
 }
 
@@ -760,9 +771,508 @@ static void test_calls(void **state) {
   print_message("%u collectives\n", (unsigned)finished);
 }
 
+/* --- failures --- */
+
+static void step(uint32_t n) {
+  while (n-- > 0) (void)act();
+}
+
+/* A worker's process ends; server 0 hears of it a little later. */
+static void die(uint32_t rank) {
+  uint64_t heard = w->now + chance(2 * BEAT);
+  kill_worker(rank);
+  while (w->now < heard) (void)act();
+  mlfab__roll_gone(&w->roll, rank, 0, w->now);
+}
+
+static void cancel(worker *me) {
+  mlfab__request *r = mlfab__request_find(&me->requests, me->open[chance(me->nopen)].request);
+  mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_CANCELLED, w->now);
+  look(me);
+}
+
+/* Something that fails. Workers 0 and 1 are spared. */
+static void spoil(void) {
+  uint32_t rank = 2 + chance(w->n - 2);
+  worker *me = &w->workers[rank];
+  switch (chance(5)) {
+    case 0:
+      if (me->alive) die(rank);
+      break;
+    case 1:
+      if (!me->alive) open_worker(rank);
+      break;
+    case 2: /* a new process, at once */
+      kill_worker(rank);
+      open_worker(rank);
+      break;
+    case 3:
+      me = &w->workers[chance(w->n)];
+      if (me->alive && me->nopen > 0) cancel(me);
+      break;
+    default:
+      me = &w->workers[chance(w->n)];
+      if (me->alive && me->nopen < OPEN) (void)begin(me, NULL, 1 + chance(BEAT));
+  }
+}
+
+/* All who live through it see every failure once: the same numbers of the same program follow, and
+ * nothing differs in shape. */
+static void test_failures(void **state) {
+  (void)state;
+  int rounds = scaled(150, 20000);
+  uint64_t finished = 0, failed = 0;
+  for (int round = 0; round < rounds; round++) {
+    open_world(3 + (uint32_t)round % 8, seed_of(50000 + (uint64_t)round));
+    w->plain = 1;
+    for (int bad = 0; bad < 6; bad++) {
+      for (uint32_t k = 400 + chance(4000); k > 0; k--) {
+        worker *me = &w->workers[chance(w->n)];
+        if (me->alive && me->nopen < OPEN && chance(4) == 0) (void)begin(me, NULL, 0);
+        if (chance(600) == 0) break_hop(chance(w->n), chance(w->n));
+        if (me->alive && chance(1000) == 0) break_up(rank_of(me));
+        (void)act();
+      }
+      spoil();
+    }
+    /* Those that are ahead end as well. */
+    uint64_t calls = 0;
+    for (uint32_t i = 0; i < w->n; i++) calls = mlfab__max(calls, w->workers[i].index);
+    run(calls + 20, round % 2);
+    expect_calm();
+    for (uint32_t i = 0; i < w->n; i++) {
+      if (w->workers[i].alive && w->workers[i].generation > 0)
+        assert_int_not_equal(w->workers[i].code, MLFAB_ERR_SHAPE);
+    }
+    assert_int_equal(w->workers[0].generation, w->workers[1].generation);
+    assert_int_equal(w->drops, 0);
+    finished += w->finished;
+    failed += w->failed;
+    close_world();
+  }
+  print_message("%u collectives, %u failures seen\n", (unsigned)finished, (unsigned)failed);
+}
+
+/* --- one failure at a time --- */
+
+static void settle(void) {
+  uint64_t end = w->now + 1000000;
+  for (int open = 1; open;) {
+    if (w->now >= end) explain();
+    assert_true(w->now < end);
+    (void)act();
+    open = 0;
+    for (uint32_t i = 0; i < w->n; i++) open |= w->workers[i].nopen > 0;
+  }
+}
+
+static const shape plain_sum = {
+    .kind = MLFAB__RING_ALLREDUCE, .dtype = MLFAB_F64, .width = 8, .count = 100};
+static const shape large_sum = {
+    .kind = MLFAB__RING_ALLREDUCE, .dtype = MLFAB_I64, .width = 8, .count = 20000};
+
+static void begin_all(const shape *what, uint64_t timeout_ns) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    if (w->workers[i].alive) assert_int_equal(begin(&w->workers[i], what, timeout_ns), 0);
+  }
+}
+
+static void expect_all(uint64_t generation, int32_t code, int32_t rank, const char *text) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    const worker *me = &w->workers[i];
+    if (!me->alive) continue;
+    assert_int_equal(me->generation, generation);
+    assert_int_equal(me->code, code);
+    assert_int_equal(me->rank, rank);
+    if (!strstr(me->text, text)) fail_msg("'%s' has no '%s'", me->text, text);
+  }
+}
+
+/* Who differs is named on all ranks, with both calls in words, and at once: within a few beats. */
+static void test_shapes(void **state) {
+  (void)state;
+  for (uint32_t odd = 0; odd < 4; odd++) {
+    open_world(4, seed_of(6 + odd));
+    shape other = plain_sum;
+    if (odd == 0) other.count++;
+    if (odd == 1) other.dtype = MLFAB_I64;
+    if (odd == 2) other.op = MLFAB_MAX;
+    if (odd == 3) other = large_sum;
+    begin_all(&plain_sum, 0);
+    settle();
+    uint64_t start = w->now;
+    for (uint32_t i = 0; i < 4; i++)
+      assert_int_equal(begin(&w->workers[i], i == odd ? &other : &plain_sum, 0), 0);
+    settle();
+    expect_all(1, MLFAB_ERR_SHAPE, (int32_t)odd, "a collective of 100 F64 (SUM)");
+    assert_true(w->now - start < 6 * BEAT);
+    begin_all(&plain_sum, 0);
+    settle();
+    expect_all(1, MLFAB_ERR_SHAPE, (int32_t)odd, "");
+    close_world();
+  }
+}
+
+/* A deadline names who has not called, before there is an epoch and in it. Who had not called sees it
+ * with the next call. */
+static void test_deadlines(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 20; seed++) {
+    open_world(5, seed_of(100 + seed));
+    if (seed % 2) {
+      begin_all(&plain_sum, 0);
+      settle();
+    }
+    for (uint32_t i = 0; i < 5; i++) {
+      uint64_t timeout = i == 1 ? 10 * BEAT : 0;
+      if (i != 3) assert_int_equal(begin(&w->workers[i], &large_sum, timeout), 0);
+    }
+    uint64_t end = w->now + 30 * BEAT;
+    while (w->now < end) (void)act();
+    if (seed % 2 == 0) {
+      /* Told when the last one comes. */
+      assert_int_equal(w->workers[1].code, MLFAB_ERR_TIMEOUT);
+      assert_int_equal(w->workers[0].nopen, 1);
+      assert_int_equal(begin(&w->workers[3], &plain_sum, 0), 0);
+      settle();
+    } else {
+      assert_int_equal(w->workers[3].generation, 0);
+      assert_int_equal(begin(&w->workers[3], &large_sum, 0), MLFAB_ERR_TIMEOUT);
+    }
+    expect_all(1, MLFAB_ERR_TIMEOUT, 3, "worker 1's deadline passed after");
+    expect_all(1, MLFAB_ERR_TIMEOUT, 3,
+               seed % 2 ? "worker 3 has not called it" : "takes no part yet");
+    begin_all(&plain_sum, 0);
+    settle();
+    expect_all(1, MLFAB_ERR_TIMEOUT, 3, "");
+    close_world();
+  }
+}
+
+/* What is begun while a failure is still to be told belongs to the next epoch; also when it fails
+ * before that stands. */
+static void test_failure_after_failure(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    open_world(3, seed_of(200 + seed));
+    begin_all(&plain_sum, 0);
+    settle();
+    begin_all(&large_sum, 0);
+    step(chance(60));
+    for (uint32_t k = 0; k < 2; k++) {
+      worker *me = &w->workers[0];
+      if (me->nopen == 0 && begin(me, &large_sum, 0)) continue;
+      if (me->nopen > 0) cancel(me);
+    }
+    settle();
+    run(30, (int)seed % 2);
+    assert_true(w->workers[0].generation >= 1);
+    assert_int_equal(w->workers[1].generation, w->workers[0].generation);
+    assert_int_equal(w->workers[2].generation, w->workers[0].generation);
+    close_world();
+  }
+}
+
+static void test_not_finite(void **state) {
+  (void)state;
+  open_world(3, seed_of(9));
+  double bad[4] = {1, 2, 1e308 * 10, 4};
+  const mlfab_vec vec = {bad, 4};
+  mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
+                           .dtype = MLFAB_F64,
+                           .refuse_nan = 1,
+                           .vecs = &vec,
+                           .n = 1,
+                           .words = "an allreduce"};
+  mlfab_request request = 0;
+  mlfab_error error = {0};
+  worker *me = &w->workers[2];
+  for (int round = 1; round <= 2; round++) { /* before any epoch, and in one */
+    for (uint32_t i = 0; i < 2; i++) assert_int_equal(begin(&w->workers[i], &plain_sum, 0), 0);
+    if (round == 2) step(200);
+    int code = mlfab__comm_start(&me->comm, &call, 0, w->now, &request, &error);
+    assert_int_equal(code, MLFAB_ERR_NOT_FINITE);
+    assert_int_equal(error.rank, 2);
+    saw_failure(me, code, 2, error.text);
+    settle();
+    expect_all((uint64_t)round, MLFAB_ERR_NOT_FINITE, 2, "NaN or infinity");
+    begin_all(&plain_sum, 0);
+    settle();
+  }
+  expect_all(2, MLFAB_ERR_NOT_FINITE, 2, "");
+  close_world();
+}
+
+/* Who leaves in good order ends nothing that it has called. */
+static void test_leaving(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 30; seed++) {
+    open_world(4, seed_of(300 + seed));
+    worker *me = &w->workers[2];
+    begin_all(&large_sum, 0);
+    begin_all(&plain_sum, 0);
+    if (seed % 3) step(chance(400));
+    mlfab__comm_leave(&me->comm);
+    look(me);
+    if (seed % 3 == 0) { /* it never was a member */
+      assert_int_equal(me->code, MLFAB_ERR_CANCELLED);
+      settle();
+      kill_worker(2);
+      mlfab__roll_gone(&w->roll, 2, 1, w->now);
+    } else {
+      assert_int_equal(begin(me, &plain_sum, 0), MLFAB_ERR_STATE);
+      settle();
+      while (!mlfab__comm_quiet(&me->comm)) (void)act();
+      step(50);
+      kill_worker(2);
+      mlfab__roll_gone(&w->roll, 2, 1, w->now);
+      assert_int_equal(w->workers[0].generation + w->workers[1].generation, 0);
+      begin_all(&large_sum, 0);
+      settle();
+      expect_all(1, MLFAB_ERR_PEER_CLOSED, 2, "worker 2 has left");
+    }
+    begin_all(&plain_sum, 0);
+    settle();
+    assert_int_equal(w->workers[0].comm.members, 3);
+    close_world();
+  }
+}
+
+/* A death while nothing is called is seen with the next call, once. */
+static void test_owed(void **state) {
+  (void)state;
+  open_world(4, seed_of(11));
+  begin_all(&plain_sum, 0);
+  settle();
+  die(3);
+  step(2000);
+  expect_all(0, 0, 0, "");
+  for (uint32_t i = 0; i < 3; i++)
+    assert_int_equal(begin(&w->workers[i], &plain_sum, 0), MLFAB_ERR_PEER_DEAD);
+  expect_all(1, MLFAB_ERR_PEER_DEAD, 3, "worker 3 is dead");
+  begin_all(&plain_sum, 0);
+  settle();
+  expect_all(1, MLFAB_ERR_PEER_DEAD, 3, "");
+  /* Ranks that are dead. */
+  shape bad = {.kind = MLFAB__RING_BROADCAST, .width = 1, .count = 5, .root = 3};
+  assert_int_equal(begin(&w->workers[1], &bad, 0), MLFAB_ERR_ARGUMENT);
+  assert_non_null(strstr(w->workers[1].text, "worker 3 does not take part"));
+  /* Server 0. */
+  assert_int_equal(begin(&w->workers[0], &plain_sum, 0), 0);
+  mlfab__comm_dead(&w->workers[0].comm, w->now);
+  look(&w->workers[0]);
+  assert_int_equal(w->workers[0].code, MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(w->workers[0].requests.last.is_server, 1);
+  assert_int_equal(begin(&w->workers[0], &plain_sum, 0), MLFAB_ERR_PEER_DEAD);
+  close_world();
+}
+
+static int refused(mlfab__comm_call call, const char *text) {
+  mlfab_request request;
+  mlfab_error error = {0};
+  call.words = "it";
+  int code = mlfab__comm_start(&w->workers[0].comm, &call, 0, w->now, &request, &error);
+  if (!strstr(error.text, text)) fail_msg("'%s' has no '%s'", error.text, text);
+  return code;
+}
+
+static void test_arguments(void **state) {
+  (void)state;
+  open_world(2, seed_of(5));
+  double data[8] = {0};
+  mlfab_vec two[2] = {{data + 2, 3}, {data, 3}}, many[257] = {{0, 0}};
+  uint64_t counts[2] = {4, 4};
+  const mlfab__comm_call good = {
+      .kind = MLFAB__RING_ALLREDUCE, .dtype = MLFAB_F64, .vecs = two, .n = 2};
+  mlfab__comm_call c = good;
+  assert_int_equal(refused(c, "buffers 1 and 0 overlap"), MLFAB_ERR_ARGUMENT);
+  two[1].count = 2;
+  c.dtype = 77;
+  assert_int_equal(refused(c, "77 is not an element type"), MLFAB_ERR_DTYPE);
+  c = good;
+  c.op = 7;
+  assert_int_equal(refused(c, "7 is not an operation"), MLFAB_ERR_ARGUMENT);
+  c.op = MLFAB_MEAN;
+  c.dtype = MLFAB_I64;
+  assert_int_equal(refused(c, "mean of MLFAB_I64"), MLFAB_ERR_UNSUPPORTED);
+  c = good;
+  two[0].data = NULL;
+  assert_int_equal(refused(c, "buffer 0 is NULL and has 3 elements"), MLFAB_ERR_ARGUMENT);
+  two[0].data = (uint8_t *)data + 20;
+  assert_int_equal(refused(c, "buffer 0 is not aligned"), MLFAB_ERR_ARGUMENT);
+  two[0] = (mlfab_vec){data + 2, 1u << 30};
+  assert_int_equal(refused(c, "model_max_bytes"), MLFAB_ERR_LIMIT);
+  two[0].count = UINT64_MAX;
+  assert_int_equal(refused(c, "model_max_bytes"), MLFAB_ERR_LIMIT);
+  two[0].count = two[1].count = 0;
+  assert_int_equal(refused(c, "no elements"), MLFAB_ERR_ARGUMENT);
+  c.vecs = many;
+  c.n = 257;
+  assert_int_equal(refused(c, "257 buffers, the limit is 256"), MLFAB_ERR_LIMIT);
+  c = good;
+  two[0].count = 1;
+  c.algorithm = 9;
+  assert_int_equal(refused(c, "9 is not an algorithm"), MLFAB_ERR_ARGUMENT);
+  c.algorithm = MLFAB_ALGORITHM_PLANNED;
+  assert_int_equal(refused(c, "algorithm 5"), MLFAB_ERR_UNSUPPORTED);
+  c.algorithm = 0;
+  c.reduce = compose;
+  assert_int_equal(refused(c, "element_bytes is 0"), MLFAB_ERR_ARGUMENT);
+  c = good;
+  c.kind = MLFAB__RING_BROADCAST;
+  c.root = 2;
+  assert_int_equal(refused(c, "root 2 is not one of 2 workers"), MLFAB_ERR_RANK_RANGE);
+  c.kind = MLFAB__RING_ALLGATHER;
+  c.n = 1;
+  c.counts = counts;
+  assert_int_equal(refused(c, "counts are not those of the data"), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(w->workers[0].comm.phase, MLFAB__COMM_OUT);
+  for (uint32_t i = 0; i < OPEN; i++) assert_int_equal(begin(&w->workers[0], &plain_sum, 0), 0);
+  c = good;
+  assert_int_equal(refused(c, "16 collectives are under way"), MLFAB_ERR_AGAIN);
+  close_world();
+}
+
+/* A root that nobody holds up waits for those who only receive. */
+static void test_ahead(void **state) {
+  (void)state;
+  open_world(4, seed_of(12));
+  const shape cast = {.kind = MLFAB__RING_BROADCAST, .width = 1, .count = 100, .root = 1};
+  begin_all(&plain_sum, 0);
+  settle();
+  worker *root = &w->workers[1];
+  uint64_t end = w->now + 20 * BEAT;
+  while (w->now < end) {
+    if (root->nopen < OPEN) assert_int_equal(begin(root, &cast, 0), 0);
+    (void)act();
+  }
+  assert_in_range(root->done, MLFAB__COMM_AHEAD, 2 * MLFAB__COMM_AHEAD);
+  while (w->workers[0].index + w->workers[2].index + w->workers[3].index < 3 * root->index) {
+    worker *me = &w->workers[chance(4)];
+    if (me->index < root->index && me->nopen < OPEN) assert_int_equal(begin(me, &cast, 0), 0);
+    (void)act();
+  }
+  settle();
+  assert_int_equal(w->failed, 0);
+  expect_calm();
+  close_world();
+}
+
+/* Numbers of calls outside; one that a worker calls as a plain one becomes plain for all. */
+static void test_outside(void **state) {
+  (void)state;
+  uint64_t number, signature, first = 0;
+  for (uint64_t seed = 0; seed < 30; seed++) {
+    open_world(3, seed_of(400 + seed));
+    kill_worker(0), kill_worker(1), kill_worker(2);
+    w->arena = 1;
+    for (uint32_t i = 0; i < 3; i++) open_worker(i);
+    w->outside = seed % 3 ? 7 : 5;
+    const shape *what = seed % 2 ? &large_sum : &plain_sum;
+    begin_all(what, 0);
+    uint64_t end = w->now + 20 * BEAT;
+    int plain = 0;
+    while (w->now < end) {
+      for (uint32_t i = 0; i < 3; i++) {
+        if (w->workers[i].nopen == 0 || !(w->outside >> i & 1)) continue;
+        int code = mlfab__comm_outside(&w->workers[i].comm, w->workers[i].open[0].request, &number,
+                                       &signature);
+        assert_true(code == 0 || code == 1 || code == MLFAB_ERR_UNSUPPORTED);
+        plain |= code == MLFAB_ERR_UNSUPPORTED;
+        if (code != 1) continue;
+        if (!first) first = signature;
+        assert_int_equal(number, 0);
+      }
+      (void)act();
+    }
+    if (seed % 3) {
+      assert_int_equal(plain, 0);
+      for (uint32_t i = 0; i < 3; i++) {
+        worker *me = &w->workers[i];
+        assert_int_equal(me->nopen, 1);
+        int bad = seed % 3 == 2;
+        mlfab__comm_finish(&me->comm, me->open[0].request, bad ? MLFAB_ERR_SHAPE : 0, bad ? 1 : 0,
+                           w->now);
+        assert_int_equal(mlfab__request_find(&me->requests, me->open[0].request)->done, 1);
+        if (bad) {
+          look(me);
+        } else {
+          mlfab__request_end(&me->requests, &me->requests.entries[0]);
+          forget_call(me, 0);
+        }
+      }
+      if (seed % 3 == 2) expect_all(1, MLFAB_ERR_SHAPE, 1, "worker 1 calls it with other sizes");
+    } else {
+      assert_int_equal(plain, 1);
+      settle();
+      assert_int_equal(w->failed, 0);
+      assert_int_equal(w->finished, 3);
+    }
+    w->outside = 0;
+    begin_all(&plain_sum, 0);
+    settle();
+    close_world();
+  }
+}
+
+/* Calls that repeat allocate nothing. */
+static void test_steady(void **state) {
+  (void)state;
+  open_world(5, seed_of(13));
+  w->config.chunk_bytes = 4096;
+  uint64_t before = 0;
+  for (int round = 0; round < 300; round++) {
+    if (round == 200) before = w->env.allocations;
+    begin_all(&plain_sum, 0);
+    begin_all(&large_sum, 0);
+    settle();
+  }
+  print_message("%u allocations in 500 calls of 5\n", (unsigned)(w->env.allocations - before));
+  assert_in_range(w->env.allocations - before, 0, 20); /* queues that were never as long before */
+  close_world();
+}
+
+/* Whatever allocation fails: the call, or all calls, with MEMORY; nothing hangs or leaks. */
+static void test_memory(void **state) {
+  (void)state;
+  int rounds = scaled(100, 5000);
+  uint64_t failed = 0;
+  for (int round = 0; round < rounds; round++) {
+    open_world(4, seed_of(70000 + (uint64_t)round));
+    w->config.timeout_ns = 40 * BEAT;
+    w->asked = chance(100);
+    w->fails = 20 + chance(400);
+    for (uint32_t k = 6000; k > 0; k--) {
+      worker *me = &w->workers[chance(w->n)];
+      if (me->nopen < OPEN && chance(4) == 0) (void)begin(me, chance(3) ? NULL : &large_sum, 0);
+      (void)act();
+    }
+    failed += w->failed;
+    w->fails = 0;
+    uint64_t end = w->now + 200 * BEAT;
+    while (w->now < end) (void)act();
+    for (uint32_t i = 0; i < w->n; i++) assert_int_equal(w->workers[i].nopen, 0);
+    close_world();
+  }
+  assert_true(failed > 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_calls),
+      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_deadlines),
+      cmocka_unit_test(test_failure_after_failure),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_owed),
+      cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_ahead),
+      cmocka_unit_test(test_outside),
+      cmocka_unit_test(test_steady),
+      cmocka_unit_test(test_memory),
   };
+  if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
