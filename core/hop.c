@@ -1,5 +1,5 @@
-/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce.
- * See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
+ * collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
@@ -103,6 +103,7 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   uint8_t meta[16];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
   mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
+  mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
   return 1;
 }
 
@@ -138,6 +139,7 @@ MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, 
     hop_later(node, node->hops[link->peer]);
     mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
     mlfab__tree_hop_lost(&node->tree, link->peer);
+    mlfab__stream_hop_lost(&node->comm.streams, link->peer);
   }
   if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
     node->member_links[link->peer] = MLFAB__NO_LINK;
@@ -154,6 +156,7 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
+    wanted |= mlfab__stream_hop_missing(&node->comm.streams, w, node->now_ns, NULL);
     if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }

@@ -282,6 +282,9 @@ static int node_init_worker(mlfab_node *node) {
   mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
   mlfab__tree_init(&node->tree, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
                    &node->requests);
+  if (mlfab__comm_init(&node->comm, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
+                       &node->requests))
+    return MLFAB_ERR_MEMORY;
   node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
   node->member_links = node_no_links(node, c->workers);
   if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
@@ -309,7 +312,9 @@ static int node_init_server(mlfab_node *node) {
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-  if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
+  if (mlfab__host_init(&node->host, &node->env, c, &down) ||
+      mlfab__roll_init(&node->roll, &node->env, c, &down))
+    return MLFAB_ERR_MEMORY;
   return mlfab__muster_init(&node->muster, &node->env, c, &down);
 }
 
@@ -417,8 +422,10 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   mlfab__muster_free(&node->muster);
+  mlfab__roll_free(&node->roll);
   mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
+  mlfab__comm_free(&node->comm);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
@@ -482,6 +489,7 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   if (node->is_coordinator) {
     mlfab__host_gone(&node->host, worker);
     mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+    mlfab__roll_gone(&node->roll, worker, left, node->now_ns);
     mlfab__reslice_gone(&node->reslice, worker);
   }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
@@ -516,6 +524,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   if (server == 0) {
     mlfab__guest_dead(&node->guest, silent, node->now_ns);
     mlfab__tree_dead(&node->tree, silent, node->now_ns);
+    mlfab__comm_dead(&node->comm, node->now_ns);
   }
   snprintf(text, sizeof text, "dead: %s", why);
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
@@ -638,6 +647,7 @@ static void node_settle(mlfab_node *node) {
 static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
   mlfab__host_hello(&node->host, worker, fresh);
   mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+  mlfab__roll_hello(&node->roll, worker, node->server.peers[worker].incarnation, node->now_ns);
   mlfab__reslice_hello(&node->reslice, worker, fresh);
 }
 
@@ -645,6 +655,13 @@ static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh)
 static void node_across_up(mlfab_node *node, uint32_t server) {
   mlfab__shift_up(&node->server, server);
   if (node->is_coordinator) mlfab__reslice_up(&node->reslice, server);
+}
+
+/* The worker role's link to server 0 stands. */
+static void node_coordinator_greeted(mlfab_node *node) {
+  mlfab__guest_hello(&node->guest);
+  mlfab__tree_hello(&node->tree);
+  mlfab__comm_hello(&node->comm);
 }
 
 /* The roles of this node greet each other, where they have links inside. */
@@ -666,10 +683,7 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   ack.was_dead = 0;
   mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) {
-    mlfab__guest_hello(&node->guest);
-    mlfab__tree_hello(&node->tree);
-  }
+  if (server == 0) node_coordinator_greeted(node);
 }
 
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
@@ -943,10 +957,7 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead < 2) {
-        mlfab__guest_hello(&node->guest);
-        mlfab__tree_hello(&node->tree);
-      }
+      if (server == 0 && ack.was_dead < 2) node_coordinator_greeted(node);
       mlfab__boot_check(node);
       return;
     case MLFAB__REFUSE:
@@ -980,7 +991,8 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
           mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
         return;
       if (server == 0 && (mlfab__guest_frame(&node->guest, frame, node->now_ns) ||
-                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns)))
+                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns) ||
+                          mlfab__comm_server_frame(&node->comm, frame, node->now_ns)))
         return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
@@ -1003,7 +1015,8 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
     return;
   }
   if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
-                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
+                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns) ||
+                               mlfab__roll_frame(&node->roll, worker, frame, node->now_ns)))
     return;
   int stands = node->server.phase == MLFAB__MODEL_STANDS;
   if (node->is_coordinator &&
@@ -1013,6 +1026,7 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__DONE && node->is_coordinator) {
     mlfab__host_done(&node->host, worker);
     mlfab__muster_done(&node->muster, worker, node->now_ns);
+    mlfab__roll_done(&node->roll, worker, node->now_ns);
   }
 }
 
@@ -1022,9 +1036,12 @@ static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_
   if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
   if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
   if (link->kind == MLFAB__LINK_HOP) {
-    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame)) return;
+    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame) ||
+        mlfab__comm_hop_frame(&node->comm, link->peer, frame, node->now_ns))
+      return;
     mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
-  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame)) {
+  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame) &&
+             !mlfab__comm_member_frame(&node->comm, link->peer, frame, node->now_ns)) {
     if (node->aggregator.env) {
       mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
     } else {
@@ -1172,6 +1189,8 @@ static void node_run_self(mlfab_node *node) {
   node->self_more = budget <= 0;
 }
 
+static void node_part(mlfab_node *node);
+
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
@@ -1182,6 +1201,7 @@ static void node_epilogue(mlfab_node *node) {
   if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
   node_run_self(node);
+  if (node->parting) node_part(node);
 }
 
 /* --- events --- */
@@ -1279,6 +1299,7 @@ static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token)
   if ((hop || link->kind == MLFAB__LINK_MEMBER) &&
       mlfab__tree_sent(&node->tree, link->peer, hop, token))
     return;
+  if (hop && mlfab__stream_sent(&node->comm.streams, link->peer, token)) return;
   if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
     mlfab__aggregator_sent(&node->aggregator, token);
   if (link->kind == MLFAB__LINK_SERVER && !forward)
@@ -1287,15 +1308,18 @@ static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token)
   if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
 }
 
-/* Tells the scheduler what this host's links carry, when it has changed; `anew`: in any case. */
+/* Notes what this host's links carry, and tells the scheduler when it has changed; `anew`: in any
+ * case. */
 static void node_tell_capacity(mlfab_node *node, int anew) {
   mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
   uint8_t meta[32];
-  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || node->phase != MLFAB__BOOT_READY) return;
+  if (node->phase != MLFAB__BOOT_READY) return;
   int changed = mlfab__monitor_take(&node->monitor, node->now_ns, &capacity.in, &capacity.out);
   node->stats.link_in = capacity.in > 0.0 ? (uint64_t)capacity.in : 0;
   node->stats.link_out = capacity.out > 0.0 ? (uint64_t)capacity.out : 0;
-  if (!changed && !anew) return;
+  node->comm.link_in = capacity.in > 0.0 ? capacity.in : 0.0;
+  node->comm.link_out = capacity.out > 0.0 ? capacity.out : 0.0;
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   uint32_t bytes = mlfab__encode_capacity(meta, &capacity);
   if (node->is_server) {
     mlfab__server_capacity(&node->server, &capacity, node->now_ns);
@@ -1345,15 +1369,21 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
-/* What a link between workers carries: whoever waits for a sum waits for nothing else. */
+/* What a link between workers carries: whoever waits for a sum waits for nothing else, but for the
+ * communicator, which takes turns with the others. */
 static int node_yield_hop(mlfab_node *node, const mlfab__link *link) {
   mlfab__frame_out *frame = &node->frame;
   int out = MLFAB__OUT_NONE;
   if (link->kind == MLFAB__LINK_HOP) {
-    if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
+    mlfab__streams *streams = &node->comm.streams;
+    if (!link->collective && mlfab__stream_next(streams, link->peer, frame)) {
+      out = MLFAB__OUT_COLLECTIVE;
+    } else if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
       out = MLFAB__OUT_TREE_UP;
     } else if (mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
       out = MLFAB__OUT_HOP;
+    } else if (link->collective && mlfab__stream_next(streams, link->peer, frame)) {
+      out = MLFAB__OUT_COLLECTIVE;
     }
   } else if (mlfab__tree_next_down(&node->tree, link->peer, frame)) {
     out = MLFAB__OUT_TREE_DOWN;
@@ -1429,6 +1459,7 @@ static int node_yield(mlfab_node *node, uint32_t index) {
 static void node_taken(mlfab_node *node) {
   mlfab__link *link = &node->links[node->out_link];
   const mlfab__frame_out *frame = &node->frame;
+  if (node->out != MLFAB__OUT_CONTROL) link->collective = node->out == MLFAB__OUT_COLLECTIVE;
   switch (node->out) {
     case MLFAB__OUT_CONTROL:
       link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
@@ -1466,6 +1497,9 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_SHIFT:
       mlfab__shift_taken(&node->server, link->peer, frame);
+      break;
+    case MLFAB__OUT_COLLECTIVE:
+      mlfab__stream_taken(&node->comm.streams, link->peer, frame);
       break;
     default:
       break;
@@ -1701,6 +1735,8 @@ static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
     mlfab__guest_withdraw(&node->guest, request, code, node->now_ns);
   } else if (request->kind == MLFAB__REQUEST_ALLREDUCE) {
     mlfab__tree_withdraw(&node->tree, request, code, node->now_ns);
+  } else if (request->kind == MLFAB__REQUEST_COLLECTIVE) {
+    mlfab__comm_withdraw(&node->comm, request, code, node->now_ns);
   } else {
     mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
   }
@@ -1732,7 +1768,11 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
     mlfab__hop_scan(node);
-    if (node->is_coordinator) mlfab__muster_tick(&node->muster, node->now_ns);
+    if (node->is_coordinator) {
+      mlfab__muster_tick(&node->muster, node->now_ns);
+      mlfab__roll_tick(&node->roll, node->now_ns);
+    }
+    if (node->is_worker) mlfab__comm_tick(&node->comm, node->now_ns);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -1742,6 +1782,7 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
   if (node->self_more) return 0;
   uint64_t deadline = node->scan_ns;
+  if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
   if (node->is_coordinator)
@@ -1763,14 +1804,14 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
-/* Keeps the error for mlfab_node_last_error and does what the call has set off. */
-static int node_return(mlfab_node *node, int code, const mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
   if (code) node->requests.last = *error;
   node_epilogue(node);
   return code;
 }
 
-static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error) {
   /* Not the whole of it: the text is long, and this is on the way of every push. */
   error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
@@ -1786,7 +1827,7 @@ static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error
   if (node->phase != MLFAB__BOOT_READY)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "the fabric is not complete yet");
-  if (node->leaving)
+  if (node->leaving || node->parting)
     return mlfab__error(error, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0, "the node is leaving");
   return 0;
 }
@@ -1798,7 +1839,7 @@ MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, ui
   int code = node->is_worker ? mlfab__worker_tensor(&node->worker, id, dtype, count, &error)
                              : mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                                             "this node is not a worker");
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 /* A wrong call at the border: told like any other error. */
@@ -1810,9 +1851,9 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
   mlfab_error error;                                                                \
   if (!node) return MLFAB_ERR_ARGUMENT;                                             \
   if (!request_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "request_p is NULL"); \
-  int code = node_enter(node, now_ns, 1, &error);                                   \
+  int code = mlfab__node_enter(node, now_ns, 1, &error);                            \
   if (!code) code = call;                                                           \
-  return node_return(node, code, &error)
+  return mlfab__node_return(node, code, &error)
 
 /* Ghosts need transports that carry them. */
 static int node_model_start(mlfab_node *node, const mlfab_model_options *options,
@@ -1839,10 +1880,10 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
                               mlfab_request *request_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code)
     code = mlfab__worker_push(&node->worker, bufs, n, options, node->now_ns, request_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
@@ -1862,9 +1903,17 @@ MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, u
                                    request_p, &error));
 }
 
+/* It takes no further part in collectives either. */
+static int node_join(mlfab_node *node, uint64_t timeout_ns, mlfab_request *request_p,
+                     mlfab_error *error) {
+  int code = mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, error);
+  if (!code) mlfab__comm_leave(&node->comm);
+  return code;
+}
+
 MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
                               mlfab_request *request_p) {
-  NODE_CALL(mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, &error));
+  NODE_CALL(node_join(node, timeout_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
@@ -1879,11 +1928,11 @@ MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const ui
                                      mlfab_request *request_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code)
     code = mlfab__worker_push_sparse(&node->worker, tensor, indices, values, count, options,
                                      node->now_ns, request_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
@@ -1905,17 +1954,17 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
                                 uint64_t *count_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, node->now_ns, 1, &error);
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
   if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, node->now_ns, 1, &error);
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
   if (!code) code = mlfab__worker_set_filter(&node->worker, tensor, filter, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
@@ -1923,7 +1972,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   mlfab_error error;
   mlfab_schedule schedule;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code && !given)
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "schedule is NULL");
   if (!code) code = mlfab__schedule_complete(given, &schedule, &error);
@@ -1939,7 +1988,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   if (!code && node->routes[0].link == MLFAB__NO_LINK)
     code = mlfab__error(&error, MLFAB_ERR_AGAIN, 0, 1, 0,
                         "set_schedule: server 0, whose schedule counts, is being called again");
-  if (code) return node_return(node, code, &error);
+  if (code) return mlfab__node_return(node, code, &error);
   mlfab__schedule frame = {schedule.delay_bound,
                            schedule.plan_ahead_ns,
                            schedule.interval_ns,
@@ -1953,23 +2002,23 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   uint32_t bytes = mlfab__encode_schedule(meta, &frame);
   for (uint32_t s = 0; s < node->config.servers; s++)
     mlfab__node_post(node, node->routes[s].link, MLFAB__SCHEDULE, meta, bytes);
-  return node_return(node, 0, &error);
+  return mlfab__node_return(node, 0, &error);
 }
 
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 0, &error);
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
   if (!code && !(in - in == 0.0 && out - out == 0.0))
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "set_link: a capacity is not a finite number");
   if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
     code =
         mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
-  if (code) return node_return(node, code, &error);
+  if (code) return mlfab__node_return(node, code, &error);
   mlfab__monitor_set(&node->monitor, in, out);
   node_tell_capacity(node, 1);
-  return node_return(node, 0, &error);
+  return mlfab__node_return(node, 0, &error);
 }
 
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
@@ -1993,24 +2042,49 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
   }
+}
+
+/* Do other workers wait for something of ours, or is a last word still on its way inside? */
+static int node_awaited(const mlfab_node *node) {
+  uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
+  if (node->phase != MLFAB__BOOT_READY || !node->is_worker) return 0;
+  if (!mlfab__comm_quiet(&node->comm)) return 1;
+  return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
+}
+
+/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
+static void node_part(mlfab_node *node) {
+  if (node_awaited(node) && node->now_ns < node->part_ns) return;
+  node->leaving = node->parting;
+  node->parting = 0;
+  if (node->leaving == 1) {
+    if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
+      node_worker_gone(node, (uint32_t)node->config.rank, 1);
+    node_goodbye(node, MLFAB__LINK_SERVER);
+    node_goodbye(node, MLFAB__LINK_HOP);
+    node_goodbye(node, MLFAB__LINK_MEMBER);
+  } else {
+    node_goodbye(node, MLFAB__LINK_FREE);
+  }
+  node_epilogue(node);
+}
+
+/* how: as `parting`. */
+static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (!node->parting) node->part_ns = node->now_ns + node->config.heartbeat_ns;
+  node->parting = how;
+  if (node->is_worker) mlfab__comm_leave(&node->comm);
   node_epilogue(node);
 }
 
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
-  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
-    node_worker_gone(node, (uint32_t)node->config.rank, 1);
-  node_goodbye(node, MLFAB__LINK_SERVER);
-  node_goodbye(node, MLFAB__LINK_HOP);
-  node_goodbye(node, MLFAB__LINK_MEMBER);
+  node_begin_to_part(node, 1, now_ns);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 2;
-  node_goodbye(node, MLFAB__LINK_FREE);
+  node_begin_to_part(node, 2, now_ns);
   return 0;
 }
 
@@ -2056,6 +2130,9 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   mlfab_stats stats = node->stats;
   stats.allocations = node->env.allocations;
   stats.memory_bytes = node->env.bytes;
+  stats.collectives = node->comm.collectives;
+  stats.collectives_failed = node->comm.collectives_failed;
+  stats.collective_epochs = node->comm.epochs;
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }

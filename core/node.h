@@ -8,8 +8,8 @@
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
- *             MEET, then updates up and the model down;
+ *    HOP      from our worker role to another worker's node, as an aggregator, in a tree of allreduce
+ *             or in collectives: MEET, then updates up and the model down, and messages up;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *    SHIFT    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
@@ -28,11 +28,13 @@
 #define MLFAB__NODE_H
 
 #include "aggregator.h"
+#include "comm.h"
 #include "map.h"
 #include "monitor.h"
 #include "prng.h"
 #include "member.h"
 #include "reslice.h"
+#include "roll.h"
 #include "scheduler.h"
 #include "server.h"
 #include "tree.h"
@@ -68,7 +70,8 @@ typedef struct mlfab__link {
   uint8_t doomed;  /* to be given up when the role has returned */
   uint8_t welcome; /* a WELCOME is to be sent */
   uint8_t suspect;
-  uint32_t id; /* the driver's number */
+  uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
+  uint32_t id;        /* the driver's number */
   uint32_t caps;
   uint32_t
       peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
@@ -128,9 +131,11 @@ struct mlfab_node {
   mlfab__worker worker;
   mlfab__guest guest;
   mlfab__tree tree;
+  mlfab__comm comm;
   mlfab__server server;
   mlfab__host host;
   mlfab__muster muster;
+  mlfab__roll roll;
   mlfab__reslice reslice;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
@@ -184,6 +189,7 @@ struct mlfab_node {
     MLFAB__OUT_TREE_UP,
     MLFAB__OUT_TREE_DOWN,
     MLFAB__OUT_SHIFT,
+    MLFAB__OUT_COLLECTIVE,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -191,7 +197,10 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns, scan_ns;
-  int leaving; /* 1: the worker role is; 2: all of it */
+  /* 1: the worker role, 2: all of it. Parting: it takes no calls any more, but finishes what other
+   * workers wait for, until part_ns at most; leaving: it has said goodbye. */
+  int parting, leaving;
+  uint64_t part_ns;
 };
 
 /* --- between node.c and boot.c --- */
@@ -257,6 +266,12 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
+ * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
+ * set off, and returns its code. */
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error);
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
 /* A scheduler of its own: every server has closed or died. */
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */

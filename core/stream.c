@@ -14,7 +14,7 @@ typedef struct stream_message {
 } stream_message;
 
 /* One peer. Messages have serials: begin .. begin + count - 1, at serial % room in the ring. */
-struct mlfab__stream {
+struct mlfab__lane {
   /* To it. */
   stream_message *ring;
   uint32_t room, count;   /* room: 0 or a power of two */
@@ -78,13 +78,13 @@ static uint32_t stream_place(const mlfab__streams *streams, uint32_t rank) {
   return streams->epoch && rank < streams->config->workers ? streams->member_of[rank] : 0;
 }
 
-static mlfab__stream *stream_of(const mlfab__streams *streams, uint32_t rank) {
+static mlfab__lane *stream_of(const mlfab__streams *streams, uint32_t rank) {
   uint32_t place = stream_place(streams, rank);
   return place ? streams->streams[place - 1] : NULL;
 }
 
-static mlfab__stream *stream_open(mlfab__streams *streams, uint32_t member) {
-  mlfab__stream *stream = streams->streams[member];
+static mlfab__lane *stream_open(mlfab__streams *streams, uint32_t member) {
+  mlfab__lane *stream = streams->streams[member];
   if (stream) return stream;
   stream = mlfab__alloc(streams->env, sizeof *stream);
   if (!stream) return NULL;
@@ -94,7 +94,7 @@ static mlfab__stream *stream_open(mlfab__streams *streams, uint32_t member) {
   return stream;
 }
 
-static stream_message *stream_at(const mlfab__stream *stream, uint64_t serial) {
+static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
   return &stream->ring[serial & (stream->room - 1)];
 }
 
@@ -108,7 +108,7 @@ static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_m
 }
 
 static void stream_close(mlfab__streams *streams, uint32_t member) {
-  mlfab__stream *stream = streams->streams[member];
+  mlfab__lane *stream = streams->streams[member];
   if (!stream) return;
   uint64_t end = stream->begin + stream->count;
   for (uint64_t serial = stream->begin; serial < end; serial++)
@@ -137,7 +137,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
     streams->member_of[streams->ranks[m]] = 0;
   }
   assert(streams->bytes_waiting == 0);
-  mlfab__free(streams->env, streams->streams, streams->members * sizeof(mlfab__stream *));
+  mlfab__free(streams->env, streams->streams, streams->members * sizeof(mlfab__lane *));
   streams->streams = NULL;
   streams->members = streams->epoch = 0;
 }
@@ -150,7 +150,7 @@ MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch
     streams->member_of =
         mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
   if (!streams->member_of) return MLFAB_ERR_MEMORY;
-  streams->streams = mlfab__alloc_array(streams->env, members, sizeof(mlfab__stream *));
+  streams->streams = mlfab__alloc_array(streams->env, members, sizeof(mlfab__lane *));
   if (!streams->streams) return MLFAB_ERR_MEMORY;
   for (uint32_t m = 0; m < members; m++) streams->member_of[ranks[m]] = m + 1;
   streams->ranks = ranks;
@@ -171,7 +171,7 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
 /* --- to a peer --- */
 
 /* Room for one message more: 1. */
-static int stream_reserve(mlfab__streams *streams, mlfab__stream *stream) {
+static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
   if (stream->count < stream->room) return 1;
   uint32_t room = stream->room ? 2 * stream->room : STREAM_RING;
   if (room > MLFAB__STREAM_QUEUE_MAX) return 0;
@@ -190,7 +190,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        int copy, uint64_t cookie) {
   assert(streams->epoch && member < streams->members);
   assert(!(head->flags & MLFAB__COLL_EAGER) || n <= MLFAB__STREAM_CREDIT);
-  mlfab__stream *stream = stream_open(streams, member);
+  mlfab__lane *stream = stream_open(streams, member);
   if (!stream || !stream_reserve(streams, stream)) return MLFAB_ERR_MEMORY;
   if (copy && n > 0) {
     uint8_t *own = stream_block(streams, n);
@@ -214,14 +214,14 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
 }
 
 /* Does this message wait for the peer to consume others? */
-static int stream_waits(const mlfab__stream *stream, const stream_message *message) {
+static int stream_waits(const mlfab__lane *stream, const stream_message *message) {
   return message->head.flags & MLFAB__COLL_EAGER && !message->counted &&
          stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
 }
 
 MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
                                        mlfab__frame_out *frame) {
-  const mlfab__stream *stream = stream_of(streams, rank);
+  const mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || stream->asking || stream->next > stream->queued) return 0;
   const stream_message *message = stream_at(stream, stream->cursor);
   if (stream_waits(stream, message)) return 0;
@@ -242,7 +242,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
 
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame) {
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
       stream->asking) {
     /* It was forgotten between being yielded and being taken. */
@@ -262,7 +262,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
 MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
   if ((token & MLFAB__STREAM_TOKENS) != MLFAB__STREAM_TOKEN) return 0;
   uint64_t serial = token & ~MLFAB__STREAM_TOKENS;
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return 1;
   stream_message *message = stream_at(stream, serial);
   if (message->lent > 0) message->lent--;
@@ -272,7 +272,7 @@ MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, u
 /* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */
 static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t epoch) {
   for (;;) {
-    mlfab__stream *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
+    mlfab__lane *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
     if (!stream || stream->count == 0) return;
     stream_message message = *stream_at(stream, stream->begin);
     if (message.first + message.frames - 1 > stream->acked) return;
@@ -294,7 +294,7 @@ MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t ra
     return 1;
   }
   if (!streams->epoch || ack.epoch != streams->epoch) return 1;
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
       ack.consumed < stream->consumed || ack.consumed > stream->eager) {
     streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME,
@@ -311,7 +311,7 @@ MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t ra
 }
 
 /* The link is gone, and what it had: from the first frame on that is not acknowledged. */
-static void stream_restart(mlfab__stream *stream) {
+static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
   stream->cursor = stream->begin;
@@ -319,7 +319,7 @@ static void stream_restart(mlfab__stream *stream) {
 }
 
 MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (!stream) return;
   stream_restart(stream);
   stream->missing_ns = 0;
@@ -337,13 +337,13 @@ MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank
 }
 
 MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank) {
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (stream) stream_restart(stream);
 }
 
 MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
                                               uint64_t now_ns, uint64_t *since_p) {
-  mlfab__stream *stream = stream_of(streams, rank);
+  mlfab__lane *stream = stream_of(streams, rank);
   if (since_p) *since_p = now_ns;
   if (!stream) return 0;
   if (stream->count == 0) {
@@ -357,7 +357,7 @@ MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t 
 
 /* --- from a peer --- */
 
-static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__stream *stream) {
+static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__lane *stream) {
   mlfab__coll_ack ack = {streams->epoch, stream->received, stream->in_consumed};
   uint8_t meta[32];
   stream->told = stream->received;
@@ -370,7 +370,7 @@ static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__st
 
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes) {
-  mlfab__stream *stream = streams->streams[member];
+  mlfab__lane *stream = streams->streams[member];
   stream->in_consumed += bytes;
   assert(stream->in_consumed <= stream->in_eager);
   if (stream->in_consumed - stream->in_told >= MLFAB__STREAM_CREDIT / 4)
@@ -378,7 +378,7 @@ MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t me
 }
 
 /* What is wrong with the next frame, or NULL. */
-static const char *stream_wrong(const mlfab__stream *stream, const mlfab__coll *head,
+static const char *stream_wrong(const mlfab__lane *stream, const mlfab__coll *head,
                                 const mlfab__frame_in *frame) {
   uint64_t n = frame->bulk_bytes;
   if (head->seq != stream->received + 1) return "a collective's frame came before others";
@@ -402,7 +402,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   }
   if (!streams->epoch || head.epoch != streams->epoch) return 1;
   uint32_t place = stream_place(streams, rank);
-  mlfab__stream *stream = place ? stream_open(streams, place - 1) : NULL;
+  mlfab__lane *stream = place ? stream_open(streams, place - 1) : NULL;
   if (!stream) {
     down->drop(down->self, rank, place ? MLFAB_ERR_MEMORY : MLFAB_ERR_FRAME,
                place ? "out of memory" : "a collective's frame of a worker that is no member");
@@ -434,7 +434,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
 
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
   for (uint32_t m = 0; m < streams->members; m++) {
-    mlfab__stream *stream = streams->streams[m];
+    mlfab__lane *stream = streams->streams[m];
     if (stream && (stream->told != stream->received || stream->in_told != stream->in_consumed))
       stream_acknowledge(streams, streams->ranks[m], stream);
   }
