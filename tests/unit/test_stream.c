@@ -777,6 +777,14 @@ static void test_credit(void **state) {
   assert_true(way->wanted);
   run_two();
   assert_int_equal(said->current, 13);
+  /* Crumbs are told of now and then. */
+  tick(1);
+  acks = w.acks;
+  said->pending--;
+  mlfab__stream_consumed(&other->streams, other->streams.member_of[0] - 1, 1);
+  assert_int_equal(w.acks, acks);
+  tick(1);
+  assert_int_equal(w.acks, acks + 1);
   close_world();
 }
 
