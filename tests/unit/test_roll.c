@@ -801,7 +801,7 @@ static void test_differ(void **state) {
     uint64_t signature[WORKERS];
     uint32_t n = 2 + (uint32_t)seed % (WORKERS - 1), best = 0, most = 0;
     ask(n, seed);
-    for (uint32_t i = 0; i < n; i++) signature[i] = chance(3);
+    for (uint32_t i = 0; i < n; i++) signature[i] = 1 + chance(3);
     for (uint32_t i = 0; i < n; i++) {
       uint32_t same = 0;
       for (uint32_t k = 0; k < n; k++) same += signature[k] == signature[i];
