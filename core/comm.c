@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-/* What a member adds in a nanosecond, for choosing algorithms: the same for all, as the rest of it is. */
+/* What a member adds in a nanosecond, for choosing algorithms: the same for all, as the rest of
+ * it is. */
 static const double comm_add_bytes_per_ns = 4.0;
 static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 
@@ -250,6 +251,7 @@ static void comm_end(mlfab__comm *comm) {
   }
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
     if (object->channel && object->over)
       object->over(object->self, comm->verdict.code, comm->now_ns);
   }
@@ -260,8 +262,8 @@ static void comm_end(mlfab__comm *comm) {
   comm->ending = 0;
 }
 
-/* A failure of ours takes effect here, and is told: now, or where it is one of calls that wait for an
- * epoch, as soon as it is listed. */
+/* A failure of ours takes effect here, and is told: now, or where it is one of calls that wait
+ * for an epoch, as soon as it is listed. */
 static void comm_act_on_failure(mlfab__comm *comm) {
   int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
   if (comm_alone(comm)) {
@@ -314,7 +316,8 @@ static int comm_adds(const mlfab__comm_call *call) {
   return call->kind == MLFAB__RING_ALLREDUCE || call->kind == MLFAB__RING_REDUCE_SCATTER;
 }
 
-/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without reducer. */
+/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
+ * reducer. */
 static uint32_t comm_width(const mlfab__comm_call *call) {
   if (comm_adds(call) && call->reduce) return call->width;
   return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
@@ -746,8 +749,8 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   return comm_begin_plain(comm, slot);
 }
 
-/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open: so what others
- * hold up here holds up what follows, before that takes all of their credit. */
+/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
+ * so what others hold up here holds up what follows, before that takes all of their credit. */
 static void comm_begin_waiting(mlfab__comm *comm) {
   if (comm->beginning || comm->ending) return;
   comm->beginning = 1;
@@ -971,7 +974,6 @@ static void comm_begin(mlfab__comm *comm) {
   mlfab__comm_enter(comm, 0);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0;
     object->missing = MLFAB_NO_RANK;
     object->stuck_ns = comm->now_ns;
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
@@ -1275,10 +1277,7 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t chann
   mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
   if (!object) return;
   mlfab__comm_enter(comm, 0);
-  for (mlfab__play *play = comm->armed, *next; play; play = next) {
-    next = play->next;
-    if (play->channel == channel) mlfab__comm_disarm(comm, play);
-  }
+  mlfab__play_close(comm, object);
   comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
       (mlfab__comm_closed){channel, object->upto};
   object->channel = 0;
