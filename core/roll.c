@@ -310,12 +310,17 @@ static void roll_answer(mlfab__roll *roll, int32_t rank) {
   roll_post_all(roll, MLFAB__ROLL_MISSING, meta, mlfab__encode_roll_missing(meta, &missing));
 }
 
+/* Has told what it has called; 0: that is over there, and cannot have been anything else. */
+static int roll_knows(const mlfab__roll_entry *entry) {
+  return roll_awaited(entry) && entry->signature != 0;
+}
+
 /* How many have called the same as this one. */
 static uint32_t roll_agreeing(const mlfab__roll *roll, uint64_t signature) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < roll->members; i++) {
     const mlfab__roll_entry *entry = roll_member(roll, i);
-    n += roll_awaited(entry) && entry->signature == signature;
+    n += roll_knows(entry) && entry->signature == signature;
   }
   return n;
 }
@@ -327,7 +332,7 @@ static void roll_compare(mlfab__roll *roll) {
   char text[MLFAB__TEXT_MAX];
   for (uint32_t w = 0; w < roll->workers; w++) {
     const mlfab__roll_entry *entry = &roll->entries[w];
-    if (!roll_awaited(entry) || (usual && entry->signature == usual->signature)) continue;
+    if (!roll_knows(entry) || (usual && entry->signature == usual->signature)) continue;
     uint32_t n = roll_agreeing(roll, entry->signature);
     if (n <= most) continue;
     most = n;
@@ -336,7 +341,7 @@ static void roll_compare(mlfab__roll *roll) {
   }
   for (uint32_t w = 0; w < roll->workers && usual && !odd; w++) {
     const mlfab__roll_entry *entry = &roll->entries[w];
-    if (roll_awaited(entry) && entry->signature != usual->signature) odd = entry;
+    if (roll_knows(entry) && entry->signature != usual->signature) odd = entry;
   }
   if (!odd) {
     roll_answer(roll, MLFAB_NO_RANK);
