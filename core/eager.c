@@ -5,9 +5,9 @@
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that finds the base: the largest number of rounds that any member has
- * completed (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the
- * round that a failure has ended is in a result that somebody has. It is left out in an object's
+ * An epoch begins with a play that finds the base: the first round that no call is known to have got
+ * (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round that a
+ * failure has ended is in a result that somebody has. It is left out in an object's
  * first epoch, where all begin with 0.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
@@ -32,7 +32,7 @@ struct mlfab__eager {
   mlfab__play plays[2]; /* rounds, by parity */
   mlfab__play settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t most;   /* settle: rounds that are over, of any member */
+  uint64_t most;   /* settle: rounds that calls of any member have got */
   uint64_t base;   /* the epoch's first round */
   uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
   uint32_t epoch;  /* 0: none stands */
@@ -225,7 +225,7 @@ static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
   } else if (fresh) {
     eager_settled(e, 0);
   } else {
-    e->most = e->partial.over;
+    e->most = e->partial.given;
     eager_arm(e, &e->settle);
   }
 }

@@ -219,8 +219,8 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 }
 
 MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base) {
-  assert(!partial->settled && base >= partial->over);
-  if (partial->taken && base == partial->over) {
+  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
+  if (partial->over > base || (partial->taken && partial->over == base)) {
     if (partial->kept_some && partial->some) {
       mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, partial->kept,
                      partial->pending, partial->spec.count, 0);
@@ -232,7 +232,7 @@ MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t bas
   }
   partial->taken = partial->kept_some = 0;
   partial->kept_calls = 0;
-  partial->over = base;
+  partial->over = partial->given = base;
   partial->step = base + partial->waiting;
   partial->settled = 1;
 }
@@ -254,6 +254,8 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
   int some = partial->some && !partial->flushing;
   assert(round == partial->over && !partial->taken);
+  /* Whoever began this round has got the one before. */
+  partial->given = mlfab__max(partial->given, round);
   partial->taken = 1;
   partial->kept_some = (uint8_t)some;
   partial->kept_calls = 0;
@@ -301,6 +303,7 @@ static void partial_answer(mlfab__partial *partial, uint64_t round, const uint8_
   info->resync = partial->spec.resync > 0 && (step + 1) % partial->spec.resync == 0;
   info->stale = (uint32_t)(partial->pending_calls + (partial->taken ? partial->kept_calls : 0));
   memcpy(info->bitmap, note->bitmap, sizeof info->bitmap);
+  partial->given = mlfab__max(partial->given, round + 1);
   partial->waiting = 0;
 }
 

@@ -23,12 +23,14 @@
  * TAKE copies what this member has called with and no round has taken yet (`pending`) into the
  * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
  * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
- * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the round
- * is over: if a failure ends it unfinished everywhere, that returns to pending.
+ * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
+ * TAKE: if a failure comes before any call has got the round's result, that returns to pending. (The
+ * next TAKE is late enough: it is set off by a call of somebody who has got the result.)
  *
  * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and results.
- * (2) The bit of a member says whether its call of this round's number is in the result. (3) over,
- * step and the rounds of a member's answers never fall; step <= over + 1.
+ * (2) The bit of a member says whether its call of this round's number is in the result. (3) Step
+ * and the rounds of a member's answers never fall, over only by one when a failure takes a round back;
+ * step <= over + 1.
  *
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
@@ -96,7 +98,8 @@ typedef struct mlfab__partial {
   uint32_t nnotes;
   uint64_t bitmap[2][MLFAB__RING_MEMBERS_MAX / 64]; /* by member */
   uint64_t over;                                    /* rounds below it are over here */
-  uint64_t step;                                    /* of the next call */
+  uint64_t given; /* rounds below it were the results of calls, as far as is known here */
+  uint64_t step;  /* of the next call */
   uint64_t pending_calls, kept_calls;
   uint8_t some;  /* there is something in pending */
   uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
@@ -125,9 +128,9 @@ MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *parti
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
-/* The rounds below `base` are over at some member: the largest `over` of all. What this member gave
- * to an open round counts as used when that is below it, else it returns to pending. The next
- * step, or the one of the call that waits, is `base`. */
+/* The rounds below `base`, the largest `given` of all members, are results that calls have got. What
+ * this member gave to a round counts as used when that is below it, else it returns to pending. The
+ * next step, or the one of the call that waits, is `base`. */
 MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);

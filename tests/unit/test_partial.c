@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 4096 };
+enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 512 };
 
 static mlfab__env env;
 static uint64_t rounds_total;
@@ -337,7 +337,7 @@ static void call(world *w, member *m) {
 static void begin(world *w, int fresh) {
   uint64_t base = 0;
   uint32_t at = 0;
-  for (uint32_t i = 0; i < w->members; i++) base = mlfab__max(base, w->of[i]->partial.over);
+  for (uint32_t i = 0; i < w->members; i++) base = mlfab__max(base, w->of[i]->partial.given);
   uint8_t algorithm = (uint8_t)(1 + below(&w->prng, 4));
   for (; at < w->members; at++) {
     member *m = w->of[at];
@@ -348,7 +348,7 @@ static void begin(world *w, int fresh) {
       m->plays[p].armed = 0;
     }
     if (!fresh && below(&w->prng, 3) == 0 && m->calls_left) call(w, m); /* between epochs */
-    if (m->book.given && base == m->partial.over) {
+    if ((m->book.given && base == m->partial.over) || m->partial.over > base) {
       m->book.calls += m->book.given_calls;
       m->book.value += m->book.given_value;
     }
@@ -357,7 +357,7 @@ static void begin(world *w, int fresh) {
     m->book.last_step = m->partial.step;
     m->armed_upto = base;
   }
-  /* A round that only those have seen who are dead has not been. */
+  /* A round that no call got, or only of those who are dead, has not been. */
   for (uint32_t r = 0; w->rounds[base].delivered && r < w->ranks; r++) {
     w->got_calls[r] -= w->rounds[base].calls[r];
     w->got_value[r] -= w->rounds[base].value[r];
