@@ -68,6 +68,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_IN 1048576u      /* bytes of in[i] */
 #define ARENA_OUT 262144u      /* bytes of out[i] */
 #define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
+#define ARENA_SHORT 65536u     /* bytes that are done before sleepers are woken */
 #define ARENA_MEAN 16384u      /* bytes that are divided while they are in the first cache */
 #ifdef ARENA_TUNE
 static uint64_t arena_tune_small = 32768, arena_tune_part = 32768, arena_tune_stream = 16777216;
@@ -162,7 +163,7 @@ struct mlfab__arena {
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
   uint32_t next_generation;
-  _Atomic uint64_t *told; /* what was published since sleepers were looked for */
+  bool told; /* something was published since sleepers were looked for */
 };
 
 /* ---- words ---- */
@@ -172,6 +173,17 @@ static inline void arena_relax(void) {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("isb");
+#endif
+}
+
+/* Asks for a line of this member's, that others have read, while there is time. */
+static inline void arena_prefetch(const void *line) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line)); /* the builtin only reads */
+#elif defined(__GNUC__)
+  __builtin_prefetch(line, 1);
+#else
+  (void)line;
 #endif
 }
 
@@ -188,22 +200,27 @@ static uint32_t *arena_futex(const _Atomic uint64_t *word) {
   return (uint32_t *)(uintptr_t)half;
 }
 
-/* Wakes those who may sleep on what was told. */
-static void arena_settle(mlfab__arena *a) {
+/* Wakes those who may sleep on this member's words. */
+static void arena_wake(mlfab__arena *a) {
   uint32_t asleep = 0;
-  if (a->told == NULL) return;
+  a->told = false;
   atomic_thread_fence(memory_order_seq_cst);
   for (uint32_t j = 0; j < a->n; j++)
     asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
-  if (MLFAB__UNLIKELY(asleep != 0))
-    syscall(SYS_futex, arena_futex(a->told), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-  a->told = NULL;
+  if (MLFAB__LIKELY(asleep == 0)) return;
+  syscall(SYS_futex, arena_futex(&a->own->step), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  for (int i = 0; i < 2; i++)
+    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+static inline void arena_settle(mlfab__arena *a) {
+  if (a->told) arena_wake(a);
+}
+
+/* Sleepers hear of it when this member settles: before it waits, before long work, at the end. */
 static inline void arena_tell(mlfab__arena *a, _Atomic uint64_t *word, uint64_t value) {
-  if (a->told != word) arena_settle(a);
   atomic_store_explicit(word, value, memory_order_release);
-  a->told = word;
+  a->told = true;
 }
 
 static inline bool arena_reached(const _Atomic uint64_t *word, uint64_t want, uint64_t *seen_p) {
@@ -263,7 +280,7 @@ static void arena_leave(mlfab__arena *a) {
   atomic_store_explicit(&a->own->step, 0, memory_order_release);
   atomic_thread_fence(memory_order_seq_cst);
   a->epoch = 0;
-  a->told = NULL;
+  a->told = false;
 }
 
 /* ---- descriptors and mappings ---- */
@@ -706,6 +723,7 @@ static uint8_t *arena_where(const mlfab__arena *a, const struct arena_plan *p, u
 /* (1) */
 static void arena_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
                       uint64_t round) {
+  if (round >= p->rounds) return;
   for (uint32_t i = 0; i < a->n; i++) {
     uint64_t n, at = arena_part(p, i, round, &n);
     if (i != a->me) arena_pack(arena_where(a, p, a->me, i, round), c, p->width, at, n);
@@ -717,19 +735,27 @@ static void arena_make(mlfab__arena *a, const mlfab__arena_call *c, const struct
                        uint64_t round) {
   uint8_t *where[MLFAB__ARENA_MOST];
   uint64_t n, at = arena_part(p, a->me, round, &n);
+  if (round >= p->rounds) return;
   for (uint32_t j = 0; j < a->n; j++)
     where[j] = j == a->me ? NULL : arena_where(a, p, j, a->me, round);
   arena_combine(a, c, p, at, n, where, p->gathers);
 }
 
-/* Waits until the steps of all others, or of those only that are not direct, are at least this. */
-static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step, bool direct) {
-  int code = 0;
-  for (uint32_t i = 1; i < a->n && code == 0; i++) {
-    const struct arena_peer *peer = &a->peers[(a->me + i) % a->n];
-    if (direct || peer->direct == NULL)
-      code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + step);
+/* (3) */
+static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                       uint64_t round) {
+  if (!p->gathers) return;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = arena_part(p, i, round, &n);
+    if (i != a->me) arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
   }
+}
+
+/* Waits until the steps of all others are at least this. */
+static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step) {
+  int code = 0;
+  for (uint32_t i = 1; i < a->n && code == 0; i++)
+    code = arena_wait(a, c, &a->peers[(a->me + i) % a->n].segment->step, a->epoch + a->base + step);
   return code;
 }
 
@@ -737,34 +763,20 @@ static void arena_step(mlfab__arena *a, uint64_t step) {
   arena_tell(a, &a->own->step, a->epoch + a->base + step);
 }
 
-/* (3), of owner i, when it has done it. */
-static int arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                      uint64_t round, uint32_t i) {
-  uint64_t n, at = arena_part(p, i, round, &n);
-  int code = arena_wait(a, c, &a->peers[i].segment->step, a->epoch + a->base + 2 * (round + 1) + 2);
-  if (code == 0 && p->gathers && a->peers[a->me].direct == NULL)
-    arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
-  return code;
-}
-
 /* What is left when the doors have told that round 0 is in place. */
 static int arena_reduce(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
-  int code = 0;
-  for (uint64_t i = 1; i <= p->rounds + 1 && code == 0; i++) {
-    if (i < p->rounds && a->peers[a->me].direct == NULL) {
-      arena_put(a, c, p, i);
-      arena_step(a, 2 * i + 1);
-    }
-    if (i <= p->rounds) {
-      if (i > 1) code = arena_wait_all(a, c, 2 * (i - 1) + 1, false);
-      if (code != 0) break;
-      arena_make(a, c, p, i - 1);
-      arena_step(a, 2 * i + 2);
-    }
-    for (uint32_t k = 1; k < a->n && i > 1 && code == 0; k++)
-      code = arena_take(a, c, p, i - 2, (a->me + k) % a->n);
+  bool direct = a->peers[a->me].direct != NULL;
+  for (uint64_t i = 1; i <= p->rounds + 1; i++) {
+    int code = i > 1 ? arena_wait_all(a, c, i - 1) : 0;
+    if (code != 0) return code;
+    if (p->bytes > ARENA_SHORT) arena_settle(a);
+    if (direct && i > p->rounds) break;
+    if (!direct) arena_put(a, c, p, i);
+    arena_make(a, c, p, i - 1);
+    if (!direct && i > 1) arena_take(a, c, p, i - 2);
+    if (i <= p->rounds) arena_step(a, i);
   }
-  return code;
+  return 0;
 }
 
 /* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
@@ -794,6 +806,7 @@ static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struc
     if (i < p->rounds) {
       arena_offer_part(a, c, p, i);
       arena_step(a, i + 1);
+      arena_settle(a);
     }
     for (uint32_t k = 1; k < a->n && code == 0; k++) {
       uint32_t j = (a->me + k) % a->n;
@@ -808,7 +821,7 @@ static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struc
   }
   if (code != 0) return code;
   arena_step(a, p->rounds + 1);
-  return a->peers[a->me].direct != NULL ? arena_wait_all(a, c, p->rounds + 1, true) : 0;
+  return a->peers[a->me].direct != NULL ? arena_wait_all(a, c, p->rounds + 1) : 0;
 }
 
 static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
@@ -925,6 +938,7 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
   uint32_t direct = 0;
   int code = 0;
   for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
+  if (p->bytes > ARENA_SHORT) arena_settle(a);
   if (p->small && direct == 0) {
     if (p->adds)
       arena_reduce_small(a, c, p);
@@ -937,7 +951,7 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
     p->rounds = 1;
   }
   code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
-  a->base += 2 * p->rounds + 3;
+  a->base += p->rounds + 2;
   a->round += p->rounds;
   return code;
 }
@@ -979,6 +993,8 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
                                      uint32_t *culprit_p) {
   struct arena_plan plan;
   if (a->epoch == 0) return MLFAB_ERR_STATE;
+  arena_prefetch(&a->own->doors[a->turn & 1]);
+  arena_prefetch(&a->own->step);
   uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
   arena_plan(a, c, &plan);
   int code = arena_call(a, c, &plan, word, culprit_p);
@@ -1003,5 +1019,6 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_IN
 #undef ARENA_OUT
 #undef ARENA_STREAM
+#undef ARENA_SHORT
 #undef ARENA_MEAN
 #endif
