@@ -55,7 +55,7 @@ CORE = [
     (4, "roll"),
     (4, "aggregator", "gather.c", "distributor.c"),
     (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
-    (5, "node", "boot.c", "hop.c"),
+    (5, "node", "boot.c", "hop.c", "stochastic_calls.c"),
     (6, "config"),
     (6, "drive"),
 ]

@@ -998,17 +998,18 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
  * A worker sends its model to the few workers that a graph names, and averages what comes from those
  * that name it. NOTIFY_ACK waits for the notice of every sender of the same iteration and
  * acknowledges what it has used, so that no whole fabric waits for one; BSP and ASYNC are the forms that
- * it is compared with.
+ * it is compared with: both average what is whole when they look, BSP after a barrier that waits for
+ * nobody's bytes, ASYNC at once.
  */
 enum mlfab_graph_kind {
-  MLFAB_GRAPH_ALL = 1,      /* all to all */
-  MLFAB_GRAPH_EXPANDER = 2, /* i to i + 1 and i + round(sqrt N): ASAP's root expander */
-  MLFAB_GRAPH_CHAIN = 3,    /* i to i + 1 */
-  MLFAB_GRAPH_RING = 4,     /* i to i + 1 and i - 1 */
+  MLFAB_GRAPH_ALL = 1,       /* all to all */
+  MLFAB_GRAPH_EXPANDER = 2,  /* i to i + 1 and i + round(sqrt N): ASAP's root expander */
+  MLFAB_GRAPH_CHAIN = 3,     /* i to i + 1 */
+  MLFAB_GRAPH_RING = 4,      /* i to i + 1 and i - 1 */
   MLFAB_GRAPH_HYPERCUBE = 5, /* N a power of 2 */
-  MLFAB_GRAPH_REGULAR = 6,  /* random, `degree` out and in, from the seed */
-  MLFAB_GRAPH_STAR = 7,     /* all to 0 and back: not for reducing, only for comparison */
-  MLFAB_GRAPH_USER = 8      /* the caller's edges */
+  MLFAB_GRAPH_REGULAR = 6,   /* random, `degree` out and in, from the seed */
+  MLFAB_GRAPH_STAR = 7,      /* all to 0 and back: not for reducing, only for comparison */
+  MLFAB_GRAPH_USER = 8       /* the caller's edges */
 };
 
 typedef struct mlfab_edge {
@@ -1024,12 +1025,13 @@ typedef struct mlfab_graph_info {
 } mlfab_graph_info;
 
 /* Writes the edges of a graph: *edges_p of them, at most `room`. degree and seed: REGULAR. Errors: ARGUMENT
- * (nodes 0 or above 1024, a hypercube of another size, degree), LIMIT (room; *edges_p tells how many). */
+ * (nodes 0 or above 1024, a hypercube of another size, degree), LIMIT (room; *edges_p tells how many),
+ * MEMORY. */
 MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
                                 mlfab_edge *edges, uint32_t room, uint32_t *edges_p);
 /* Looks at a graph. *info_p is set whenever the edges are in range. Errors: ARGUMENT with the edge, or
- * the node that cannot be reached, or whose in-degree differs, or a gap of 0; error_p may be NULL.
- * Cost: nodes^3. */
+ * the node that cannot be reached, or whose in-degree differs, or a gap of 0; MEMORY. error_p may be
+ * NULL. Cost: nodes^3. */
 MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes,
                                 mlfab_graph_info *info_p, mlfab_error *error_p);
 
@@ -1037,38 +1039,49 @@ enum mlfab_notify_mode { MLFAB_NOTIFY_ACK = 1, MLFAB_NOTIFY_BSP = 2, MLFAB_NOTIF
 
 typedef struct mlfab_stochastic_options {
   uint32_t size;
-  uint32_t graph;  /* MLFAB_GRAPH_*, not STAR */
-  uint32_t degree; /* REGULAR */
-  uint32_t mode;   /* MLFAB_NOTIFY_*; 0: NOTIFY_ACK */
+  uint32_t graph;          /* MLFAB_GRAPH_*, not STAR */
+  uint32_t degree;         /* REGULAR */
+  uint32_t mode;           /* MLFAB_NOTIFY_*; 0: NOTIFY_ACK */
   const mlfab_edge *edges; /* USER: of worker ranks; read during the call */
   uint32_t nedges;
-  uint32_t refuse_nan;
-  uint64_t seed; /* REGULAR; 0: the config's */
+  uint32_t refuse_nan; /* 1: NaN and infinity are refused by the call alone, nothing is changed */
+  uint64_t seed;       /* REGULAR; 0: the config's */
 } mlfab_stochastic_options;
 
 typedef struct mlfab_stochastic_info {
   uint32_t size;
-  uint32_t senders;   /* in-degree without itself */
-  uint32_t whole;     /* inputs averaged: whole and not used before */
-  uint32_t torn;      /* inputs that were being written (BSP, ASYNC) */
-  uint32_t stale;     /* inputs that had been used before or had not come */
+  uint32_t senders; /* in-degree without itself */
+  uint32_t whole;   /* inputs averaged: whole and not used before */
+  uint32_t torn;    /* inputs that were being written (BSP, ASYNC) */
+  uint32_t stale;   /* inputs that had been used before or had not come */
   uint32_t reserved;
-  uint64_t iteration; /* from 1 */
+  uint64_t iteration;  /* that this worker has finished, from 1 */
   uint64_t sent_bytes; /* of this call */
 } mlfab_stochastic_info;
 
-/* Opens a stochastic reduction of `count` elements (F32 or F64): collective. The graph is checked. Errors: ARGUMENT
- * (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures. Memory: an array a sender, and
- * one. */
+/* Opens a stochastic reduction of `count` elements (F32 or F64): collective, all with the same options.
+ * The graph is that of the workers that take part, in the order of their hosts, then ranks; after a
+ * failure it is built anew for those that are left: of USER's edges those among them. It is checked:
+ * in-degrees must be equal. Out-degrees need not be, but then the mean of all models drifts towards
+ * those that send to more: see doubly_stochastic of mlfab_graph_check.
+ * Errors: ARGUMENT (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures (SHAPE:
+ * the options differ). Memory: an array a sender, and one. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint64_t timeout_ns,
                                     uint32_t *id_p);
 /* One iteration: sends `data` to this worker's receivers and replaces it by the mean of it and what came.
- * Errors: NOT_FINITE, AGAIN, and failures. */
+ * One at a time an object. info_p may be NULL. With any error `data` is as it was.
+ * Errors: ARGUMENT (also: the workers that are left have no graph), NOT_FINITE, AGAIN (one is under way),
+ * and failures: TIMEOUT names a rank that has not called.
+ * Cost: the array once to each receiver, and in NOTIFY_ACK one small message back; BSP: one to every
+ * worker. */
 MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                       mlfab_stochastic_info *info_p);
 MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                      mlfab_stochastic_info *info_p, mlfab_request *request_p);
+/* Closes it on this worker; what is under way to others still goes. Iterations that others call beyond
+ * this worker's last fail, naming it, but with ASYNC: so call as many everywhere. Errors: ARGUMENT, STATE
+ * (one is under way). */
 MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
 
 /* --- schedules of the user's own ---
@@ -1314,6 +1327,15 @@ MLFAB_API int mlfab_node_broadcast_workers(mlfab_node *node, int32_t root, void 
                                            uint64_t now_ns, mlfab_request *request_p);
 MLFAB_API int mlfab_node_barrier_workers(mlfab_node *node, const mlfab_collective *options,
                                          uint64_t now_ns, mlfab_request *request_p);
+/* It is open when the request has ended with 0; a graph that cannot be is told by _start. */
+MLFAB_API int mlfab_node_stochastic_open(mlfab_node *node, uint64_t count, int dtype,
+                                         const mlfab_stochastic_options *options,
+                                         uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                         mlfab_request *request_p);
+MLFAB_API int mlfab_node_stochastic_start(mlfab_node *node, uint32_t id, void *data,
+                                          uint64_t timeout_ns, uint64_t now_ns,
+                                          mlfab_stochastic_info *info_p, mlfab_request *request_p);
+MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_t now_ns);
 MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
                                      const void *values, uint64_t count,
                                      const mlfab_push_options *options, uint64_t now_ns,

@@ -46,6 +46,7 @@ struct mlfab__gossip {
   uint64_t count, bytes, signature;
   uint64_t iterations; /* that this worker has finished, of all epochs */
   int closing;         /* when its array is given back */
+  mlfab_request opening;
   /* The epoch's. */
   uint32_t epoch; /* 0: none */
   int wrong;      /* there is no graph: why */
@@ -541,7 +542,9 @@ static void gossip_over(void *self, int code, uint64_t now_ns) {
   if (g->request) mlfab__comm_end_request(g->comm, g->request, now_ns);
   g->request = 0;
   g->data = NULL;
-  if (g->closing) {
+  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);
+  int never_open = opening && opening->done && opening->result.status;
+  if (g->closing || never_open) {
     gossip_remove(g);
   } else {
     gossip_forget(g);
@@ -709,7 +712,11 @@ static int gossip_gather(mlfab__gossip *g, uint64_t timeout_ns, uint64_t now_ns,
                         "a stochastic reduction: %d objects are open", MLFAB__COMM_OBJECTS);
   }
   int code = mlfab__comm_start(g->comm, &call, timeout_ns, now_ns, request_p, error);
-  if (code) gossip_remove(g);
+  if (code) {
+    gossip_remove(g);
+  } else {
+    g->opening = *request_p;
+  }
   return code;
 }
 

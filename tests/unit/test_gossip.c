@@ -76,6 +76,7 @@ typedef struct world {
   mlfab_edge edges[64];
   int dtype, coded, may_fail;
   int hold;          /* nobody calls on by itself */
+  int abrupt;        /* they close without a barrier */
   uint32_t breaking; /* one in so many steps breaks a link; 0: none */
   uint32_t fails;    /* every so many-th allocation fails; 0: none */
   uint64_t asked, drops, whole, torn, stale, finished, failed, breaks;
@@ -405,7 +406,11 @@ static void part(worker *me) {
 
 static void act_worker(worker *me) {
   if (me->state != THINKING || w->now < me->until) return;
-  if (me->k >= me->last) {
+  if (me->k >= me->last && w->abrupt) {
+    mlfab_error error;
+    assert_int_equal(mlfab__gossip_close(&me->comm, me->id, &error), 0);
+    me->state = CLOSED;
+  } else if (me->k >= me->last) {
     part(me);
   } else {
     call(me);
@@ -504,7 +509,7 @@ static void look(worker *me) {
     if (me->state == CALLING) assert_memory_equal(me->data, me->before, bytes_of_model());
     saw_failure(me, status, rank, me->requests.last.text);
     if (me->state == OPENING) {
-      if (me->id) assert_int_equal(mlfab__gossip_close(&me->comm, me->id, &error), 0);
+      assert_int_equal(mlfab__gossip_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
       me->state = CLOSED;
     } else {
       think(me);
@@ -825,6 +830,39 @@ static void one_does_not_call(void **state) {
   }
 }
 
+/* One that closes before the others are done: they hear of it, but with ASYNC. One that closes last
+ * disturbs nobody, though others' messages are still under way. */
+static void one_closes(void **state) {
+  (void)state;
+  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+    for (int large = 0; large < 2; large++) {
+      open_world(5, 23 + mode, MLFAB_GRAPH_EXPANDER, mode, large ? 3000 : 30);
+      w->may_fail = mode != MLFAB_NOTIFY_ASYNC;
+      w->abrupt = 1;
+      w->workers[2].last = 3;
+      open_all();
+      for (uint64_t steps = 0; steps < 200000 && !all_closed(); steps++) {
+        if (!act()) w->now += 10;
+        for (uint32_t i = 0; i < 5; i++) {
+          if (w->workers[i].generation) w->workers[i].state = CLOSED;
+        }
+      }
+      for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(w->workers[i].generation, w->may_fail && i != 2);
+        if (w->workers[i].generation == 0) continue;
+        assert_int_equal(w->workers[i].code, MLFAB_ERR_PEER_CLOSED);
+        assert_int_equal(w->workers[i].rank, 2);
+      }
+      close_world();
+      open_world(5, 29 + mode, MLFAB_GRAPH_EXPANDER, mode, large ? 3000 : 30);
+      w->abrupt = 1;
+      open_all();
+      run(3000000);
+      close_world();
+    }
+  }
+}
+
 /* Options that differ fail the opening, and name the one. */
 static void other_options(void **state) {
   (void)state;
@@ -1003,7 +1041,7 @@ int main(void) {
       cmocka_unit_test(many_senders),    cmocka_unit_test(one_does_not_call),
       cmocka_unit_test(other_options),   cmocka_unit_test(no_graph_left),
       cmocka_unit_test(no_graph_at_all), cmocka_unit_test(users_edges),
-      cmocka_unit_test(no_memory),
+      cmocka_unit_test(one_closes),      cmocka_unit_test(no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
