@@ -55,9 +55,9 @@ CORE = [
     (4, "roll"),
     (4, "aggregator", "gather.c", "distributor.c"),
     (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
-    (5, "node", "boot.c", "hop.c", "stochastic_calls.c"),
+    (5, "node", "boot.c", "hop.c", "calls.h", "calls.c", "stochastic_calls.c"),
     (6, "config"),
-    (6, "drive"),
+    (6, "drive", "collective.c"),
 ]
 # A transport includes mlfab.h and core layers 0 and 1, and no other transport.
 TRANSPORTS = ["tcp", "shm", "sim", "arena"]

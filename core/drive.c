@@ -219,6 +219,7 @@ MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx) {
       moved |= mlfab_node_deadline(ctx->node) <= now;
     }
   }
+  moved |= mlfab__drive_map(ctx);
   moved |= drive_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -487,6 +488,7 @@ static void drive_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
+  mlfab__drive_free_memory(ctx);
   while (ctx->snapshots) {
     mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
@@ -786,12 +788,6 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
                               uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_broadcast(ctx->node, root, data, bytes, timeout_ns, now, &request), NULL);
-}
-
-MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  DRIVE_CHECK(ctx);
-  DRIVE_BLOCK(mlfab_node_allreduce(ctx->node, data, count, dtype, timeout_ns, now, &request), NULL);
 }
 
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {

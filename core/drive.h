@@ -6,6 +6,7 @@
 #define MLFAB__DRIVE_H
 
 #include "node.h"
+#include "arena.h"
 
 #include <pthread.h>
 
@@ -17,7 +18,9 @@ typedef struct mlfab__drive_transport {
   uint32_t links; /* that are up */
 } mlfab__drive_transport;
 
-typedef struct mlfab__snapshot mlfab__snapshot; /* drive.c */
+typedef struct mlfab__snapshot mlfab__snapshot;         /* drive.c */
+typedef struct mlfab__drive_memory mlfab__drive_memory; /* collective.c: of mlfab_alloc */
+typedef struct mlfab__drive_turn mlfab__drive_turn;     /* collective.c: a call for the arena */
 
 struct mlfab {
   mlfab_node *node;
@@ -46,6 +49,12 @@ struct mlfab {
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
   mlfab__snapshot *snapshots;
+  /* Collectives in shared memory. */
+  mlfab__arena *arena;
+  int arena_tried;          /* it was made, or cannot be */
+  int arena_runs;           /* somebody is in a call of it, without the lock */
+  mlfab__drive_turn *turns; /* calls for it, in the order of their numbers */
+  mlfab__drive_memory *memories;
 };
 
 /* Every public call that touches the node is between these two. */
@@ -70,6 +79,17 @@ MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t ti
                                        mlfab_result *result_p);
 /* Sends what a call has set off. */
 MLFAB__INTERNAL void mlfab__drive_send(mlfab *ctx, uint64_t now);
+
+/* --- collective.c --- */
+
+/* Makes the memory for others of this host, where that is possible, and has the next ROLL speak of it.
+ * To be called before whatever may send the first ROLL. 1 when there is some. */
+MLFAB__INTERNAL int mlfab__drive_arena(mlfab *ctx);
+/* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
+ * node has something to send. */
+MLFAB__INTERNAL int mlfab__drive_map(mlfab *ctx);
+/* Frees memory of all kinds. */
+MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 /* --- how calls look --- */
 

@@ -285,6 +285,7 @@ static int node_init_worker(mlfab_node *node) {
   if (mlfab__comm_init(&node->comm, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
                        &node->requests))
     return MLFAB_ERR_MEMORY;
+  node->comm.host = c->host;
   node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
   node->member_links = node_no_links(node, c->workers);
   if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
@@ -1914,12 +1915,6 @@ static int node_join(mlfab_node *node, uint64_t timeout_ns, mlfab_request *reque
 MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
                               mlfab_request *request_p) {
   NODE_CALL(node_join(node, timeout_ns, request_p, &error));
-}
-
-MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
-                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
-  NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
-                              &error));
 }
 
 MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
