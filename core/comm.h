@@ -7,35 +7,36 @@
  *                                |                     +--- a failure here ------+--> FAILED
  *                                +------- ROLL again, by itself <------- ROLL_OVER, from any
  *
- * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached for 8
- * heartbeats) ends all open calls of this worker at once, with one error: their memory is free
- * then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is listed), which
- * ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure that finds no call open
- * is kept for the next one (`owed`). Calls begun while no epoch stands wait for it, with numbers of the
- * epoch to come.
+ * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached
+ * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
+ * free then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is
+ * listed), which ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure
+ * that finds no call open is kept for the next one (`owed`). Calls begun while no epoch stands
+ * wait for it, with numbers of the epoch to come.
  *
- * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of a round
- * of an object (channel, round). Operations:
- *    SEND      one message, when the peer may have it: at once if the play is eager, else when its READY
- *              came. Done when it is queued and copied, or (borrowed) queued.
- *    RECV      done when all its bytes are in place. What comes for it before it may run is staged: eager
- *              bytes in a pool; others in memory of the message's length.
+ * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
+ * a round of an object (channel, round). Operations:
+ *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
+ *              READY came. Done when it is queued and copied, or (borrowed) queued.
+ *    RECV      done when all its bytes are in place. What comes for it before it may run is
+ *              staged in memory of the message's length.
  *    RECV_REDUCE  likewise, added as the bytes come.
  *    COMPUTE   the play's function.
- * A play is over when its schedule is finished and nothing borrowed is out: then the caller has its
- * buffers again.
+ * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
+ * its buffers again.
  *
- * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch; (channel, number) means
- * the same play on all workers, and its signature (kind, sizes, types, options) is in every message: one that
- * differs from ours is a failure with SHAPE, found by server 0, which asks everybody. (2) A message is
- * accepted once, for its RECV only, with the length that the RECV says. (3) Every failure is seen once by
- * every worker: its open calls and steps fail with it, or the next. (4) Nothing of an epoch that is over
- * touches a caller's memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object;
- * staged bytes by MLFAB__STREAM_CREDIT a peer and the lengths of RECVs. (6) A call ends: by finishing, by a
- * verdict, by its deadline, or by the death of server 0.
+ * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
+ * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
+ * options) is in every message: one that differs from ours is a failure with SHAPE, found by
+ * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
+ * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
+ * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
+ * memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object; staged
+ * bytes by MLFAB__STREAM_CREDIT a peer and the lengths of RECVs. (6) A call ends: by finishing,
+ * by a verdict, by its deadline, or by the death of server 0.
  *
- * A call that runs in shared memory (arena.h) takes a number here like any other (`outside`), so that
- * matching, deadlines and verdicts are the same; its bytes pass elsewhere.
+ * A call that runs in shared memory (arena.h) takes a number here like any other (`outside`), so
+ * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
  * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
  * persistent connections; failures. */
@@ -52,8 +53,8 @@ enum {
   MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
   MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
-  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by so many
-   * others may be ahead of the first that is open. */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
+   * so many others may be ahead of the first that is open. */
   MLFAB__COMM_AHEAD = 32,
   MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
   MLFAB__COMM_SPACES = 4,
@@ -114,7 +115,8 @@ typedef struct mlfab__play {
   mlfab_reduce_fn reduce; /* instead of op */
   void *reduce_user;
   mlfab__comm_space spaces[MLFAB__COMM_SPACES];
-  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__RING_DIVIDE occurs, which comm does. */
+  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__RING_DIVIDE occurs, which comm
+   * does. */
   int (*compute)(void *self, struct mlfab__play *play, const mlfab__dag_op *op);
   /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
    * more). With 0 it may arm another, and this one again. */
@@ -133,22 +135,25 @@ typedef struct mlfab__play {
   struct mlfab__play *next; /* of the armed ones */
 } mlfab__play;
 
-/* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is, towards
- * comm. */
+/* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
+ * towards comm. */
 typedef struct mlfab__comm_object {
   uint32_t channel; /* 0: free */
   void *self;
-  /* A frame of this channel that is not an armed play's, which consumes it (mlfab__stream_consumed): NULL
-   * where there are only plays, of which what comes early is kept. */
+  /* A frame of this channel that is not an armed play's, which consumes it
+   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
+   * kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-  /* A new epoch has begun (members may be others; round: the first of it), or one is over (plays of it have been told). */
+  /* A new epoch has begun (members may be others; round: the first of it), or one is over (plays
+   * of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
   /* A request of it that is open is withdrawn: by its deadline or by the caller. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
-  /* Has this worker called `number`, as far as others wait for it; and who is awaited, or MLFAB_NO_RANK. */
+  /* Has this worker called `number`, as far as others wait for it; and who is awaited, or
+   * MLFAB_NO_RANK. */
   int (*called)(void *self, uint64_t number, int32_t *awaited_p);
   void (*free_self)(void *self);
   uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
@@ -240,7 +245,7 @@ typedef struct mlfab__comm {
   uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
   uint8_t ending, beginning; /* calls, now */
-  uint32_t depth; /* frames and calls that are being worked on, one within the other */
+  uint32_t depth;            /* frames and calls that are being worked on, one within the other */
   uint64_t now_ns;
   mlfab_error verdict;
   mlfab__roll_over fail; /* what server 0 is told */
@@ -260,8 +265,9 @@ typedef struct mlfab__comm {
   void *pool[MLFAB__COMM_CLASSES];                  /* free blocks, by size */
   uint64_t pooled;                                  /* bytes of them */
   uint64_t collectives, collectives_failed, epochs; /* counters */
-  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked of
-   * drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a second. */
+  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
+   * of drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a
+   * second. */
   uint32_t arena_pid;
   int32_t arena_fd;
   uint64_t arena_nonce, arena_bytes;
@@ -275,20 +281,22 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
                                      const mlfab__port *down, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 
-/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns as everywhere
- * in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent. `outside`: only a number is
- * taken; the caller runs it when mlfab__comm_outside says so, and ends it with mlfab__comm_finish. */
+/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
+ * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.
+ * `outside`: only a number is taken; the caller runs it when mlfab__comm_outside says so, and
+ * ends it with mlfab__comm_finish. */
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
-/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not yet; or
- * what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, or
- * another worker calls this one as a plain call: it has become one by itself, wait for the request. To be asked
- * also while it runs: what is not 0 or 1 ends the waiting in the arena, and nothing was changed then. After
- * UNSUPPORTED the rest of the epoch goes without the arena. */
+/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
+ * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
+ * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
+ * the request. To be asked also while it runs: what is not 0 or 1 ends the waiting in the arena,
+ * and nothing was changed then. After UNSUPPORTED the rest of the epoch goes without the arena. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
                                         uint64_t *number_p, uint64_t *signature_p);
-/* It was carried out (0), or failed with this code and culprit (a member's rank, or MLFAB_NO_RANK). */
+/* It was carried out (0), or failed with this code and culprit (a member's rank, or
+ * MLFAB_NO_RANK). */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
                                         int32_t rank, uint64_t now_ns);
 /* Drive has mapped (1) or could not map (0) the memory of `list`. */
@@ -304,39 +312,41 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
 /* The link to server 0 stands (again); server 0 is dead. */
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
-/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the streams by these
- * (they run what has become ready). */
+/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the
+ * streams by these (they run what has become ready). */
 MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
                                              uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
                                           const mlfab__frame_in *frame, uint64_t now_ns);
-/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a failure. Only
- * asked while there is none. Up and lost links are told to the streams. */
+/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
+ * failure. Only asked while there is none. Up and lost links are told to the streams. */
 MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 
 /* --- for objects: eager.c, gossip.c, schedules --- */
 
-/* A channel: the lowest free entry; its number counts openings, which are the same on all workers. Errors:
- * LIMIT. */
+/* A channel: the lowest free entry; its number counts openings, which are the same on all
+ * workers. Errors: LIMIT. */
 MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
                                            uint32_t *channel_p);
+/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
+ * (PEER_CLOSED). */
 MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel);
-/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is sealed. In
- * phase IN only. Errors: MEMORY. */
+/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
+ * sealed. In phase IN only. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns);
-/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others are still
- * to get bytes of it, that is a failure (CANCELLED). */
+/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
+ * are still to get bytes of it, that is a failure (CANCELLED). */
 MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play);
 /* Triggers an operation of an armed play. */
 MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, uint32_t op,
                                          uint64_t now_ns);
-/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes effect at
- * their end. */
+/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
+ * effect at their end. */
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
@@ -355,16 +365,20 @@ MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
 /* A frame of a plain call that is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
-/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of block. */
+/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
+ * block. */
 MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
 MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
 /* As mlfab__stream_user has them. */
 MLFAB__INTERNAL void mlfab__play_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                          const void *bulk, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_t cookie);
-/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets what
- * came early. */
+/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
+ * what came early. */
 MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code);
+/* Disarms the plays of an object that is closed; a failure where others have begun what needs
+ * it. */
+MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_object *object);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
 
@@ -374,9 +388,9 @@ MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab_
 
 typedef struct mlfab__gossip mlfab__gossip; /* gossip.c */
 
-/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors: as
- * of mlfab_stochastic_open, but for what is wrong with the graph, which mlfab__gossip_state tells
- * from then on. */
+/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
+ * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
+ * mlfab__gossip_state tells from then on. */
 MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
                                        const mlfab_stochastic_options *options, uint64_t timeout_ns,
                                        uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,

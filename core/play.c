@@ -167,8 +167,8 @@ static void play_is_ready(mlfab__comm *comm, mlfab__play *play, uint32_t member)
   peer->first = peer->last = 0;
 }
 
-/* Tells those from whom bytes come that they may send them. In an epoch with an arena also where they
- * need not know: so all learn that this call is a plain one. */
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena also where
+ * they need not know: so all learn that this call is a plain one. */
 static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
   if (play->eager && !(play->channel == 0 && comm->go.arena)) return;
   for (uint32_t id = 0; id < play->dag.nops; id++) {
@@ -200,8 +200,8 @@ static int play_reduction(const mlfab__play *play, const mlfab__dag_op *op, int 
   return which % 16;
 }
 
-/* May these bytes go to their place as they are? They begin and end with elements: frames are cut at
- * multiples of 64 bytes, and where a stretch of the sender's ends. */
+/* May these bytes go to their place as they are? They begin and end with elements: frames are
+ * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
 static int play_fits(const mlfab__play *play, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
@@ -210,8 +210,8 @@ static int play_fits(const mlfab__play *play, const mlfab__dag_op *op, const voi
   return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
 }
 
-/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be changed;
- * the user's reducer is only called with it. */
+/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
+ * changed; the user's reducer is only called with it. */
 static void play_apply(mlfab__play *play, const mlfab__dag_op *op, uint64_t offset,
                        const uint8_t *bytes, uint64_t n, uint8_t *stage) {
   play_walk walk = play_walk_begin(play, op, offset, n);
@@ -391,14 +391,19 @@ static void play_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
   mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
 }
 
-/* A frame of an object that is closed here: of what is over, or of a round in which it is missing. */
-static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
+static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
   char text[64];
+  snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, channel);
+  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+}
+
+/* A frame of an object that is closed here: of what is over, or of a round in which it is
+ * missing. */
+static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
-    if (closed->channel != head->channel || head->number < closed->upto) continue;
-    snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, head->channel);
-    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+    if (closed->channel == head->channel && head->number >= closed->upto)
+      play_fail_closed(comm, head->channel);
   }
 }
 
@@ -587,6 +592,21 @@ MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play) {
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   }
   mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_object *object) {
+  for (mlfab__play *play = comm->armed, *next; play; play = next) {
+    next = play->next;
+    if (play->channel != object->channel) continue;
+    if (play->running && play->moved) play_fail_closed(comm, object->channel);
+    mlfab__comm_disarm(comm, play);
+  }
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto)
+        play_fail_closed(comm, object->channel);
+    }
+  }
 }
 
 MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code) {

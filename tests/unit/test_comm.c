@@ -1,10 +1,11 @@
-/* test_comm.c - collectives between workers: the communicators of up to 16 workers and the roll of server 0,
- * over links that are slow, break, and end with their worker.
+/* test_comm.c - collectives between workers: the communicators of up to 16 workers and the roll
+ * of server 0, over links that are slow, break, and end with their worker.
  *
- * Oracles: every result is compared with the literal sum over the members of the epoch, in their order.
- * Workers run the same program of calls, which begins anew with every failure that they see: one that
- * missed a failure, or saw it twice, would call something else than the others. What a link has been lent
- * must not have changed when it is read, which here is as late as can be: at delivery. */
+ * Oracles: every result is compared with the literal sum over the members of the epoch, in their
+ * order. Workers run the same program of calls, which begins anew with every failure that they
+ * see: one that missed a failure, or saw it twice, would call something else than the others.
+ * What a link has been lent must not have changed when it is read, which here is as late as can
+ * be: at delivery. */
 #include "core/comm.h"
 #include "core/prng.h"
 #include "core/roll.h"
@@ -102,10 +103,10 @@ static uint64_t seed_of(uint64_t base) {
   return base + (text ? strtoull(text, NULL, 10) : 0);
 }
 
-static int scaled(int usual, int most) {
+static int scaled(int least, double full) {
   const char *text = getenv("MLFAB_SCALE");
-  double n = usual * (text ? atof(text) : 1.0);
-  return n < 1 ? 1 : n > most ? most : (int)n;
+  double scale = text ? atof(text) : 0.01;
+  return full * scale > least ? (int)(full * scale) : least;
 }
 
 /* --- links --- */
@@ -306,7 +307,8 @@ static void close_world(void) {
 
 /* --- the program --- */
 
-/* A reducer that does not commute: maps x -> a x + b, one after the other, and how many they are. */
+/* A reducer that does not commute: maps x -> a x + b, one after the other, and how many they
+ * are. */
 typedef struct affine {
   uint32_t a, b, n;
 } affine;
@@ -700,8 +702,8 @@ static int act(void) {
   return 0;
 }
 
-/* Everybody calls on until each has finished `calls` since the last failure that it saw. A call that
- * is known to fail is counted with `stop`. */
+/* Everybody calls on until each has finished `calls` since the last failure that it saw. A call
+ * that is known to fail is counted with `stop`. */
 static int all_done(uint64_t calls) {
   for (uint32_t i = 0; i < w->n; i++) {
     if (w->workers[i].alive && w->workers[i].done < calls) return 0;
@@ -756,7 +758,7 @@ static void expect_calm(void) {
 
 static void test_calls(void **state) {
   (void)state;
-  int rounds = scaled(150, 20000);
+  int rounds = scaled(64, 6400);
   uint64_t finished = 0;
   for (int round = 0; round < rounds; round++) {
     open_world(1 + (uint32_t)round % WORKERS, seed_of(1000 + (uint64_t)round));
@@ -820,7 +822,7 @@ static void spoil(void) {
  * nothing differs in shape. */
 static void test_failures(void **state) {
   (void)state;
-  int rounds = scaled(150, 20000);
+  int rounds = scaled(30, 3000);
   uint64_t finished = 0, failed = 0;
   for (int round = 0; round < rounds; round++) {
     open_world(3 + (uint32_t)round % 8, seed_of(50000 + (uint64_t)round));
@@ -913,8 +915,8 @@ static void test_shapes(void **state) {
   }
 }
 
-/* A deadline names who has not called, before there is an epoch and in it. Who had not called sees it
- * with the next call. */
+/* A deadline names who has not called, before there is an epoch and in it. Who had not called
+ * sees it with the next call. */
 static void test_deadlines(void **state) {
   (void)state;
   for (uint64_t seed = 0; seed < 20; seed++) {
@@ -1215,6 +1217,124 @@ static void test_outside(void **state) {
   }
 }
 
+/* --- objects --- */
+
+enum { ROUND_ELEMENTS = 3000 };
+
+typedef struct
+    rounds { /* an object: rounds that begin when they are triggered, one after the other */
+  worker *me;
+  uint32_t channel;
+  mlfab__play play;
+  uint32_t trigger;
+  mlfab_vec vec;
+  double data[ROUND_ELEMENTS];
+  uint64_t round, begun;
+  int32_t status;
+} turns;
+
+static void turns_arm(turns *o, uint64_t now_ns) {
+  o->play.number = o->round;
+  for (uint32_t i = 0; i < ROUND_ELEMENTS; i++)
+    o->data[i] = (double)(rank_of(o->me) + i + o->round);
+  assert_int_equal(mlfab__comm_arm(&o->me->comm, &o->play, now_ns), 0);
+}
+
+static void turns_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  turns *o = self;
+  assert_ptr_equal(play, &o->play);
+  assert_false(play->armed);
+  o->status = status;
+  if (status) return;
+  for (uint32_t i = 0; i < ROUND_ELEMENTS; i++) {
+    double sum = w->n * (double)(i + o->round) + w->n * (w->n - 1) / 2;
+    assert_true(o->data[i] == sum);
+  }
+  o->round++;
+  turns_arm(o, now_ns);
+}
+
+static void turns_open(turns *o, worker *me) {
+  const mlfab__comm_object object = {.self = o};
+  const mlfab__dag_op trigger = {.kind = MLFAB__DAG_NOP, .outside = 1};
+  const mlfab__dag_op never = {.kind = MLFAB__DAG_RECV,
+                               .optional = 1,
+                               .tag = 1u << 30,
+                               .bytes = 8,
+                               .peer = rank_of(me) == 0};
+  uint32_t end, tag, op;
+  mlfab__dag *dag = &o->play.dag;
+  o->me = me;
+  assert_int_equal(mlfab__comm_object_add(&me->comm, &object, &o->channel), 0);
+  mlfab__dag_init(dag, &w->env);
+  assert_int_equal(mlfab__dag_add(dag, &trigger, &o->trigger), 0);
+  assert_int_equal(mlfab__dag_add(dag, &never, &op), 0);
+  mlfab__ring_task task = {.kind = MLFAB__RING_ALLREDUCE,
+                           .algorithm = MLFAB_ALGORITHM_RING,
+                           .members = w->n,
+                           .me = rank_of(me),
+                           .width = 8,
+                           .count = ROUND_ELEMENTS,
+                           .segment = 1000,
+                           .after = o->trigger};
+  assert_int_equal(mlfab__ring_build(dag, &task, &end, &tag), 0);
+  assert_int_equal(mlfab__dag_seal(dag, &op), 0);
+  o->vec = (mlfab_vec){o->data, sizeof o->data};
+  o->play.channel = o->channel;
+  o->play.signature = 5;
+  o->play.eager = w->seed & 1;
+  o->play.dtype = MLFAB_F64;
+  o->play.width = 8;
+  o->play.spaces[0] = (mlfab__comm_space){&o->vec, 1};
+  o->play.over = turns_over;
+  o->play.self = o;
+}
+
+/* Rounds that workers join when they please, some ahead of others; then one closes its object. */
+static void test_objects(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 12; seed++) {
+    uint32_t n = 2 + (uint32_t)seed % 5;
+    open_world(n, seed_of(500 + seed));
+    turns *all = calloc(n, sizeof *all);
+    assert_non_null(all);
+    for (uint32_t i = 0; i < n; i++) w->workers[i].comm.host = i;
+    begin_all(&plain_sum, 0);
+    settle();
+    for (uint32_t i = 0; i < n; i++) {
+      turns_open(&all[i], &w->workers[i]);
+      turns_arm(&all[i], w->now);
+    }
+    for (uint64_t end = w->now + 40000000; all[0].round < 30; (void)act()) {
+      turns *o = &all[chance(n)];
+      if (chance(500) == 0) break_hop(chance(n), chance(n));
+      if (chance(60) == 0) begin_all(&plain_sum, 0), settle();
+      if (chance(20) == 0) mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
+      assert_true(w->now < end);
+    }
+    assert_int_equal(w->failed, 0);
+    mlfab__comm_object_remove(&all[1].me->comm, all[1].channel);
+    assert_false(all[1].play.armed);
+    for (uint64_t end = w->now + 40000000; all[0].status == 0; (void)act()) {
+      turns *o = &all[chance(n)];
+      mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
+      assert_true(w->now < end);
+    }
+    step(3000);
+    for (uint32_t i = 0; i < n; i++) {
+      turns *o = &all[i];
+      if (i != 1) assert_int_not_equal(o->status, 0);
+      assert_int_equal(begin(o->me, &plain_sum, 0), MLFAB_ERR_PEER_CLOSED);
+      mlfab__dag_free(&o->play.dag);
+    }
+    expect_all(1, MLFAB_ERR_PEER_CLOSED, 1, "worker 1 has closed object 1");
+    begin_all(&plain_sum, 0);
+    settle();
+    close_world();
+    free(all);
+  }
+}
+
 /* Calls that repeat allocate nothing. */
 static void test_steady(void **state) {
   (void)state;
@@ -1235,7 +1355,7 @@ static void test_steady(void **state) {
 /* Whatever allocation fails: the call, or all calls, with MEMORY; nothing hangs or leaks. */
 static void test_memory(void **state) {
   (void)state;
-  int rounds = scaled(100, 5000);
+  int rounds = scaled(40, 4000);
   uint64_t failed = 0;
   for (int round = 0; round < rounds; round++) {
     open_world(4, seed_of(70000 + (uint64_t)round));
@@ -1270,6 +1390,7 @@ int main(void) {
       cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_ahead),
       cmocka_unit_test(test_outside),
+      cmocka_unit_test(test_objects),
       cmocka_unit_test(test_steady),
       cmocka_unit_test(test_memory),
   };
