@@ -742,8 +742,9 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
                    "does not take part, and is the root or has a block");
     return MLFAB_ERR_ARGUMENT;
   }
-  if (slot->call.outside && comm->go.arena && comm->members > 1) {
+  if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
+    slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
     return 0;
   }
   return comm_begin_plain(comm, slot);
@@ -785,7 +786,7 @@ static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   for (uint32_t i = 0; i < call.n; i++)
     vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
   call.vecs = vecs;
-  comm->go.arena = 0;
+  comm->go.arena = 2; /* for this worker it is over; others may not know yet */
   if (comm_finite(comm, &call)) {
     (void)comm_begin_plain(comm, slot);
   } else {
@@ -985,6 +986,7 @@ static void comm_begin(mlfab__comm *comm) {
 static void comm_on_go(mlfab__comm *comm, const mlfab__roll_go *go) {
   if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
   comm->go = *go;
+  comm->go.arena = go->arena != 0;
   comm->phase = MLFAB__COMM_IN;
   comm_begin(comm);
 }

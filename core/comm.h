@@ -379,6 +379,8 @@ MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code);
 /* Disarms the plays of an object that is closed; a failure where others have begun what needs
  * it. */
 MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_object *object);
+/* 1 when there are frames of this plain call, which came early. */
+MLFAB__INTERNAL int mlfab__play_came(const mlfab__comm *comm, uint64_t number);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
 

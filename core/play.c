@@ -167,14 +167,17 @@ static void play_is_ready(mlfab__comm *comm, mlfab__play *play, uint32_t member)
   peer->first = peer->last = 0;
 }
 
-/* Tells those from whom bytes come that they may send them. In an epoch with an arena also where
- * they need not know: so all learn that this call is a plain one. */
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
+ * whom there is anything to do, also where they need not know: so they learn that this call is a
+ * plain one. */
 static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
-  if (play->eager && !(play->channel == 0 && comm->go.arena)) return;
+  int all = play->channel == 0 && comm->go.arena;
+  if (play->eager && !all) return;
   for (uint32_t id = 0; id < play->dag.nops; id++) {
     const mlfab__dag_op *op = &play->dag.ops[id];
-    if (op->kind != MLFAB__DAG_RECV && op->kind != MLFAB__DAG_RECV_REDUCE) continue;
-    if (op->bytes == 0 || play->peers[op->peer].told) continue;
+    int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
+    if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
+    if (play->peers[op->peer].told) continue;
     play->peers[op->peer].told = 1;
     mlfab__coll head = play_head(play, 0, MLFAB__COLL_READY, 0);
     if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0)) play_memory(comm);
@@ -363,6 +366,12 @@ static void play_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *hea
   }
   comm->stage_ends[bucket] = stage;
   comm->stage_count++;
+}
+
+MLFAB__INTERNAL int mlfab__play_came(const mlfab__comm *comm, uint64_t number) {
+  const mlfab__comm_stage *stage = comm->stages[play_bucket(0, number)];
+  while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
+  return stage != NULL;
 }
 
 /* Those of one play that came early, in their order, out of the bucket. */
