@@ -1,19 +1,20 @@
-/* script.c - the communicator: schedules of the user's own. See comm.h; what may run when is dag.h's.
+/* script.c - the communicator: schedules of the user's own. See comm.h; what may run when is
+ * dag.h's.
  *
- * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are the
- * same on all workers; the user's numbers count what was over here, with or without success, so that
- * a round and the call that waits for it go together whatever failed.
+ * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are
+ * the same on all workers; the user's numbers count what was over here, with or without success, so
+ * that a round and the call that waits for it go together whatever failed.
  *
- *    BUILT --open--> OPENING --opened--> OPEN: between rounds --arm--> armed --over--> between rounds
+ *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, played, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a schedule waits
- * for first may be what its peer sends last, and credit must not stand in between. So nobody with
- * messages that have bytes is more than a round ahead.
+ * Everything is sent when its receiver has asked for it (READY), however small: what a schedule
+ * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
+ * with messages that have bytes is more than a round ahead.
  *
- * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all requests
- * with it. (3) A trigger counts for the round that is present when it comes, also where that one is not
- * armed yet. (4) While a round is armed its operations' memory is the caller's, and nothing of it is
- * lent before the first or after the last. */
+ * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
+ * requests with it. (3) A trigger counts for the round that is present when it comes, also where
+ * that one is not armed yet. (4) A round is over when
+ * none of its memory is lent any more. */
 #include "comm.h"
 
 #include <stdio.h>

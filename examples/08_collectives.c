@@ -1,0 +1,130 @@
+/* 08_collectives.c - from worker to worker, without a server: collectives, and your own schedule.
+ *
+ * Shows:  an allreduce of a list of buffers; a reduce-scatter; an allreduce that runs while the
+ *         worker computes; and a schedule (send, receive, compute) that is opened once and then
+ *         runs a round for each trigger. Every worker makes the same calls in the same order.
+ * Run:    build/mlfab-run -n 4 -s 1 build/examples/08_collectives
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "mlfab.h"
+
+#include <stdio.h>
+
+enum { COUNT = 100000, FEW = 10, WORKERS_MAX = 64, ROUNDS = 60 };
+
+static float gradient[COUNT], bias[FEW];
+static int32_t rank;
+static uint32_t workers;
+
+static void fill(float x) {
+  for (int i = 0; i < COUNT; i++) gradient[i] = x;
+  for (int i = 0; i < FEW; i++) bias[i] = 2 * x;
+}
+
+/* 1. Everybody's gradient becomes the mean of all: two buffers, one operation. */
+static int mean_of_a_list(mlfab *fabric) {
+  const mlfab_vec list[] = {{gradient, COUNT}, {bias, FEW}};
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  fill((float)rank);
+  int status = mlfab_allreduce_list(fabric, list, 2, MLFAB_F32, &mean);
+  if (!status && rank == 0)
+    printf("mean of the ranks: %g, of twice the ranks: %g\n", (double)gradient[COUNT - 1],
+           (double)bias[0]);
+  return status;
+}
+
+/* 2. Everybody gets the sum of a part of it: worker r of block r. */
+static int sum_of_my_block(mlfab *fabric) {
+  uint64_t counts[WORKERS_MAX] = {0}, before = 0;
+  for (uint32_t r = 0; r < workers; r++) counts[r] = COUNT / workers;
+  counts[workers - 1] += COUNT % workers;
+  for (int32_t r = 0; r < rank; r++) before += counts[r];
+  fill(1);
+  int status = mlfab_reduce_scatter(fabric, gradient, counts, MLFAB_F32, NULL);
+  if (!status)
+    printf("worker %d has %llu sums: %g\n", (int)rank, (unsigned long long)counts[rank],
+           (double)gradient[before]);
+  return status;
+}
+
+/* 3. The exchange of a layer while the next one is computed. The buffer is lent until it is over.
+ * */
+static int overlap(mlfab *fabric) {
+  const mlfab_vec layer = {gradient, COUNT};
+  mlfab_request request;
+  double sum = 0;
+  fill(1);
+  int status = mlfab_allreduce_start(fabric, &layer, 1, MLFAB_F32, NULL, &request);
+  for (int i = 1; i < 1000000; i++) sum += 1.0 / ((double)i * i); /* the next layer */
+  if (!status) status = mlfab_wait(fabric, request, 0, NULL);
+  if (!status && rank == 0) printf("meanwhile %.3f, then %g\n", sum, (double)gradient[0]);
+  return status;
+}
+
+/* 4. A schedule: my number goes to the worker behind me, and becomes the mean of it and of what
+ * comes from the one before me. So all of them come closer, though nobody waits for more than a
+ * neighbour. */
+typedef struct ring {
+  double mine, other;
+} ring;
+
+static int average(void *user, uint64_t round) {
+  ring *r = user;
+  (void)round;
+  r->mine = (r->mine + r->other) / 2;
+  return 0;
+}
+
+static int make_ring(mlfab *fabric, ring *r, mlfab_dag **dag_p, uint32_t *begin_p) {
+  int32_t behind = (int32_t)((uint32_t)(rank + 1) % workers);
+  int32_t before = (int32_t)((uint32_t)rank + workers - 1) % (int32_t)workers;
+  uint32_t send, recv, compute;
+  int status = mlfab_dag_create(fabric, dag_p);
+  if (!status) status = mlfab_dag_nop(*dag_p, begin_p);
+  if (!status) status = mlfab_dag_set(*dag_p, *begin_p, 0, MLFAB_DAG_OUTSIDE);
+  if (!status) status = mlfab_dag_send(*dag_p, behind, 0, &r->mine, sizeof r->mine, &send);
+  if (!status) status = mlfab_dag_after(*dag_p, send, *begin_p);
+  if (!status) status = mlfab_dag_recv(*dag_p, before, 0, &r->other, sizeof r->other, &recv);
+  if (!status) status = mlfab_dag_compute(*dag_p, average, r, &compute);
+  if (!status) status = mlfab_dag_after(*dag_p, compute, send);
+  if (!status) status = mlfab_dag_after(*dag_p, compute, recv);
+  return status ? status : mlfab_dag_open(*dag_p, 1, 0);
+}
+
+static int go_round(mlfab *fabric) {
+  ring r = {.mine = rank};
+  mlfab_dag *dag = NULL;
+  uint32_t begin;
+  int status = workers > 1 ? make_ring(fabric, &r, &dag, &begin) : MLFAB_ERR_RANK_RANGE;
+  for (uint64_t round = 0; !status && round < ROUNDS; round++) {
+    status = mlfab_dag_trigger(dag, begin);
+    if (!status) status = mlfab_dag_wait(dag, round, 0);
+  }
+  if (!status) printf("worker %d ends at %.3f\n", (int)rank, r.mine);
+  if (dag) mlfab_dag_free(&dag); /* before the context is closed */
+  return status;
+}
+
+int main(void) {
+  mlfab *fabric = NULL;
+  mlfab_error error = {0};
+  mlfab_config config;
+  mlfab_config_init(&config);
+  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+    fprintf(stderr, "%s\n", error.text);
+    return 1;
+  }
+  int status = mlfab_rank(fabric, &rank, &workers, NULL);
+  if (!status && workers > WORKERS_MAX) status = MLFAB_ERR_LIMIT;
+  if (!status) status = mean_of_a_list(fabric);
+  if (!status) status = sum_of_my_block(fabric);
+  if (!status) status = overlap(fabric);
+  if (!status) status = go_round(fabric);
+  if (status) {
+    mlfab_last_error(fabric, &error);
+    fprintf(stderr, "worker %d: %s: %s\n", (int)rank, mlfab_error_name(status), error.text);
+  }
+  mlfab_close(&fabric);
+  return status != 0;
+}
