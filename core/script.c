@@ -13,8 +13,8 @@
  *
  * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
  * requests with it. (3) A trigger counts for the round that is present when it comes, also where
- * that one is not armed yet. (4) A round is over when
- * none of its memory is lent any more. */
+ * that one is not armed yet. (4) A round is over when none of its memory is lent any
+ * more. */
 #include "comm.h"
 
 #include <stdio.h>

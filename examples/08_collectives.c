@@ -48,8 +48,7 @@ static int sum_of_my_block(mlfab *fabric) {
   return status;
 }
 
-/* 3. The exchange of a layer while the next one is computed. The buffer is lent until it is over.
- * */
+/* 3. A layer is exchanged while the next is computed. The buffer is lent until that is over. */
 static int overlap(mlfab *fabric) {
   const mlfab_vec layer = {gradient, COUNT};
   mlfab_request request;
