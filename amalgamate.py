@@ -57,7 +57,7 @@ CORE = [
     (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
     (5, "node", "boot.c", "hop.c", "calls.h", "calls.c", "stochastic_calls.c"),
     (6, "config"),
-    (6, "drive", "collective.c"),
+    (6, "drive", "collective.c", "collective_dag.c", "collective_stochastic.c"),
 ]
 # A transport includes mlfab.h and core layers 0 and 1, and no other transport.
 TRANSPORTS = ["tcp", "shm", "sim", "arena"]
