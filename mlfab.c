@@ -731,13 +731,27 @@ typedef struct mlfab__header {
   X(MOVE, 66)            \
   X(MOVED, 67)           \
   X(SHIFT_GATE, 68)      \
-  X(THAW, 69)
+  X(THAW, 69)            \
+  X(ROLL, 70)            \
+  X(ROLL_LIST, 71)       \
+  X(ROLL_READY, 72)      \
+  X(ROLL_GO, 73)         \
+  X(ROLL_FAIL, 74)       \
+  X(ROLL_OVER, 75)       \
+  X(ROLL_STUCK, 76)      \
+  X(ROLL_ASK, 77)        \
+  X(ROLL_TELL, 78)       \
+  X(ROLL_MISSING, 79)    \
+  X(ROLL_LEAVE, 80)      \
+  X(ROLL_LEFT, 81)       \
+  X(COLL, 82)            \
+  X(COLL_ACK, 83)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 70
+      MLFAB__FRAME_TYPES = 84
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -1260,6 +1274,94 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   uint32_t slices;
 } mlfab__thaw;
 
+/* --- collectives: who takes part (roll.h), and what passes between workers (stream.h) --- */
+
+typedef struct mlfab__roll_ask { /* ROLL, worker -> server 0: it wants to take part */
+  uint32_t epoch;                /* that it knows to be over, 0: none */
+  uint32_t arena_pid;            /* its memory for the others of its host; nonce 0: it has none */
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  uint64_t host;    /* workers of one host share its links */
+  double in, out;   /* its link, bytes a second; 0: not known */
+  uint64_t round;   /* partial rounds that it has completed, the most of any object */
+  uint64_t objects; /* that it has opened in its life */
+} mlfab__roll_ask;
+
+typedef struct mlfab__roll_member { /* in a list, in the order of members */
+  uint32_t rank, incarnation, arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes, host;
+} mlfab__roll_member;
+#define MLFAB__ROLL_MEMBERS_MAX 1024u
+
+typedef struct mlfab__roll_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
+                                     mlfab__roll_member follow */
+  uint32_t epoch;
+  uint32_t members;
+} mlfab__roll_list;
+
+typedef struct mlfab__roll_ready { /* worker -> server 0: it knows the members */
+  uint32_t epoch;
+  uint32_t arena; /* 1: it has mapped everybody's memory */
+} mlfab__roll_ready;
+
+typedef struct mlfab__roll_go { /* server 0 -> worker: everybody knows the members */
+  uint32_t epoch;
+  uint32_t arena;      /* 1: all have */
+  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
+  double rate;         /* bytes a second of the slowest link */
+  uint64_t round;      /* the first partial round of this epoch */
+} mlfab__roll_go;
+
+typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is over, and why */
+  uint32_t epoch;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__roll_over;
+
+typedef struct mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+  uint32_t epoch, channel;
+  uint64_t number;
+} mlfab__roll_call;
+
+typedef struct mlfab__roll_tell { /* worker -> server 0 */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t called;
+  uint64_t signature; /* of the call, if called */
+  char text[MLFAB__TEXT_MAX]; /* the call in words */
+} mlfab__roll_tell;
+
+typedef struct mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+  uint32_t epoch, channel;
+  uint64_t number;
+  int32_t rank;
+} mlfab__roll_missing;
+
+typedef struct mlfab__roll_leave { /* LEAVE up, LEFT down: a worker takes no further part */
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls; /* plain collectives of the epoch that it has called */
+} mlfab__roll_leave;
+
+/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
+ * without waiting for READY. */
+enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
+typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t tag, flags;
+  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
+  uint64_t signature;     /* of the call */
+  uint64_t offset, total; /* of the message */
+} mlfab__coll;
+
+typedef struct mlfab__coll_ack { /* back on the link of COLL */
+  uint32_t epoch;
+  uint64_t received; /* every frame up to this came */
+  uint64_t consumed; /* bytes of eager messages that wait no longer */
+} mlfab__coll_ack;
+
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -1276,7 +1378,9 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
   X(reduce) X(reduce_done) X(tree_join) X(tree_grant) X(tree_bytes) \
-  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes)
+  X(reslice_done) X(freeze) X(stop) X(moved) X(shift_bytes) \
+  X(roll_ask) X(roll_ready) X(roll_go) X(roll_over) X(roll_call) X(roll_tell) X(roll_missing) \
+  X(roll_leave) X(coll) X(coll_ack)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -1346,6 +1450,11 @@ MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
                                             const uint32_t *owners);
 MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
                                        uint32_t *owners);
+/* members has room for MLFAB__ROLL_MEMBERS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_roll_list(uint8_t *meta, const mlfab__roll_list *m,
+                                                 const mlfab__roll_member *members);
+MLFAB__INTERNAL int mlfab__decode_roll_list(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__roll_list *m, mlfab__roll_member *members);
 /* words has room for MLFAB__SHIFT_WORDS_MAX when decoding. */
 MLFAB__INTERNAL uint32_t mlfab__encode_shift_gate(uint8_t *meta, const mlfab__shift_gate *m,
                                                   const uint32_t *words);
@@ -1572,6 +1681,23 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SHIFT_BYTES(N, T) \
   N(attempt) N(slice) N(gate) N(kind) N(offset) N(version) N(commit) N(last)
 #define WIRE_THAW(N, T) N(attempt) N(epoch)
+#define WIRE_ROLL_ASK(N, T) \
+  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round) \
+  N(objects)
+#define WIRE_ROLL_LIST(N, T) N(epoch)
+#define WIRE_ROLL_MEMBER(N, T) \
+  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host)
+#define WIRE_ROLL_MEMBER_BYTES 40
+#define WIRE_ROLL_READY(N, T) N(epoch) N(arena)
+#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round)
+#define WIRE_ROLL_OVER(N, T) N(epoch) N(code) N(rank) T(text)
+#define WIRE_ROLL_CALL(N, T) N(epoch) N(channel) N(number)
+#define WIRE_ROLL_TELL(N, T) N(epoch) N(channel) N(number) N(called) N(signature) T(text)
+#define WIRE_ROLL_MISSING(N, T) N(epoch) N(channel) N(number) N(rank)
+#define WIRE_ROLL_LEAVE(N, T) N(epoch) N(rank) N(calls)
+#define WIRE_COLL(N, T) \
+  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total)
+#define WIRE_COLL_ACK(N, T) N(epoch) N(received) N(consumed)
 /* clang-format on */
 
 #define WIRE_WRITE_N(member)                     \
@@ -1656,6 +1782,18 @@ WIRE_META(freeze, WIRE_FREEZE)
 WIRE_META(stop, WIRE_STOP)
 WIRE_META(moved, WIRE_MOVED)
 WIRE_META(shift_bytes, WIRE_SHIFT_BYTES)
+WIRE_META(roll_ask, WIRE_ROLL_ASK)
+WIRE_META(roll_ready, WIRE_ROLL_READY)
+WIRE_META(roll_go, WIRE_ROLL_GO)
+WIRE_META(roll_over, WIRE_ROLL_OVER)
+WIRE_META(roll_call, WIRE_ROLL_CALL)
+WIRE_META(roll_tell, WIRE_ROLL_TELL)
+WIRE_META(roll_missing, WIRE_ROLL_MISSING)
+WIRE_META(roll_leave, WIRE_ROLL_LEAVE)
+WIRE_META(coll, WIRE_COLL)
+WIRE_META(coll_ack, WIRE_COLL_ACK)
+WIRE_FIELDS(roll_list, WIRE_ROLL_LIST)
+WIRE_FIELDS(roll_member, WIRE_ROLL_MEMBER)
 WIRE_FIELDS(reslice_ask, WIRE_RESLICE_ASK)
 WIRE_FIELDS(move, WIRE_MOVE)
 WIRE_FIELDS(thaw, WIRE_THAW)
@@ -1919,6 +2057,25 @@ MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
   return wire_read_end(&r);
 }
 
+MLFAB__INTERNAL uint32_t mlfab__encode_roll_list(uint8_t *meta, const mlfab__roll_list *m,
+                                                 const mlfab__roll_member *members) {
+  if (m->members > MLFAB__ROLL_MEMBERS_MAX) return 0;
+  uint8_t *at = wire_write_roll_list(meta, m);
+  wire_put32(at, m->members);
+  at += 4;
+  for (uint32_t i = 0; i < m->members; i++) at = wire_write_roll_member(at, &members[i]);
+  return (uint32_t)(at - meta);
+}
+
+MLFAB__INTERNAL int mlfab__decode_roll_list(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__roll_list *m, mlfab__roll_member *members) {
+  wire_reader r = {meta, meta + bytes, 0};
+  wire_read_roll_list(&r, m);
+  m->members = wire_read_count(&r, MLFAB__ROLL_MEMBERS_MAX, WIRE_ROLL_MEMBER_BYTES);
+  for (uint32_t i = 0; i < m->members; i++) wire_read_roll_member(&r, &members[i]);
+  return wire_read_end(&r);
+}
+
 /* Numbers of servers: u16 each. */
 static uint32_t wire_end_servers(uint8_t *meta, uint8_t *at, uint32_t n, const uint32_t *servers) {
   if (n > MLFAB__SLICES_MAX) return 0;
@@ -2065,10 +2222,14 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
 #define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
-#define WIRE_BULK_TYPES                                                                        \
+#define WIRE_BULK_TYPES /* below 64 */                                                         \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(BCAST) | WIRE_BIT(BCAST_DATA) | WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) |          \
    WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
+
+static int wire_has_bulk(unsigned type) {
+  return type < 64 ? WIRE_BULK_TYPES >> type & 1 : type == MLFAB__COLL;
+}
 
 /* The version comes before the checksum, so that another version's frame is called that and not
  * damaged; everything after the checksum is a mistake of the sender, not of the line. */
@@ -2093,7 +2254,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && (type >= 64 || !(WIRE_BULK_TYPES >> type & 1))) return MLFAB_ERR_FRAME;
+  if (bulk_bytes > 0 && !wire_has_bulk(type)) return MLFAB_ERR_FRAME;
   *head_bytes_p = MLFAB_HEADER_BYTES + meta_bytes;
   *bulk_bytes_p = bulk_bytes;
   return 0;
@@ -2336,6 +2497,94 @@ MLFAB__INTERNAL void mlfab__reduce_subtract(int dtype, void *dst, const void *a,
 
 /* Sum of squares in double; I64 as doubles. */
 MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n);
+
+
+/* ==============================================================================================
+ * core/half.h
+ * ============================================================================================== */
+/* half.h - float32 in 16 bits, and back. Layer 1.
+ *
+ * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32).
+ * Rounding is to nearest, ties to even. What is finite stays finite: beyond the largest number it
+ * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. Every level gives
+ * the same bits, whatever the flags of the compiler. Pointers need the alignment of their elements. */
+
+/* Magnitudes as bits of float32, NONE included: what is not above `zero` rounds to zero, what is
+ * above `top` saturates. */
+MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
+MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
+
+MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
+MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
+/* n elements; in and out do not overlap. */
+MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n);
+/* A double on its way through float32: beyond its range the largest float32. */
+MLFAB__INTERNAL float mlfab__half_narrow(double x);
+/* 1 when none of them is infinite or NaN. */
+MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
+
+/* The kernels by level: 0 portable, 1 AVX2 with F16C and BMI2, 2 AVX-512 (F, BW, DQ,
+ * VL).
+ * mlfab__half_level is the highest that this CPU has; a higher one must not be asked for. */
+MLFAB__INTERNAL int mlfab__half_level(void);
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n);
+
+
+/* ==============================================================================================
+ * core/combine.h
+ * ============================================================================================== */
+/* combine.h - element-wise operations of collectives: any number of arrays into one. Layer 1.
+ *
+ * A portable kernel does everything, a faster one for this CPU does the bulk where there is one,
+ * and gives the same bits, whatever the flags of the compiler. Pointers need only the alignment of
+ * their elements.
+ *
+ * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
+ * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
+ * 2^64. MLFAB_MIN and MLFAB_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
+ * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
+ * always come out. MLFAB_MEAN adds; mlfab__combine_divide does the rest. */
+
+/* Beside those of enum mlfab_op: bits of 64-bit words, with MLFAB_I64. */
+#define MLFAB__OP_OR 5
+
+/* Most arrays that are read, and written, in one pass. */
+#define MLFAB__COMBINE_MOST 64u
+
+/* Bytes of an element of a collective, 0 for an unknown type. */
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
+MLFAB__INTERNAL const char *mlfab__element_name(int dtype);
+MLFAB__INTERNAL const char *mlfab__op_name(int op);
+
+/* dst[i] = a[i] op b[i] for n elements. dst may be a or b; no other overlap. `stream` 1: dst will
+ * not be read soon (non-temporal stores where that helps). */
+MLFAB__INTERNAL void mlfab__combine(int op, int dtype, void *dst, const void *a, const void *b,
+                                    uint64_t n, int stream);
+
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64.
+ * A dst may be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of repeated
+ * mlfab__combine. k 1 copies. */
+MLFAB__INTERNAL void mlfab__combine_many(int op, int dtype, void *const *dst, uint32_t ndst,
+                                         const void *const *in, uint32_t k, uint64_t n, int stream);
+
+/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
+MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, uint32_t by);
+
+/* 1 when none of n elements is infinite or NaN (I64: always). */
+MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n);
+
+/* The kernels by level: 0 portable, 1 AVX2 with F16C, 2 AVX-512. mlfab__combine_level is the
+ * highest that this CPU has; a higher one must not be asked for. Tests compare them. */
+MLFAB__INTERNAL int mlfab__combine_level(void);
+MLFAB__INTERNAL void mlfab__combine_many_with(int level, int op, int dtype, void *const *dst,
+                                              uint32_t ndst, const void *const *in, uint32_t k,
+                                              uint64_t n, int stream);
+MLFAB__INTERNAL void mlfab__combine_divide_with(int level, int dtype, void *data, uint64_t n,
+                                                uint32_t by);
 
 
 /* ==============================================================================================
@@ -2660,41 +2909,6 @@ MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n)
 #undef reduce_f64
 
 /* ==============================================================================================
- * core/half.h
- * ============================================================================================== */
-/* half.h - float32 in 16 bits, and back. Layer 1.
- *
- * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32).
- * Rounding is to nearest, ties to even. What is finite stays finite: beyond the largest number it
- * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. Every level gives
- * the same bits, whatever the flags of the compiler. Pointers need the alignment of their elements. */
-
-/* Magnitudes as bits of float32, NONE included: what is not above `zero` rounds to zero, what is
- * above `top` saturates. */
-MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
-MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
-
-MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
-MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
-/* n elements; in and out do not overlap. */
-MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n);
-/* A double on its way through float32: beyond its range the largest float32. */
-MLFAB__INTERNAL float mlfab__half_narrow(double x);
-/* 1 when none of them is infinite or NaN. */
-MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
-
-/* The kernels by level: 0 portable, 1 AVX2 with F16C and BMI2, 2 AVX-512 (F, BW, DQ,
- * VL).
- * mlfab__half_level is the highest that this CPU has; a higher one must not be asked for. */
-MLFAB__INTERNAL int mlfab__half_level(void);
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n);
-
-
-/* ==============================================================================================
  * core/half.c
  * ============================================================================================== */
 /* half.c - float32 in 16 bits, and back. Layer 1.
@@ -2941,6 +3155,714 @@ MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, 
 #undef HALF_F32_TOP
 
 /* ==============================================================================================
+ * core/combine.c
+ * ============================================================================================== */
+/* combine.c - element-wise operations of collectives. Layer 1.
+ *
+ * For: adding up what several workers have, in one pass over memory. Not for: updates of a model
+ * and their scale (reduce.c), nor for who adds what, nor for threads.
+ *
+ * Invariants: an element of a result depends on the elements it is made of and on their order,
+ * never on the level, on alignment, on the position in the array or on the flags of the compiler:
+ * workers that compute the same sum must get the same bits. Three things guard this:
+ *  - On x86 sums, products and quotients are instructions of their own. No compiler can reassociate
+ *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor
+ *    keeps the first).
+ *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
+ *    -ffinite-math-only nor -fno-signed-zeros shows.
+ *  - The portable kernel also does the ragged ends for the vector kernels.
+ * All inputs of a stretch are read before it is written, so a destination may be an input.
+ *
+ * Source: the field's collectives; their kernels are not described. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define COMBINE_X86 1
+#include <immintrin.h>
+#else
+#define COMBINE_X86 0
+#endif
+
+/* Elements that the portable kernel stages: small enough for the first cache. */
+#define COMBINE_STAGE 256u
+/* Below this a destination may still be in a cache when it is read. */
+#define COMBINE_STREAM_BYTES 65536u
+/* What a vector kernel does is a multiple of this, beginning at a line. */
+#define COMBINE_LINE 64u
+#define COMBINE_TURN 256u
+/* One array goes into several destinations in pieces that stay in the first cache. */
+#define COMBINE_COPY_BYTES 16384u
+
+#define COMBINE_F32_MOST INT32_MAX
+#define COMBINE_F32_INFINITY 0x7f800000
+#define COMBINE_F64_MOST INT64_MAX
+#define COMBINE_F64_INFINITY 0x7ff0000000000000
+
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
+  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
+}
+
+MLFAB__INTERNAL const char *mlfab__element_name(int dtype) {
+  return dtype == MLFAB_F16 ? "F16" : dtype == MLFAB_BF16 ? "BF16" : mlfab__dtype_name(dtype);
+}
+
+MLFAB__INTERNAL const char *mlfab__op_name(int op) {
+  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
+  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
+}
+
+/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
+
+static int combine_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
+
+/* A NaN stays one, and becomes a quiet one, as the instruction has it. 65520 lies halfway between
+ * the largest number and the next that there would be. */
+static uint16_t combine_round_f16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
+  float x;
+  if (m > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
+  if (m >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+  memcpy(&x, &bits, sizeof x);
+  return mlfab__half_one(MLFAB_HALF_F16, x);
+}
+
+static uint16_t combine_round_bf16(uint32_t bits) {
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+/* ---- the portable kernels ---- */
+
+typedef union combine_stage {
+  float f32[COMBINE_STAGE];
+  double f64[COMBINE_STAGE];
+  int64_t i64[COMBINE_STAGE];
+} combine_stage;
+
+/* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
+ * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
+ * compiler would take its reciprocal. */
+#if COMBINE_X86
+#define COMBINE_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) {               \
+    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));    \
+    return a;                                             \
+  }
+#define COMBINE_QUOTIENT(name, real, instruction) COMBINE_SCALAR(name, real, instruction, /)
+#else
+#define COMBINE_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) { return a operator b; }
+#define COMBINE_QUOTIENT(name, real, instruction) \
+  static inline real name(real a, real b) {       \
+    volatile real by = b;                         \
+    return a / by;                                \
+  }
+#endif
+
+COMBINE_SCALAR(combine_f32_add, float, "addss", +)
+COMBINE_SCALAR(combine_f64_add, double, "addsd", +)
+COMBINE_SCALAR(combine_f32_multiply, float, "mulss", *)
+COMBINE_SCALAR(combine_f64_multiply, double, "mulsd", *)
+COMBINE_QUOTIENT(combine_f32_quotient, float, "divss")
+COMBINE_QUOTIENT(combine_f64_quotient, double, "divsd")
+
+/* Where a number stands among all: -0 just below +0, a NaN at the end that wins. Negative numbers
+ * descend with their bits, so these are turned over. */
+#define COMBINE_STEPS(name, real, word, most, infinity)                                         \
+  static inline word name##_rank(int op, real x) {                                              \
+    word v;                                                                                     \
+    memcpy(&v, &x, sizeof v);                                                                   \
+    if ((v & (most)) > (infinity)) return op == MLFAB_MAX ? (most) : ~(most);                   \
+    return v < 0 ? v ^ (most) : v;                                                              \
+  }                                                                                             \
+  static void name##_steps(int op, real *to, const real *x, size_t n) {                         \
+    switch (op) {                                                                               \
+      case MLFAB_MIN:                                                                           \
+        for (size_t i = 0; i < n; i++)                                                          \
+          if (name##_rank(op, x[i]) < name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
+        return;                                                                                 \
+      case MLFAB_MAX:                                                                           \
+        for (size_t i = 0; i < n; i++)                                                          \
+          if (name##_rank(op, x[i]) > name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
+        return;                                                                                 \
+      case MLFAB_PRODUCT:                                                                       \
+        for (size_t i = 0; i < n; i++) to[i] = name##_multiply(to[i], x[i]);                    \
+        return;                                                                                 \
+      default:                                                                                  \
+        for (size_t i = 0; i < n; i++) to[i] = name##_add(to[i], x[i]);                         \
+    }                                                                                           \
+  }
+
+COMBINE_STEPS(combine_f32, float, int32_t, COMBINE_F32_MOST, COMBINE_F32_INFINITY)
+COMBINE_STEPS(combine_f64, double, int64_t, COMBINE_F64_MOST, COMBINE_F64_INFINITY)
+
+static void combine_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
+  switch (op) {
+    case MLFAB_MIN:
+      for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
+      return;
+    case MLFAB_MAX:
+      for (size_t i = 0; i < n; i++) to[i] = x[i] > to[i] ? x[i] : to[i];
+      return;
+    case MLFAB_PRODUCT:
+      for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] * (uint64_t)x[i]);
+      return;
+    case MLFAB__OP_OR:
+      for (size_t i = 0; i < n; i++) to[i] |= x[i];
+      return;
+    default:
+      for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] + (uint64_t)x[i]);
+  }
+}
+
+static void combine_load(int dtype, combine_stage *stage, const void *in, uint64_t at, size_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
+    mlfab__half_load_with(0, combine_half(dtype), stage->f32, (const uint16_t *)in + at, n);
+  } else {
+    uint32_t bytes = mlfab__element_bytes(dtype);
+    memcpy(stage, (const char *)in + at * bytes, n * bytes);
+  }
+}
+
+static void combine_store(int dtype, void *out, uint64_t at, const combine_stage *stage, size_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
+    for (size_t i = 0; i < n; i++) {
+      uint32_t bits;
+      memcpy(&bits, &stage->f32[i], sizeof bits);
+      ((uint16_t *)out)[at + i] =
+          dtype == MLFAB_F16 ? combine_round_f16(bits) : combine_round_bf16(bits);
+    }
+  } else {
+    uint32_t bytes = mlfab__element_bytes(dtype);
+    memcpy((char *)out + at * bytes, stage, n * bytes);
+  }
+}
+
+/* The elements from..to-1. */
+static void combine_portable(int op, int dtype, void *const *dst, uint32_t ndst,
+                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
+  combine_stage sum, next;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &sum, in[0], from, n);
+    for (uint32_t j = 1; j < k; j++) {
+      combine_load(dtype, &next, in[j], from, n);
+      if (dtype == MLFAB_I64)
+        combine_i64_steps(op, sum.i64, next.i64, n);
+      else if (dtype == MLFAB_F64)
+        combine_f64_steps(op, sum.f64, next.f64, n);
+      else
+        combine_f32_steps(op, sum.f32, next.f32, n);
+    }
+    for (uint32_t d = 0; d < ndst; d++) combine_store(dtype, dst[d], from, &sum, n);
+  }
+}
+
+static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t from,
+                                    uint64_t to) {
+  combine_stage stage;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &stage, data, from, n);
+    if (dtype == MLFAB_F64)
+      for (size_t i = 0; i < n; i++) stage.f64[i] = combine_f64_quotient(stage.f64[i], by);
+    else
+      for (size_t i = 0; i < n; i++) stage.f32[i] = combine_f32_quotient(stage.f32[i], (float)by);
+    combine_store(dtype, data, from, &stage, n);
+  }
+}
+
+#if COMBINE_X86
+/* ---- the vector kernels ---- */
+
+#define COMBINE_AVX2 __attribute__((target("avx2,f16c")))
+#define COMBINE_AVX512 __attribute__((target("avx512f")))
+#define COMBINE_INLINE __attribute__((always_inline)) static inline
+
+/* What registers hold: `value` the numbers, `words` their bits, `line` a value anywhere in
+ * memory. */
+#define COMBINE_TYPES(name, real, word, width)                   \
+  typedef real name##_value __attribute__((vector_size(width))); \
+  typedef word name##_words __attribute__((vector_size(width))); \
+  typedef real name##_line __attribute__((vector_size(width), may_alias, aligned(sizeof(real))));
+
+#define COMBINE_INSTRUCTION(name, isa, value, instruction)         \
+  isa COMBINE_INLINE value name(value a, value b) {                \
+    __asm__(instruction " %2, %1, %0" : "=v"(a) : "v"(a), "v"(b)); \
+    return a;                                                      \
+  }
+
+/* As the portable steps; all ones and zeros choose. */
+#define COMBINE_REALS(name, isa, real, word, width, most, infinity, suffix)             \
+  COMBINE_TYPES(name, real, word, width)                                                \
+  COMBINE_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
+  COMBINE_INSTRUCTION(name##_multiply, isa, name##_value, "vmulp" suffix)               \
+  COMBINE_INSTRUCTION(name##_quotient, isa, name##_value, "vdivp" suffix)               \
+  isa COMBINE_INLINE name##_words name##_rank(int op, name##_value x) {                 \
+    name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);                  \
+    v ^= (v < 0) & (most);                                                              \
+    return (v & ~nan) | (nan & (op == MLFAB_MAX ? (most) : ~(most)));                   \
+  }                                                                                     \
+  isa COMBINE_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_PRODUCT) return name##_multiply(a, b);                              \
+    if (op == MLFAB_SUM) return name##_add(a, b);                                       \
+    name##_words x = name##_rank(op, a), y = name##_rank(op, b);                        \
+    name##_words take = op == MLFAB_MAX ? y > x : y < x;                                \
+    return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));        \
+  }
+
+#define COMBINE_INTEGERS(name, isa, width)                                              \
+  COMBINE_TYPES(name, uint64_t, int64_t, width)                                         \
+  isa COMBINE_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_PRODUCT) return a * b;                                              \
+    if (op == MLFAB_SUM) return a + b;                                                  \
+    if (op == MLFAB__OP_OR) return a | b;                                               \
+    name##_words x = (name##_words)a, y = (name##_words)b;                              \
+    name##_words take = op == MLFAB_MAX ? y > x : y < x;                                \
+    return (name##_value)((y & take) | (x & ~take));                                    \
+  }
+
+COMBINE_REALS(combine_f32x8, COMBINE_AVX2, float, int32_t, 32, COMBINE_F32_MOST,
+              COMBINE_F32_INFINITY, "s")
+COMBINE_REALS(combine_f64x4, COMBINE_AVX2, double, int64_t, 32, COMBINE_F64_MOST,
+              COMBINE_F64_INFINITY, "d")
+COMBINE_INTEGERS(combine_i64x4, COMBINE_AVX2, 32)
+COMBINE_REALS(combine_f32x16, COMBINE_AVX512, float, int32_t, 64, COMBINE_F32_MOST,
+              COMBINE_F32_INFINITY, "s")
+COMBINE_REALS(combine_f64x8, COMBINE_AVX512, double, int64_t, 64, COMBINE_F64_MOST,
+              COMBINE_F64_INFINITY, "d")
+COMBINE_INTEGERS(combine_i64x8, COMBINE_AVX512, 64)
+
+/* Memory to value and back: <kernel>_load, <kernel>_store (past the caches or not). */
+#define COMBINE_AS_IT_IS(name, isa, type, stream, vector)                    \
+  isa COMBINE_INLINE type##_value name##_load(const void *at) {              \
+    return (type##_value) * (const type##_line *)at;                         \
+  }                                                                          \
+  isa COMBINE_INLINE void name##_store(void *at, type##_value x, int past) { \
+    if (past)                                                                \
+      stream((vector *)at, (vector)x);                                       \
+    else                                                                     \
+      *(type##_line *)at = (type##_line)x;                                   \
+  }
+
+#define COMBINE_AS_HALF(name, isa, type, vector, read, load, round, write, stream) \
+  isa COMBINE_INLINE type##_value name##_load(const void *at) {                    \
+    return (type##_value)load(read((const vector *)at));                           \
+  }                                                                                \
+  isa COMBINE_INLINE void name##_store(void *at, type##_value x, int past) {       \
+    vector y = round(x);                                                           \
+    if (past)                                                                      \
+      stream((vector *)at, y);                                                     \
+    else                                                                           \
+      write((vector *)at, y);                                                      \
+  }
+
+#define COMBINE_F16X8_LOAD(x) _mm256_cvtph_ps(x)
+#define COMBINE_F16X8_ROUND(x) _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT)
+#define COMBINE_BF16X8_LOAD(x) _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)
+#define COMBINE_F16X16_LOAD(x) _mm512_cvtph_ps(x)
+#define COMBINE_F16X16_ROUND(x) \
+  _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define COMBINE_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
+
+COMBINE_AVX2 COMBINE_INLINE __m128i combine_bf16x8_round(combine_f32x8_value x) {
+  combine_f32x8_words v = (combine_f32x8_words)x;
+  combine_f32x8_words nan = (v & COMBINE_F32_MOST) > COMBINE_F32_INFINITY;
+  __m256i bits = (__m256i)v;
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  up = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, (__m256i)nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
+}
+
+COMBINE_AVX512 COMBINE_INLINE __m256i combine_bf16x16_round(combine_f32x16_value x) {
+  __m512i bits = (__m512i)x;
+  __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(COMBINE_F32_MOST));
+  __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(COMBINE_F32_INFINITY));
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+}
+
+/* The elements from..to-1, four vectors a turn, so that no sum waits for the one before. `op` is
+ * constant in every call of the loop. Bit d of `past` says that dst[d] is written past the caches:
+ * it lies at a line then. */
+#define COMBINE_KERNEL(name, isa, type, real, lanes, has_or)                                  \
+  isa COMBINE_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past, \
+                                      const void *const *in, uint32_t k, uint64_t from,       \
+                                      uint64_t to) {                                          \
+    for (; from < to; from += 4 * (lanes)) {                                                  \
+      const real *x = (const real *)in[0] + from;                                             \
+      type##_value a = name##_load(x), b = name##_load(x + (lanes));                          \
+      type##_value c = name##_load(x + 2 * (lanes)), e = name##_load(x + 3 * (lanes));        \
+      for (uint32_t j = 1; j < k; j++) {                                                      \
+        x = (const real *)in[j] + from;                                                       \
+        a = type##_step(op, a, name##_load(x));                                               \
+        b = type##_step(op, b, name##_load(x + (lanes)));                                     \
+        c = type##_step(op, c, name##_load(x + 2 * (lanes)));                                 \
+        e = type##_step(op, e, name##_load(x + 3 * (lanes)));                                 \
+      }                                                                                       \
+      for (uint32_t d = 0; d < ndst; d++) {                                                   \
+        real *y = (real *)dst[d] + from;                                                      \
+        int stream = (int)(past >> d & 1);                                                    \
+        name##_store(y, a, stream);                                                           \
+        name##_store(y + (lanes), b, stream);                                                 \
+        name##_store(y + 2 * (lanes), c, stream);                                             \
+        name##_store(y + 3 * (lanes), e, stream);                                             \
+      }                                                                                       \
+    }                                                                                         \
+    if (past) _mm_sfence();                                                                   \
+  }                                                                                           \
+  isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                \
+                       const void *const *in, uint32_t k, uint64_t from, uint64_t to) {       \
+    if (op == MLFAB_MIN)                                                                      \
+      name##_loop(MLFAB_MIN, dst, ndst, past, in, k, from, to);                               \
+    else if (op == MLFAB_MAX)                                                                 \
+      name##_loop(MLFAB_MAX, dst, ndst, past, in, k, from, to);                               \
+    else if (op == MLFAB_PRODUCT)                                                             \
+      name##_loop(MLFAB_PRODUCT, dst, ndst, past, in, k, from, to);                           \
+    else if ((has_or) && op == MLFAB__OP_OR)                                                  \
+      name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                            \
+    else                                                                                      \
+      name##_loop(MLFAB_SUM, dst, ndst, past, in, k, from, to);                               \
+  }
+
+#define COMBINE_DIVIDE(name, isa, type, real, number, lanes)                           \
+  isa static void name##_divide(void *data, uint32_t by, uint64_t from, uint64_t to) { \
+    type##_value divisor = (type##_value){0} + (number)by;                             \
+    for (; from < to; from += (lanes)) {                                               \
+      real *x = (real *)data + from;                                                   \
+      name##_store(x, type##_quotient(name##_load(x), divisor), 0);                    \
+    }                                                                                  \
+  }
+
+COMBINE_AS_IT_IS(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, _mm256_stream_si256, __m256i)
+COMBINE_AS_IT_IS(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, _mm256_stream_si256, __m256i)
+COMBINE_AS_IT_IS(combine_i64_avx2, COMBINE_AVX2, combine_i64x4, _mm256_stream_si256, __m256i)
+COMBINE_AS_IT_IS(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, _mm512_stream_si512, __m512i)
+COMBINE_AS_IT_IS(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, _mm512_stream_si512, __m512i)
+COMBINE_AS_IT_IS(combine_i64_avx512, COMBINE_AVX512, combine_i64x8, _mm512_stream_si512, __m512i)
+COMBINE_AS_HALF(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, __m128i, _mm_loadu_si128,
+                COMBINE_F16X8_LOAD, COMBINE_F16X8_ROUND, _mm_storeu_si128, _mm_stream_si128)
+COMBINE_AS_HALF(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, __m128i, _mm_loadu_si128,
+                COMBINE_BF16X8_LOAD, combine_bf16x8_round, _mm_storeu_si128, _mm_stream_si128)
+COMBINE_AS_HALF(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, __m256i, _mm256_loadu_si256,
+                COMBINE_F16X16_LOAD, COMBINE_F16X16_ROUND, _mm256_storeu_si256, _mm256_stream_si256)
+COMBINE_AS_HALF(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, __m256i, _mm256_loadu_si256,
+                COMBINE_BF16X16_LOAD, combine_bf16x16_round, _mm256_storeu_si256,
+                _mm256_stream_si256)
+
+COMBINE_KERNEL(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, float, 8, 0)
+COMBINE_KERNEL(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, double, 4, 0)
+COMBINE_KERNEL(combine_i64_avx2, COMBINE_AVX2, combine_i64x4, int64_t, 4, 1)
+COMBINE_KERNEL(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, 8, 0)
+COMBINE_KERNEL(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, 8, 0)
+COMBINE_KERNEL(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, float, 16, 0)
+COMBINE_KERNEL(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, double, 8, 0)
+COMBINE_KERNEL(combine_i64_avx512, COMBINE_AVX512, combine_i64x8, int64_t, 8, 1)
+COMBINE_KERNEL(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, 16, 0)
+COMBINE_KERNEL(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, 16, 0)
+
+COMBINE_DIVIDE(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, float, float, 8)
+COMBINE_DIVIDE(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, double, double, 4)
+COMBINE_DIVIDE(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, float, 8)
+COMBINE_DIVIDE(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, float, 8)
+COMBINE_DIVIDE(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, float, float, 16)
+COMBINE_DIVIDE(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, double, double, 8)
+COMBINE_DIVIDE(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, float, 16)
+COMBINE_DIVIDE(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, float, 16)
+
+typedef struct combine_kernel {
+  void (*many)(int op, void *const *dst, uint32_t ndst, uint64_t past, const void *const *in,
+               uint32_t k, uint64_t from, uint64_t to);
+  void (*divide)(void *data, uint32_t by, uint64_t from, uint64_t to);
+} combine_kernel;
+
+/* By level (less one) and element type. */
+static const combine_kernel combine_kernels[2][MLFAB_BF16 + 1] = {
+    {[MLFAB_F32] = {combine_f32_avx2, combine_f32_avx2_divide},
+     [MLFAB_F64] = {combine_f64_avx2, combine_f64_avx2_divide},
+     [MLFAB_I64] = {combine_i64_avx2, NULL},
+     [MLFAB_F16] = {combine_f16_avx2, combine_f16_avx2_divide},
+     [MLFAB_BF16] = {combine_bf16_avx2, combine_bf16_avx2_divide}},
+    {[MLFAB_F32] = {combine_f32_avx512, combine_f32_avx512_divide},
+     [MLFAB_F64] = {combine_f64_avx512, combine_f64_avx512_divide},
+     [MLFAB_I64] = {combine_i64_avx512, NULL},
+     [MLFAB_F16] = {combine_f16_avx512, combine_f16_avx512_divide},
+     [MLFAB_BF16] = {combine_bf16_avx512, combine_bf16_avx512_divide}}};
+
+/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. */
+MLFAB__INTERNAL int mlfab__combine_level(void) {
+  if (__builtin_cpu_supports("avx512f")) return 2;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+/* Which destinations are written past the caches: not those that are read, whose lines are there
+ * anyway. */
+static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
+  uint64_t past = 0;
+  for (uint32_t d = 0; d < ndst; d++) {
+    uint32_t j = 0;
+    while (j < k && in[j] != dst[d]) j++;
+    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % COMBINE_LINE == 0)
+      past |= (uint64_t)1 << d;
+  }
+  return past;
+}
+
+/* The elements before the first line of memory, and what vectors do after them. */
+static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
+                          uint64_t *body) {
+  *head = mlfab__min(n, (0 - (uintptr_t)at) % COMBINE_LINE / bytes);
+  *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
+}
+#else
+MLFAB__INTERNAL int mlfab__combine_level(void) { return 0; }
+#endif
+
+static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
+  uint64_t most = ndst == 1 ? bytes : COMBINE_COPY_BYTES;
+  for (uint64_t at = 0; at < bytes; at += most)
+    for (uint32_t d = 0; d < ndst; d++)
+      if (dst[d] != (const void *)in)
+        memcpy((char *)dst[d] + at, in + at, (size_t)mlfab__min(most, bytes - at));
+}
+
+MLFAB__INTERNAL void mlfab__combine_many_with(int level, int op, int dtype, void *const *dst,
+                                              uint32_t ndst, const void *const *in, uint32_t k,
+                                              uint64_t n, int stream) {
+  uint32_t bytes = mlfab__element_bytes(dtype);
+  uint64_t done = 0;
+  assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
+  assert(ndst >= 1 && ndst <= MLFAB__COMBINE_MOST);
+  assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
+  if (k == 1) {
+    combine_copy(dst, ndst, (const char *)in[0], n * bytes);
+    return;
+  }
+#if COMBINE_X86
+  uint64_t head, body;
+  combine_split(dst[0], n, bytes, &head, &body);
+  if (level > 0 && body > 0) {
+    uint64_t past =
+        stream && n * bytes >= COMBINE_STREAM_BYTES ? combine_past(dst, ndst, in, k) : 0;
+    combine_portable(op, dtype, dst, ndst, in, k, 0, head);
+    done = head + body;
+    combine_kernels[level - 1][dtype].many(op, dst, ndst, past, in, k, head, done);
+  }
+#else
+  (void)level;
+  (void)stream;
+#endif
+  combine_portable(op, dtype, dst, ndst, in, k, done, n);
+}
+
+MLFAB__INTERNAL void mlfab__combine_many(int op, int dtype, void *const *dst, uint32_t ndst,
+                                         const void *const *in, uint32_t k, uint64_t n,
+                                         int stream) {
+  mlfab__combine_many_with(mlfab__combine_level(), op, dtype, dst, ndst, in, k, n, stream);
+}
+
+MLFAB__INTERNAL void mlfab__combine(int op, int dtype, void *dst, const void *a, const void *b,
+                                    uint64_t n, int stream) {
+  const void *in[2] = {a, b};
+  mlfab__combine_many(op, dtype, &dst, 1, in, 2, n, stream);
+}
+
+MLFAB__INTERNAL void mlfab__combine_divide_with(int level, int dtype, void *data, uint64_t n,
+                                                uint32_t by) {
+  uint64_t done = 0;
+  assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
+#if COMBINE_X86
+  uint64_t head, body;
+  combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);
+  if (level > 0 && body > 0) {
+    combine_divide_portable(dtype, data, by, 0, head);
+    done = head + body;
+    combine_kernels[level - 1][dtype].divide(data, by, head, done);
+  }
+#else
+  (void)level;
+#endif
+  combine_divide_portable(dtype, data, by, done, n);
+}
+
+MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, uint32_t by) {
+  mlfab__combine_divide_with(mlfab__combine_level(), dtype, data, n, by);
+}
+
+MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
+    return mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
+  return mlfab__reduce_finite(dtype, data, n);
+}
+
+#undef COMBINE_X86
+#undef COMBINE_STAGE
+#undef COMBINE_STREAM_BYTES
+#undef COMBINE_LINE
+#undef COMBINE_TURN
+#undef COMBINE_COPY_BYTES
+#undef COMBINE_F32_MOST
+#undef COMBINE_F32_INFINITY
+#undef COMBINE_F64_MOST
+#undef COMBINE_F64_INFINITY
+#undef COMBINE_SCALAR
+#undef COMBINE_QUOTIENT
+#undef COMBINE_STEPS
+#undef COMBINE_AVX2
+#undef COMBINE_AVX512
+#undef COMBINE_INLINE
+#undef COMBINE_TYPES
+#undef COMBINE_INSTRUCTION
+#undef COMBINE_REALS
+#undef COMBINE_INTEGERS
+#undef COMBINE_AS_IT_IS
+#undef COMBINE_AS_HALF
+#undef COMBINE_F16X8_LOAD
+#undef COMBINE_F16X8_ROUND
+#undef COMBINE_BF16X8_LOAD
+#undef COMBINE_F16X16_LOAD
+#undef COMBINE_F16X16_ROUND
+#undef COMBINE_BF16X16_LOAD
+#undef COMBINE_KERNEL
+#undef COMBINE_DIVIDE
+
+/* ==============================================================================================
+ * core/arena.h
+ * ============================================================================================== */
+/* arena.h - collectives of the processes of one host, in shared memory. Layer 1.
+ *
+ * Declarations only: transports/arena.c has the code, as it makes system calls. Blocking, without
+ * frames: what a member has to say to the others are words in memory that they map.
+ *
+ * Segments. Every member has one, a memfd of fixed and sealed size, which it alone writes and the
+ * others map for reading only. Memory of mlfab__arena_alloc is one memfd each, mapped likewise. So
+ * nobody ever writes to another's memory: whatever happened to a call, its buffers are the
+ * caller's again when it has returned. Nothing has a name in a file system, and nothing is left behind.
+ *
+ *    head        magic, size, nonce; `step`; `asleep`; the shared memories (descriptor, bytes,
+ *                generation); which memories of others this member has mapped (`mapped`)
+ *    door[2]     a line each: `word`, signature, flags, and which shared memory the data lies in; and
+ *                behind it room for a small call's data
+ *    in[3]       a round's data for the owners of its parts
+ *    out[3]      this member's part of a round, done
+ *
+ * A call is turn t of the epoch (t counts calls that went through the arena; `number` may skip). Every
+ * member puts what the others need first, then publishes door[t mod 2].word = (epoch, number + 1) by a
+ * release store, and waits for the doors of all others (acquire). So every call is a barrier too,
+ * signatures of all are compared before a byte of anybody's data is changed, and the verdict is
+ * the same everywhere: the signature that most have is right (of equally many, the one of the lower
+ * member), and the lowest member that has another is the culprit.
+ *
+ * Small calls: the data lies behind the door, and everybody adds all members' data himself, in the
+ * order of members. Large calls: the vector has n parts, one owned by each member (the caller's
+ * counts, or about equal ones), and goes in rounds of up to P bytes of every part. In iteration i a member
+ *    (1) copies the parts of round i that others own to in[i mod 3]; step = base + 2i + 1
+ *    (2) adds its own part of round i - 1 from all in[] to its buffer and to out[(i - 1) mod 3]; step
+ *        = base + 2i + 2
+ *    (3) copies the others' parts of round i - 2 from their out[] to its buffer,
+ * and waits before (2) and (3) for the steps of those that it reads. A member whose data lies in shared
+ * memory copies nothing: the others read its buffer itself, and it does not return before all steps say
+ * that they have.
+ *
+ * Invariants:
+ *   (I1) A word is written by one member only, by release stores; what it speaks of was written before.
+ *        `word` and `step` hold the epoch in their upper 24 bits: a word of another epoch is never
+ *        taken for one of this. Within an epoch steps only grow.
+ *   (I2) door[t mod 2] and its data are written again in turn t + 2, and so after the doors of turn
+ *        t + 1 of all others were seen: everybody had left turn t.
+ *   (I3) in[i mod 3] is written again for round i + 3, which is after (3) of round i, hence
+ *        after everybody's (2) of round i, their last reading of it. out[i mod 3] is written
+ *        again in (2) of round i + 3, after everybody's (1) of that round, hence after their (3)
+ *        of round i. Rounds are counted over the whole epoch.
+ *   (I4) In shared memory, a member overwrites another's part of a round in (3) only, when that one's
+ *        step says that it has read it.
+ *   (I5) Who leaves a call early, or joins a new epoch, takes back its doors and its step before
+ *        anything else is written. Who is through with reading looks at the doors that it began with
+ *        once more: if they all stand, nothing that it read was overwritten. If not, the call does
+ *        not succeed: it waits for pause to say why. So no torn read is used. A verdict over the
+ *        doors takes nothing back, since nobody reads data after it; neither does closing.
+ *   (I6) A member reads in shared memory of another only what that one knows it has mapped.
+ * What is read from another's segment is not trusted: descriptors, sizes and places are checked, and
+ * mappings are of sealed size, so that a broken member can spoil results, but nothing else.
+ *
+ * Waiting: a few hundred pauses, then sched_yield, then a futex on the word that is waited for, in
+ * slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and then
+ * looks at the others' `asleep` before it waits or returns. One of the two sees the other. */
+
+#define MLFAB__ARENA_MOST 64u /* members */
+
+/* As the numbers of schedules: MLFAB__RING_ALLREDUCE ... */
+enum {
+  MLFAB__ARENA_ALLREDUCE = 1,
+  MLFAB__ARENA_REDUCE_SCATTER,
+  MLFAB__ARENA_ALLGATHER,
+  MLFAB__ARENA_BROADCAST,
+  MLFAB__ARENA_BARRIER
+};
+
+typedef struct mlfab__arena mlfab__arena;
+
+/* How others of this host find a member's segment. */
+typedef struct mlfab__arena_name {
+  uint32_t pid;
+  int32_t fd;
+  uint64_t nonce, bytes;
+} mlfab__arena_name;
+
+/* Called while a call waits: after about 50 us, then every 0.2 to 1 ms. Not 0 ends the wait, and
+ * is what the call returns. */
+typedef int (*mlfab__arena_pause_fn)(void *user);
+
+typedef struct mlfab__arena_call {
+  uint64_t number;    /* ascending within an epoch, below 2^40 - 1 */
+  uint64_t signature; /* whatever must be the same for all members */
+  int kind;           /* MLFAB__ARENA_* */
+  int dtype, op; /* of combine.h; MLFAB_MEAN divides by the number of members. Not of BARRIER */
+  int refuse;    /* 1: NaN and infinity in what this member brings are refused */
+  uint32_t root; /* BROADCAST */
+  const mlfab_vec *bufs; /* one vector of `count` elements, in place; they do not overlap */
+  uint32_t nbufs;
+  uint64_t count;
+  const uint64_t *counts; /* REDUCE_SCATTER, ALLGATHER: elements of each member's block, in order */
+  mlfab__arena_pause_fn pause;
+  void *user; /* of pause */
+} mlfab__arena_call;
+
+/* Makes this process's segment, some 4 MB of which pages count when they are first used. Errors:
+ * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */
+MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
+                                        mlfab__arena_name *name_p);
+/* Shared memory that was not released goes too. NULL does nothing. */
+MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p);
+
+/* A new epoch (only its lower 24 bits count, and 0 is none) among names[0..n), of which `me` is this
+ * one. No call may be under way. Segments that are mapped already are kept, others unmapped. A call
+ * may be run when all members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be
+ * mapped: another user's, gone, not what its name says), MEMORY; the arena is then in no epoch. */
+MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *arena, const mlfab__arena_name *names,
+                                      uint32_t n, uint32_t me, uint32_t epoch);
+
+/* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
+ * leaves blocks of others as they were. The order of adding is that of members, for every element.
+ * 0; SHAPE with the member whose signature differs, NOT_FINITE with the one whose data was refused
+ * (for all members alike, and nothing was changed); STATE in no epoch; or what pause said. After an
+ * error the arena is in no epoch, and what the buffers hold is of no use.
+ * Cost: no allocation, and no system call while all are awake. Own buffers: a copy of what others
+ * need, and one of what they made. */
+MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *arena, const mlfab__arena_call *call,
+                                     uint32_t *culprit_p);
+
+/* Zeroed memory, at a page, that other members can read in place; ordinary memory where there are no
+ * descriptors left. NULL when there is none. A second thread must not run a call meanwhile. */
+MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *arena, uint64_t bytes);
+/* Others unmap it in their next large call. Errors: ARGUMENT (it is not of this arena). */
+MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory);
+
+
+/* ==============================================================================================
  * core/request.h
  * ============================================================================================== */
 /* request.h - requests: what a caller waits for. Layer 1.
@@ -2958,7 +3880,8 @@ enum mlfab__request_kind {
   MLFAB__REQUEST_JOIN,
   MLFAB__REQUEST_ALLREDUCE,
   MLFAB__REQUEST_SYNC,
-  MLFAB__REQUEST_RESLICE
+  MLFAB__REQUEST_RESLICE,
+  MLFAB__REQUEST_COLLECTIVE
 };
 
 enum { MLFAB__REQUESTS = 64 }; /* open at once */
@@ -8798,6 +9721,2523 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 }
 
 /* ==============================================================================================
+ * core/dag.h
+ * ============================================================================================== */
+/* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
+ *
+ * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
+ * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
+ * them (a quorum); it is consumable: it runs at most once a round, and what comes later does not
+ * start it again. A schedule is built once and run for any number of rounds.
+ *
+ *    init; add, after, ... ; seal; then for each round: start; while (next) run it; done; finished
+ *
+ * Invariants: in a round every operation goes WAITING, READY, RUNNING, DONE, each at most once;
+ * operations become READY in an order that only depends on the order of done and trigger. After
+ * seal nothing is allocated until the next add.
+ *
+ * Source: eagerSGD §III-B (schedules of consumable operations, AND and OR dependencies). Departs:
+ * k of n for quorums, and cycles are refused also where an OR would break them. */
+
+enum mlfab__dag_kind {
+  MLFAB__DAG_NOP,
+  MLFAB__DAG_SEND,
+  MLFAB__DAG_RECV,
+  MLFAB__DAG_RECV_REDUCE,
+  MLFAB__DAG_COMPUTE
+};
+
+enum mlfab__dag_state {
+  MLFAB__DAG_WAITING,
+  MLFAB__DAG_READY,   /* in the queue of mlfab__dag_next */
+  MLFAB__DAG_RUNNING, /* handed out */
+  MLFAB__DAG_DONE
+};
+
+/* What mlfab__dag_seal found wrong, in dag->flaw. */
+enum mlfab__dag_flaw {
+  MLFAB__DAG_SOUND,
+  MLFAB__DAG_CYCLE, /* the operation waits for itself */
+  MLFAB__DAG_NEED,  /* it needs more dependencies than it has */
+  MLFAB__DAG_TWICE  /* another SEND, or another RECV, has its peer and tag */
+};
+
+#define MLFAB__DAG_NONE 0xffffffffu
+#define MLFAB__DAG_OPS_MAX (1u << 20)
+#define MLFAB__DAG_EDGES_MAX (1u << 24)
+
+typedef struct mlfab__dag_op {
+  uint8_t kind;     /* mlfab__dag_kind */
+  uint8_t outside;  /* 1: mlfab__dag_trigger counts as one more dependency */
+  uint8_t optional; /* 1: the round is over without it */
+  uint8_t left;     /* RECV_REDUCE: what comes is the left operand */
+  /* SEND: 1: the bytes may change once it is done, so they are copied; 0: they stay as they are
+   * until the peer has them. */
+  uint8_t copy;
+  uint8_t reduce;     /* RECV_REDUCE: 0 the schedule's operation, else 1 + an operation's number */
+  uint32_t need;      /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
+  uint32_t peer;      /* SEND, RECV, RECV_REDUCE: index of the member */
+  uint32_t tag;       /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
+  uint32_t space;     /* which of the runner's memories: 0 the data, 1.. others */
+  uint64_t at, bytes; /* a stretch of it; bytes may be 0 (a bare notice) */
+  uint32_t code;      /* COMPUTE: what, the runner's own */
+} mlfab__dag_op;
+
+typedef struct mlfab__dag_edge {
+  uint32_t op, dependency;
+} mlfab__dag_edge;
+
+/* Read freely, change through the functions. */
+typedef struct mlfab__dag {
+  mlfab__env *env;
+  mlfab__dag_op *ops;
+  mlfab__dag_edge *edges; /* in the order of mlfab__dag_after */
+  uint32_t nops, ops_room;
+  uint32_t nedges, edges_room;
+  uint8_t sealed;
+  uint8_t flaw;
+  /* All that seal computes lies in one block of memory. */
+  uint32_t *block;
+  size_t block_words;
+  uint32_t *first;   /* where an operation's dependents begin in `heads`; nops + 1 */
+  uint32_t *heads;   /* dependents, by dependency */
+  uint32_t *start;   /* how many dependencies and triggers start it */
+  uint32_t *table;   /* hash of SENDs and RECVs by (peer, tag): number + 1, or 0 */
+  uint32_t mask;     /* entries of table - 1 */
+  uint32_t required; /* operations that are not optional */
+  /* The round. */
+  uint32_t *missing; /* dependencies until it starts */
+  uint32_t *queue;   /* READY ones from queue_head on; each enters once a round */
+  uint8_t *state;
+  uint8_t *triggered;
+  uint32_t queue_head, queue_end;
+  uint32_t open;  /* required operations that are not done */
+  uint64_t round; /* how many were started */
+} mlfab__dag;
+
+/* An empty schedule; `env` must outlive it. Cannot fail. */
+MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
+MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
+/* Empties it for the next one and keeps the memory. The count of rounds begins anew. */
+MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag);
+
+/* Appends a copy of *op; *id_p is its number, counted from 0. Amortized O(1). Errors: MEMORY, LIMIT
+ * (MLFAB__DAG_OPS_MAX); nothing has changed. */
+MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p);
+/* `op` waits for `dependency`; said twice it counts twice. Amortized O(1). Errors: ARGUMENT (no
+ * such operation), LIMIT (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
+MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
+/* Checks the schedule and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
+ * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
+ * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
+MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
+
+/* Begins a new round of a sealed schedule: all is WAITING, and what waits for nothing is READY.
+ * What still runs of the round before is forgotten: its done must not come any more. O(ops). */
+MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
+/* 1 and the next operation that may run, first come first served, or 0. It is RUNNING until
+ * mlfab__dag_done, which may come at once or later. O(1). */
+MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p);
+/* A RUNNING operation is done. O(dependents). */
+MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id);
+/* The outside has started operation `id`: counts once a round, and only where op.outside is set.
+ * O(1). */
+MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id);
+/* 1 when every operation that is not optional is done. O(1). */
+MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
+/* An mlfab__dag_state. O(1). */
+MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
+/* The RECV or RECV_REDUCE for what the peer sends under this tag, or MLFAB__DAG_NONE. Sealed
+ * schedules only. O(1). */
+MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
+
+
+/* ==============================================================================================
+ * core/ring.h
+ * ============================================================================================== */
+/* ring.h - builders of full collectives as schedules: what one member sends, receives and adds.
+ * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
+ *
+ * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
+ * (`counts`, or as even as it goes, the larger ones first), and messages into segments, so that the
+ * sum of one overlaps the way of the next. RECVs wait for nothing, wherever what they write is free
+ * by the time that anything can come.
+ *
+ * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
+ * which member i's x_i enter the result:
+ *
+ *   RING      allreduce, reduce-scatter, allgather: P-1 steps a half, (P-1)/P n a half. Block b
+ *             goes from b+1 round to b: ((x_b+1 o x_b+2) o ...) o x_b, indices modulo P.
+ *             `ordered`: a chain, ((x_0 o x_1) o ...) o x_P-1, and back along it (allreduce), or
+ *             from the last member straight to the owners (reduce-scatter): 2 n at most.
+ *             broadcast: a chain from the root, n.
+ *   HALVING   allreduce, reduce-scatter, allgather: log steps a half, (P-1)/P n a half, for any P.
+ *             In step k = log-1 .. 0 of the first half what is meant for the members 2^k ..
+ *             2^(k+1)-1 further on goes to member me + 2^k, which adds it (the operand of the lower
+ *             index is the left one). Not for `ordered`.
+ *             The second half is the same backwards.
+ *   DOUBLING  allreduce (and reduce-scatter, as an allreduce of which only the own block counts):
+ *             log steps of n. Ranges of members that are neighbours are added, the lower one left:
+ *             a balanced tree over x_0 .. x_P-1 in their order. Where P is no power of two, the
+ *             first 2 (P - 2^floor) members are added in pairs before, and told the result after.
+ *             allgather: as HALVING. barrier: dissemination, log bare notices.
+ *   TREE      allreduce: binomial, to member 0 and back, log n at the root; ranges of neighbours,
+ *             the lower one left. broadcast: binomial from the root.
+ *
+ * So every element is added at one member, or everywhere in the same tree: all members get the same
+ * bits, in every run.
+ *
+ * Write after read. A SEND without `copy` reads its bytes until the peer has them, and nothing here
+ * waits for it before it writes there again, because each such write is a message that could not
+ * have been made without those bytes: in the ring, the finished block b reaches only members whose
+ * part is in it; the same for HALVING, the chain and the tree (the result comes back along the way
+ * that the part went). So its arrival proves theirs. DOUBLING is the exception: both partners
+ * add into what they send at once; there `copy` is 1 and the sum waits for the SEND. What is only
+ * sent, and not written again, is waited for by the end of the task alone: when that operation is
+ * done the memory is the caller's, though a SEND may not have been reported done yet whose bytes
+ * the result proves to have arrived.
+ *
+ * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
+ * (HALVING). */
+
+enum {
+  MLFAB__RING_ALLREDUCE = 1,
+  MLFAB__RING_REDUCE_SCATTER,
+  MLFAB__RING_ALLGATHER,
+  MLFAB__RING_BROADCAST,
+  MLFAB__RING_BARRIER
+};
+
+#define MLFAB__RING_MEMBERS_MAX 1024u
+/* COMPUTE: divide the stretch by the number of members. */
+#define MLFAB__RING_DIVIDE 0xfffffff0u
+
+typedef struct mlfab__ring_task {
+  uint8_t kind;      /* MLFAB__RING_* */
+  uint8_t algorithm; /* enum mlfab_algorithm */
+  uint8_t ordered;   /* 1: the operation does not commute: x_0 o x_1 o ... o x_P-1 */
+  uint8_t mean;      /* 1: reductions are divided by the number of members */
+  uint32_t members, me, root;
+  uint32_t width; /* bytes of an element */
+  uint64_t count; /* elements altogether */
+  /* Reduce-scatter and allgather: elements of each member's block, with the sum `count`; NULL:
+   * even. Read while building only. */
+  const uint64_t *counts;
+  /* Most bytes of a message; at least one element goes, and more where there would be 2^16
+   * messages. */
+  uint32_t segment;
+  uint32_t tag;   /* the first tag to use */
+  uint32_t space; /* of the data */
+  uint64_t at;    /* where it begins in the space */
+  uint32_t after; /* operation that all of it waits for, or MLFAB__DAG_NONE */
+  uint8_t reduce; /* as in mlfab__dag_op */
+} mlfab__ring_task;
+
+/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
+ * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
+ * resolved by mlfab__ring_choose. With `mean` a COMPUTE of MLFAB__RING_DIVIDE goes over whatever
+ * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
+ * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
+ * cannot be done by), and of the dag: MEMORY, LIMIT; the dag then holds a part, and is to be
+ * cleared. */
+MLFAB__INTERNAL int mlfab__ring_build(mlfab__dag *dag, const mlfab__ring_task *task,
+                                      uint32_t *end_p, uint32_t *next_tag_p);
+/* The algorithm that the task gets: its own, if it can be done so, else the cheapest one that can.
+ * `me` does not matter: all members choose the same. */
+MLFAB__INTERNAL uint8_t mlfab__ring_choose(const mlfab__ring_task *task, double latency_ns,
+                                           double bytes_per_ns, double add_bytes_per_ns);
+/* What the task would take by an algorithm, in ns: so much a message, a byte sent and a byte added;
+ * a negative number where it cannot be done so. */
+MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t algorithm,
+                                        double latency_ns, double bytes_per_ns,
+                                        double add_bytes_per_ns);
+
+
+/* ==============================================================================================
+ * core/partial.h
+ * ============================================================================================== */
+/* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
+ * rounds. Layer 2. Messages, plays and requests are the runner's (eager.c).
+ *
+ * A round is activation, then exchange:
+ *
+ *    call -> INITIATE --+--> START --> TAKE --> allreduce of the data ----+--> DELIVER
+ *    a notice ----------+       (room) --^ \--> allreduce of the bitmap --+
+ *
+ * Activation is the union of the binomial trees of all members: whoever is started by a call sends
+ * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it on
+ * to the levels above, once a level and round. The highest level would go round a circle that is no
+ * power of two: a notice says whether its receiver, d members behind the initiator, is near: whether
+ * d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1 notices, all
+ * of them P * levels. Everybody is reached by any set of initiators: the levels below the highest
+ * are used always, so each reaches the 2^top members from itself on; and where a member that is near
+ * for one initiator hears of another first, for which it is not, the member that it leaves out is
+ * among those 2^top of the other.
+ *
+ *    SOLO      every call initiates.
+ *    MAJORITY  the call of a member that is drawn for the round does.
+ *    QUORUM    one that is drawn counts the calls, which are told to it (ARRIVE), and initiates.
+ *
+ * TAKE copies what this member has called with and no round has taken yet (`pending`) into the
+ * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
+ * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
+ * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
+ * TAKE: if a failure comes before any call has got the round's result, that returns to pending. (The
+ * next TAKE is late enough: it is set off by a call of somebody who has got the result.)
+ *
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and results.
+ * (2) The bit of a member says whether its call of this round's number is in the result. (3) Step
+ * and the rounds of a member's answers never fall, over only by one when a failure takes a round back;
+ * step <= over + 1.
+ *
+ * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
+ * which reach not everybody unless P is a power of two; contributions are taken by copying. */
+
+enum { MLFAB__PARTIAL_LEVELS = 10 }; /* log2 of MLFAB__RING_MEMBERS_MAX */
+
+/* What COMPUTE operations do; from NOTICES on: a notice of level (code - NOTICES) / 2 came, near
+ * when odd. */
+enum {
+  MLFAB__PARTIAL_INITIATE = 1,
+  MLFAB__PARTIAL_TAKE,
+  MLFAB__PARTIAL_DELIVER,
+  MLFAB__PARTIAL_NOTICES
+};
+
+/* The spaces of its schedules: the round's array; the bitmap's words. */
+enum { MLFAB__PARTIAL_DATA, MLFAB__PARTIAL_BITMAP };
+
+/* The same on all members. */
+typedef struct mlfab__partial_spec {
+  uint32_t mode;    /* MLFAB_SOLO ... */
+  uint32_t quorum;  /* QUORUM: 1 or more; above the members it is all of them */
+  uint32_t results; /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t queue_max;
+  uint32_t segment; /* as of mlfab__ring_task */
+  uint8_t algorithm;
+  uint8_t mean;
+  uint8_t reduce_or; /* mlfab__dag_op.reduce that is OR of 64-bit words for the runner */
+  int dtype;
+  uint32_t width; /* bytes of an element */
+  uint64_t count, seed, resync;
+} mlfab__partial_spec;
+
+/* Operations of a member's schedule. */
+typedef struct mlfab__partial_plan {
+  uint32_t initiate, take;
+  uint32_t arrive; /* SENDs of ARRIVE to members 0, 1, ...; none to itself */
+  uint32_t send[MLFAB__PARTIAL_LEVELS][2]; /* of notices: to one that is not near; that is */
+} mlfab__partial_plan;
+
+/* A result that a call may still get. */
+typedef struct mlfab__partial_note {
+  uint32_t active, workers;
+  uint8_t included;
+  uint64_t bitmap[16]; /* by rank */
+} mlfab__partial_note;
+
+typedef struct mlfab__partial {
+  mlfab__env *env;
+  mlfab__partial_spec spec;
+  uint64_t bytes; /* of an array */
+  uint32_t rank;
+  uint32_t members, me, levels;
+  const uint32_t *ranks; /* of members; borrowed */
+  mlfab__partial_plan plan;
+  uint8_t *memory; /* all arrays */
+  size_t memory_bytes;
+  uint8_t *pending, *kept, *data[2]; /* data: by parity of the round */
+  uint8_t *queue;                    /* QUEUED: queue_max results, by round */
+  mlfab__partial_note *notes;        /* 2, or queue_max */
+  uint32_t nnotes;
+  uint64_t bitmap[2][MLFAB__RING_MEMBERS_MAX / 64]; /* by member */
+  uint64_t over;                                    /* rounds below it are over here */
+  uint64_t given; /* rounds below it were the results of calls, as far as is known here */
+  uint64_t step;  /* of the next call */
+  uint64_t pending_calls, kept_calls;
+  uint8_t some;  /* there is something in pending */
+  uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
+  uint8_t kept_some;
+  uint8_t settled;           /* the members know where they are; 0 between epochs */
+  uint8_t waiting;           /* a call is; for round step - 1 when settled */
+  uint8_t flushing;          /* pending is on its way as a full reduction: rounds leave it alone */
+  void *out;                 /* where the waiting call wants its result */
+  mlfab_partial_info answer; /* of the last call that was answered */
+} mlfab__partial;
+
+/* Memory: 4 arrays, and queue_max with QUEUED. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
+                                        const mlfab__partial_spec *spec, uint32_t rank);
+MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
+
+/* --- an epoch --- */
+
+/* These are the members (1..MLFAB__RING_MEMBERS_MAX); ranks are borrowed. Schedules are to be built
+ * again; rounds go on after `settle`. */
+MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
+                                          const uint32_t *ranks);
+/* The exchange of the data, for mlfab__ring_choose. */
+MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *partial);
+/* Builds and seals the schedule of a round, the same for all rounds; `algorithm` as chosen. Errors:
+ * MEMORY, LIMIT. O(members). */
+MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
+                                         uint8_t algorithm);
+/* The rounds below `base`, the largest `given` of all members, are results that calls have got. What
+ * this member gave to a round counts as used when that is below it, else it returns to pending. The
+ * next step, or the one of the call that waits, is `base`. */
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
+/* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
+MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
+
+/* --- rounds --- */
+
+/* The member that is drawn for a round, in 0..members-1. */
+MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
+/* What a COMPUTE of round `number` does to member and schedule, but for MLFAB__RING_DIVIDE. 1: the
+ * waiting call has been answered. Afterwards TAKE of a round may be due. */
+MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
+                                           uint64_t number, uint32_t code);
+/* 1: TAKE of round `over` is to be triggered. */
+MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial);
+/* The operation that the waiting call is to trigger in its round, or MLFAB__DAG_NONE. */
+MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial);
+/* Who has to call before round `over` can start, as far as is known: a member, or
+ * MLFAB__DAG_NONE. */
+MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
+
+/* --- calls --- */
+
+/* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data is
+ * borrowed). None may be waiting. */
+MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
+/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it was
+ * carried out, or it was not and all stays as it was. */
+MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
+MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
+
+
+/* ==============================================================================================
+ * core/dag.c
+ * ============================================================================================== */
+/* dag.c - schedules: see dag.h. Layer 1.
+ *
+ * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
+ * were named), looks for cycles by taking away what waits for nothing, and hashes the messages. A
+ * round is then a counter for each operation and a queue that every operation enters once. */
+
+#define DAG_FEW 16u /* room of the first allocation */
+
+MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env) {
+  memset(dag, 0, sizeof *dag);
+  dag->env = env;
+}
+
+MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag) {
+  mlfab__free(dag->env, dag->ops, dag->ops_room * sizeof *dag->ops);
+  mlfab__free(dag->env, dag->edges, dag->edges_room * sizeof *dag->edges);
+  mlfab__free(dag->env, dag->block, dag->block_words * sizeof *dag->block);
+  mlfab__dag_init(dag, dag->env);
+}
+
+MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag) {
+  dag->nops = dag->nedges = 0;
+  dag->sealed = 0;
+  dag->flaw = MLFAB__DAG_SOUND;
+  dag->queue_head = dag->queue_end = 0;
+  dag->round = 0;
+}
+
+/* Twice the room, with the `used` elements moved over, or NULL. */
+static void *dag_grow(mlfab__env *env, void *array, uint32_t used, uint32_t *room, size_t size) {
+  uint32_t wanted = *room ? 2 * *room : DAG_FEW;
+  void *larger = mlfab__alloc_array(env, wanted, size);
+  if (larger == NULL) return NULL;
+  if (used) memcpy(larger, array, used * size);
+  mlfab__free(env, array, *room * size);
+  *room = wanted;
+  return larger;
+}
+
+MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p) {
+  if (dag->nops == MLFAB__DAG_OPS_MAX) return MLFAB_ERR_LIMIT;
+  if (dag->nops == dag->ops_room) {
+    mlfab__dag_op *ops = dag_grow(dag->env, dag->ops, dag->nops, &dag->ops_room, sizeof *ops);
+    if (ops == NULL) return MLFAB_ERR_MEMORY;
+    dag->ops = ops;
+  }
+  dag->sealed = 0;
+  dag->ops[dag->nops] = *op;
+  *id_p = dag->nops++;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency) {
+  if (op >= dag->nops || dependency >= dag->nops) return MLFAB_ERR_ARGUMENT;
+  if (dag->nedges == MLFAB__DAG_EDGES_MAX) return MLFAB_ERR_LIMIT;
+  if (dag->nedges == dag->edges_room) {
+    mlfab__dag_edge *edges =
+        dag_grow(dag->env, dag->edges, dag->nedges, &dag->edges_room, sizeof *edges);
+    if (edges == NULL) return MLFAB_ERR_MEMORY;
+    dag->edges = edges;
+  }
+  dag->sealed = 0;
+  dag->edges[dag->nedges].op = op;
+  dag->edges[dag->nedges++].dependency = dependency;
+  return 0;
+}
+
+/* ---- seal */
+
+static int dag_is_recv(const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
+}
+
+static int dag_is_message(const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_SEND || dag_is_recv(op);
+}
+
+/* Lays out the block for the operations and edges that there are now, larger if need be. */
+static int dag_lay_out(mlfab__dag *dag) {
+  size_t n = dag->nops, bytes = (n + 3) / 4, entries = 4, words;
+  uint32_t messages = 0;
+  for (uint32_t i = 0; i < dag->nops; i++) messages += (uint32_t)dag_is_message(&dag->ops[i]);
+  while (entries < 2 * (size_t)messages) entries *= 2;
+  words = (n + 1) + dag->nedges + 3 * n + entries + 2 * bytes;
+  if (words > dag->block_words) {
+    size_t wanted = words + words / 2;
+    uint32_t *block = mlfab__alloc_array(dag->env, wanted, sizeof *block);
+    if (block == NULL) return MLFAB_ERR_MEMORY;
+    mlfab__free(dag->env, dag->block, dag->block_words * sizeof *block);
+    dag->block = block;
+    dag->block_words = wanted;
+  }
+  dag->first = dag->block;
+  dag->heads = dag->first + n + 1;
+  dag->start = dag->heads + dag->nedges;
+  dag->missing = dag->start + n;
+  dag->queue = dag->missing + n;
+  dag->table = dag->queue + n;
+  dag->state = (uint8_t *)(dag->table + entries);
+  dag->triggered = dag->state + 4 * bytes;
+  dag->mask = (uint32_t)entries - 1;
+  return 0;
+}
+
+/* Dependents by dependency, and how many dependencies each operation has, in `start`. */
+static void dag_sort_edges(mlfab__dag *dag) {
+  uint32_t n = dag->nops;
+  memset(dag->first, 0, (n + 1) * sizeof *dag->first);
+  memset(dag->start, 0, n * sizeof *dag->start);
+  for (uint32_t i = 0; i < dag->nedges; i++) {
+    dag->first[dag->edges[i].dependency]++;
+    dag->start[dag->edges[i].op]++;
+  }
+  for (uint32_t i = 0; i < n; i++) dag->first[i + 1] += dag->first[i];
+  /* first[] is where each one's list ends; filled from behind, it ends where they begin. */
+  for (uint32_t i = dag->nedges; i-- > 0;)
+    dag->heads[--dag->first[dag->edges[i].dependency]] = dag->edges[i].op;
+}
+
+/* An operation on a cycle: from one that is never free, back along those that are not either. */
+static uint32_t dag_on_cycle(mlfab__dag *dag) {
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < dag->nedges; i++) {
+    const mlfab__dag_edge *edge = &dag->edges[i];
+    if (dag->missing[edge->op] == 0 || dag->missing[edge->dependency] == 0) continue;
+    dag->queue[edge->op] = edge->dependency;
+    at = edge->op;
+  }
+  for (uint32_t i = 0; i < dag->nops; i++) at = dag->queue[at];
+  return at;
+}
+
+/* Takes away what waits for nothing until nothing is left, or a cycle is. */
+static int dag_find_cycle(mlfab__dag *dag, uint32_t *culprit_p) {
+  uint32_t head = 0, end = 0;
+  for (uint32_t i = 0; i < dag->nops; i++) {
+    dag->missing[i] = dag->start[i];
+    if (dag->missing[i] == 0) dag->queue[end++] = i;
+  }
+  while (head < end) {
+    uint32_t id = dag->queue[head++];
+    for (uint32_t i = dag->first[id]; i < dag->first[id + 1]; i++)
+      if (--dag->missing[dag->heads[i]] == 0) dag->queue[end++] = dag->heads[i];
+  }
+  if (end == dag->nops) return 0;
+  *culprit_p = dag_on_cycle(dag);
+  return 1;
+}
+
+static uint32_t dag_hash(int recv, uint32_t peer, uint32_t tag) {
+  return (uint32_t)mlfab__mix(((uint64_t)peer << 33) ^ ((uint64_t)tag << 1) ^ (uint64_t)recv);
+}
+
+/* Where the message is in the table, or the empty place where it would be. */
+static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint32_t tag) {
+  uint32_t at = dag_hash(recv, peer, tag) & dag->mask;
+  for (; dag->table[at] != 0; at = (at + 1) & dag->mask) {
+    const mlfab__dag_op *op = &dag->ops[dag->table[at] - 1];
+    if (op->peer == peer && op->tag == tag && dag_is_recv(op) == recv) break;
+  }
+  return at;
+}
+
+/* Puts the messages into the table; 1 when one is there already. */
+static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
+  memset(dag->table, 0, ((size_t)dag->mask + 1) * sizeof *dag->table);
+  for (uint32_t i = 0; i < dag->nops; i++) {
+    const mlfab__dag_op *op = &dag->ops[i];
+    if (!dag_is_message(op)) continue;
+    uint32_t at = dag_look_up(dag, dag_is_recv(op), op->peer, op->tag);
+    if (dag->table[at] != 0) {
+      *culprit_p = i;
+      return 1;
+    }
+    dag->table[at] = i + 1;
+  }
+  return 0;
+}
+
+/* What starts each operation; 1 when one asks for more than it can get. */
+static int dag_find_need(mlfab__dag *dag, uint32_t *culprit_p) {
+  dag->required = 0;
+  for (uint32_t i = 0; i < dag->nops; i++) {
+    const mlfab__dag_op *op = &dag->ops[i];
+    uint32_t most = dag->start[i] + (op->outside != 0);
+    if (op->need > most) {
+      *culprit_p = i;
+      return 1;
+    }
+    dag->start[i] = op->need ? op->need : most;
+    dag->required += !op->optional;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p) {
+  dag->sealed = 0;
+  dag->flaw = MLFAB__DAG_SOUND;
+  *culprit_p = MLFAB__DAG_NONE;
+  int rc = dag_lay_out(dag);
+  if (rc) return rc;
+  dag_sort_edges(dag);
+  if (dag_find_cycle(dag, culprit_p)) {
+    dag->flaw = MLFAB__DAG_CYCLE;
+  } else if (dag_find_need(dag, culprit_p)) {
+    dag->flaw = MLFAB__DAG_NEED;
+  } else if (dag_find_twice(dag, culprit_p)) {
+    dag->flaw = MLFAB__DAG_TWICE;
+  }
+  if (dag->flaw) return MLFAB_ERR_ARGUMENT;
+  dag->sealed = 1;
+  return 0;
+}
+
+/* ---- a round */
+
+static void dag_ready(mlfab__dag *dag, uint32_t id) {
+  dag->state[id] = MLFAB__DAG_READY;
+  dag->queue[dag->queue_end++] = id;
+}
+
+/* One of what the operation waits for has come. It runs once: later ones find it started. */
+static void dag_count(mlfab__dag *dag, uint32_t id) {
+  if (dag->state[id] == MLFAB__DAG_WAITING && --dag->missing[id] == 0) dag_ready(dag, id);
+}
+
+MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {
+  assert(dag->sealed);
+  dag->round++;
+  dag->queue_head = dag->queue_end = 0;
+  dag->open = dag->required;
+  memset(dag->state, MLFAB__DAG_WAITING, dag->nops);
+  memset(dag->triggered, 0, dag->nops);
+  for (uint32_t i = 0; i < dag->nops; i++) {
+    dag->missing[i] = dag->start[i];
+    if (dag->missing[i] == 0) dag_ready(dag, i);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p) {
+  if (dag->queue_head == dag->queue_end) return 0;
+  *id_p = dag->queue[dag->queue_head++];
+  dag->state[*id_p] = MLFAB__DAG_RUNNING;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id) {
+  assert(id < dag->nops && dag->state[id] == MLFAB__DAG_RUNNING);
+  dag->state[id] = MLFAB__DAG_DONE;
+  dag->open -= !dag->ops[id].optional;
+  for (uint32_t i = dag->first[id]; i < dag->first[id + 1]; i++) dag_count(dag, dag->heads[i]);
+}
+
+MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id) {
+  assert(id < dag->nops && dag->round > 0);
+  if (!dag->ops[id].outside || dag->triggered[id]) return;
+  dag->triggered[id] = 1;
+  dag_count(dag, id);
+}
+
+MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag) {
+  return dag->round > 0 && dag->open == 0;
+}
+
+MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id) {
+  assert(id < dag->nops);
+  return dag->state[id];
+}
+
+MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag) {
+  assert(dag->sealed);
+  uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
+  return entry ? entry - 1 : MLFAB__DAG_NONE;
+}
+
+#undef DAG_FEW
+
+/* ==============================================================================================
+ * core/ring.c
+ * ============================================================================================== */
+/* ring.c - collectives as schedules: see ring.h. Layer 2.
+ *
+ * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
+ * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either
+ * end; its segments wait for all segments that they meet. */
+
+#define RING_MESSAGES 65536u /* as many for one pass over the data; then segments grow */
+#define RING_STEPS 10u       /* log2 of MLFAB__RING_MEMBERS_MAX */
+
+/* A task under construction. Blocks are looked up where the last look-up was, mostly: `block` and
+ * `offset` remember it. */
+typedef struct ring_work {
+  mlfab__dag *dag;
+  const mlfab__ring_task *task;
+  const uint64_t *counts; /* NULL: even */
+  uint32_t members, me;
+  uint32_t end;
+  uint64_t total, step; /* bytes: of the data, of a segment */
+  uint32_t block;
+  uint64_t offset;
+  int rc; /* the first error; nothing is added after it */
+} ring_work;
+
+/* ---- what is where */
+
+static uint64_t ring_block_bytes(const ring_work *w, uint32_t block) {
+  const mlfab__ring_task *task = w->task;
+  if (w->counts) return w->counts[block] * task->width;
+  return (task->count / w->members + (block < task->count % w->members)) * task->width;
+}
+
+/* Where the block begins; the end of the data for block `members`. */
+static uint64_t ring_offset(ring_work *w, uint32_t block) {
+  if (!w->counts) {
+    uint64_t count = w->task->count, extra = count % w->members;
+    return (count / w->members * block + mlfab__min(block, extra)) * w->task->width;
+  }
+  while (w->block < block) w->offset += ring_block_bytes(w, w->block++);
+  while (w->block > block) w->offset -= ring_block_bytes(w, --w->block);
+  return w->offset;
+}
+
+static uint64_t ring_largest(const ring_work *w) {
+  uint64_t most = 0;
+  if (!w->counts) return ring_block_bytes(w, 0);
+  for (uint32_t b = 0; b < w->members; b++) most = mlfab__max(most, ring_block_bytes(w, b));
+  return most;
+}
+
+static uint32_t ring_segments(const ring_work *w, uint64_t bytes) {
+  return (uint32_t)((bytes + w->step - 1) / w->step);
+}
+
+/* Fills in sizes. Errors: ARGUMENT. */
+static int ring_measure(ring_work *w, const mlfab__ring_task *task) {
+  uint64_t sum = 0, least;
+  int blocks = task->kind == MLFAB__RING_REDUCE_SCATTER || task->kind == MLFAB__RING_ALLGATHER;
+  memset(w, 0, sizeof *w);
+  w->task = task;
+  w->members = task->members;
+  w->me = task->me;
+  w->counts = blocks ? task->counts : NULL;
+  if (task->members == 0 || task->members > MLFAB__RING_MEMBERS_MAX) return MLFAB_ERR_ARGUMENT;
+  if (task->me >= task->members || task->root >= task->members) return MLFAB_ERR_ARGUMENT;
+  if (task->kind < MLFAB__RING_ALLREDUCE || task->kind > MLFAB__RING_BARRIER)
+    return MLFAB_ERR_ARGUMENT;
+  if (task->width == 0 || task->count > (UINT64_MAX >> 1) / task->width) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t b = 0; w->counts && b < task->members; b++) {
+    if (w->counts[b] > task->count - sum) return MLFAB_ERR_ARGUMENT;
+    sum += w->counts[b];
+  }
+  if (w->counts && sum != task->count) return MLFAB_ERR_ARGUMENT;
+  w->total = task->count * task->width;
+  least = (w->total + RING_MESSAGES - 1) / RING_MESSAGES + task->width - 1;
+  w->step = mlfab__max(mlfab__max(task->segment, least), task->width);
+  w->step -= w->step % task->width;
+  return 0;
+}
+
+/* ---- operations */
+
+static void ring_after(ring_work *w, uint32_t op, uint32_t dependency) {
+  if (dependency == MLFAB__DAG_NONE) dependency = w->task->after;
+  if (w->rc || dependency == MLFAB__DAG_NONE) return;
+  w->rc = mlfab__dag_after(w->dag, op, dependency);
+}
+
+/* One operation over a stretch of the data; it waits for nothing yet. */
+static uint32_t ring_add(ring_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes) {
+  uint32_t id = 0;
+  op.space = w->task->space;
+  op.at = w->task->at + at;
+  op.bytes = bytes;
+  op.reduce = op.kind == MLFAB__DAG_RECV_REDUCE ? w->task->reduce : 0;
+  if (!w->rc) w->rc = mlfab__dag_add(w->dag, &op, &id);
+  return id;
+}
+
+static mlfab__dag_op ring_send(uint32_t peer, uint32_t tag) {
+  mlfab__dag_op op = {0};
+  op.kind = MLFAB__DAG_SEND;
+  op.peer = peer;
+  op.tag = tag;
+  return op;
+}
+
+static mlfab__dag_op ring_recv(uint32_t peer, uint32_t tag) {
+  mlfab__dag_op op = ring_send(peer, tag);
+  op.kind = MLFAB__DAG_RECV;
+  return op;
+}
+
+/* left: what comes is the left operand. */
+static mlfab__dag_op ring_recv_reduce(uint32_t peer, uint32_t tag, int left) {
+  mlfab__dag_op op = ring_send(peer, tag);
+  op.kind = MLFAB__DAG_RECV_REDUCE;
+  op.left = (uint8_t)left;
+  return op;
+}
+
+static mlfab__dag_op ring_divide(void) {
+  mlfab__dag_op op = {0};
+  op.kind = MLFAB__DAG_COMPUTE;
+  op.code = MLFAB__RING_DIVIDE;
+  return op;
+}
+
+/* The operation for each segment of a stretch, tags counting up; segment i waits for operation
+ * after + i. Returns the first of them. */
+static uint32_t ring_row(ring_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes,
+                         uint32_t after) {
+  uint32_t first = w->dag->nops;
+  for (uint64_t from = 0; from < bytes && !w->rc; from += w->step) {
+    uint32_t id = ring_add(w, op, at + from, mlfab__min(w->step, bytes - from));
+    ring_after(w, id, after);
+    if (after != MLFAB__DAG_NONE) after++;
+    op.tag++;
+  }
+  return first;
+}
+
+/* The task is not over before the row is. */
+static void ring_until(ring_work *w, uint32_t first, uint64_t bytes) {
+  for (uint32_t i = 0; i < ring_segments(w, bytes) && !w->rc; i++) ring_after(w, w->end, first + i);
+}
+
+/* The finished stretch divided, if that is asked for; what to wait for from then on. */
+static uint32_t ring_finish(ring_work *w, uint64_t at, uint64_t bytes, uint32_t after) {
+  return w->task->mean ? ring_row(w, ring_divide(), at, bytes, after) : after;
+}
+
+/* ---- RING */
+
+/* The first half: the block that ends at me arrives in the last step. Returns the row that finished
+ * it. Reduce-scatter alone has nothing that proves that its SENDs have arrived. */
+static uint32_t ring_scatter(ring_work *w, uint32_t tag, uint32_t per) {
+  uint32_t n = w->members, last = MLFAB__DAG_NONE;
+  uint32_t next = (w->me + 1) % n, before = (w->me + n - 1) % n;
+  for (uint32_t s = 0; s + 1 < n && !w->rc; s++) {
+    uint32_t out = (w->me + 2 * n - 1 - s) % n, in = (out + n - 1) % n;
+    uint64_t bytes = ring_block_bytes(w, out);
+    uint32_t sends =
+        ring_row(w, ring_send(next, tag + out * per), ring_offset(w, out), bytes, last);
+    if (w->task->kind == MLFAB__RING_REDUCE_SCATTER) ring_until(w, sends, bytes);
+    last = ring_row(w, ring_recv_reduce(before, tag + in * per, 1), ring_offset(w, in),
+                    ring_block_bytes(w, in), MLFAB__DAG_NONE);
+  }
+  return ring_finish(w, ring_offset(w, w->me), ring_block_bytes(w, w->me), last);
+}
+
+/* The second half; `last` is the row that finished the own block. */
+static void ring_gather(ring_work *w, uint32_t tag, uint32_t per, uint32_t last) {
+  uint32_t n = w->members, next = (w->me + 1) % n, before = (w->me + n - 1) % n, in = w->me;
+  for (uint32_t s = 0; s + 1 < n && !w->rc; s++) {
+    uint32_t out = in;
+    uint64_t bytes = ring_block_bytes(w, out);
+    in = (out + n - 1) % n;
+    ring_until(w, ring_row(w, ring_send(next, tag + out * per), ring_offset(w, out), bytes, last),
+               bytes);
+    last = ring_row(w, ring_recv(before, tag + in * per), ring_offset(w, in),
+                    ring_block_bytes(w, in), MLFAB__DAG_NONE);
+  }
+  ring_until(w, last, ring_block_bytes(w, in));
+}
+
+static uint32_t ring_around(ring_work *w) {
+  uint32_t per = ring_segments(w, ring_largest(w)), tag = w->task->tag, last = MLFAB__DAG_NONE;
+  if (w->task->kind != MLFAB__RING_ALLGATHER) {
+    last = ring_scatter(w, tag, per);
+    tag += w->members * per;
+    if (w->task->kind == MLFAB__RING_REDUCE_SCATTER) {
+      ring_until(w, last, ring_block_bytes(w, w->me));
+      return tag;
+    }
+  }
+  ring_gather(w, tag, per, last);
+  return tag + w->members * per;
+}
+
+/* ---- RING, ordered: a chain up, and back */
+
+/* Member 0 first. Returns the row that hands on the sum of all up to me, at the last member the one
+ * that finished it. */
+static uint32_t ring_up(ring_work *w, uint32_t tag, uint64_t at, uint64_t bytes) {
+  uint32_t last = MLFAB__DAG_NONE;
+  if (w->me > 0)
+    last = ring_row(w, ring_recv_reduce(w->me - 1, tag, 1), at, bytes, MLFAB__DAG_NONE);
+  if (w->me + 1 == w->members) return ring_finish(w, at, bytes, last);
+  return ring_row(w, ring_send(w->me + 1, tag), at, bytes, last);
+}
+
+static uint32_t ring_chain_allreduce(ring_work *w) {
+  uint32_t tag = w->task->tag, last = ring_up(w, tag, 0, w->total);
+  if (w->me + 1 < w->members)
+    last = ring_row(w, ring_recv(w->me + 1, tag), 0, w->total, MLFAB__DAG_NONE);
+  if (w->me > 0) last = ring_row(w, ring_send(w->me - 1, tag), 0, w->total, last);
+  ring_until(w, last, w->total);
+  return tag + ring_segments(w, w->total);
+}
+
+/* Up as well; the last member, which has all of it in the end, sends each its block. */
+static uint32_t ring_chain_scatter(ring_work *w) {
+  uint32_t tag = w->task->tag, top = w->members - 1, per = ring_segments(w, ring_largest(w));
+  uint32_t back = tag + w->members * per;
+  for (uint32_t b = 0; b < w->members && !w->rc; b++) {
+    uint64_t at = ring_offset(w, b), bytes = ring_block_bytes(w, b);
+    uint32_t last = ring_up(w, tag + b * per, at, bytes);
+    if (w->me == top && b != top) {
+      last = ring_row(w, ring_send(b, back), at, bytes, last);
+    } else if (w->me == b && b != top) {
+      last = ring_row(w, ring_recv(top, back), at, bytes, MLFAB__DAG_NONE);
+    }
+    ring_until(w, last, bytes);
+  }
+  return back + per;
+}
+
+/* ---- HALVING */
+
+/* A stretch that begins at a block and may go on at the beginning of the data. It is cut into
+ * segments at both places; places in it count from its beginning. */
+typedef struct ring_bow {
+  uint64_t at;   /* where it begins in the data */
+  uint64_t tail; /* bytes from there to the end of the data */
+  uint64_t bytes;
+} ring_bow;
+
+/* `blocks` blocks, fewer than all, from `block` on. */
+static ring_bow ring_bow_of(ring_work *w, uint32_t block, uint32_t blocks) {
+  ring_bow bow;
+  uint32_t end = block + blocks;
+  bow.at = ring_offset(w, block);
+  bow.tail = w->total - bow.at;
+  bow.bytes = end <= w->members ? ring_offset(w, end) - bow.at
+                                : bow.tail + ring_offset(w, end - w->members);
+  return bow;
+}
+
+/* Which segment the byte is in. */
+static uint32_t ring_bow_index(const ring_work *w, const ring_bow *bow, uint64_t place) {
+  if (place < bow->tail) return (uint32_t)(place / w->step);
+  return ring_segments(w, bow->tail) + (uint32_t)((place - bow->tail) / w->step);
+}
+
+static uint32_t ring_bow_segments(const ring_work *w, const ring_bow *bow) {
+  return bow->bytes ? ring_bow_index(w, bow, bow->bytes - 1) + 1 : 0;
+}
+
+/* Where the segment that begins at this place ends. */
+static uint64_t ring_bow_end(const ring_work *w, const ring_bow *bow, uint64_t place) {
+  uint64_t end = mlfab__min(place + w->step, bow->bytes);
+  return place < bow->tail ? mlfab__min(end, bow->tail) : end;
+}
+
+static uint64_t ring_bow_at(const ring_bow *bow, uint64_t place) {
+  return place < bow->tail ? bow->at + place : place - bow->tail;
+}
+
+/* `op` waits for those of a row of operations, one a segment of the bow, that meet [from, end).
+ * Returns how many. */
+static uint32_t ring_meet(ring_work *w, uint32_t op, uint32_t row, const ring_bow *bow,
+                          uint64_t from, uint64_t end) {
+  end = mlfab__min(end, bow->bytes);
+  if (from >= end || row == MLFAB__DAG_NONE) return 0;
+  uint32_t i = ring_bow_index(w, bow, from), last = ring_bow_index(w, bow, end - 1);
+  for (uint32_t id = i; id <= last; id++) ring_after(w, op, row + id);
+  return last - i + 1;
+}
+
+/* What the steps so far have left at this member: the row that wrote, the stretch, and where it
+ * begins, counted from the beginning of the own block. */
+typedef struct ring_written {
+  uint32_t row;
+  ring_bow bow;
+  uint64_t from;
+} ring_written;
+
+/* Sends a bow, which begins `from` bytes behind the own block's beginning; its segments wait for
+ * all that was written there. */
+static void ring_send_bow(ring_work *w, mlfab__dag_op op, const ring_bow *bow, uint64_t from,
+                          const ring_written *written, uint32_t n, int until) {
+  for (uint64_t place = 0, end; place < bow->bytes && !w->rc; place = end) {
+    uint32_t id = ring_add(w, op, ring_bow_at(bow, place), ring_bow_end(w, bow, place) - place);
+    uint32_t waits = 0;
+    end = ring_bow_end(w, bow, place);
+    for (uint32_t i = 0; i < n; i++) {
+      uint64_t base = written[i].from, first = mlfab__max(from + place, base);
+      if (from + end <= base) continue;
+      waits += ring_meet(w, id, written[i].row, &written[i].bow, first - base, from + end - base);
+    }
+    if (waits == 0) ring_after(w, id, MLFAB__DAG_NONE);
+    if (until) ring_after(w, w->end, id);
+    op.tag++;
+  }
+}
+
+/* The members whose blocks travel in step k. */
+static uint32_t ring_part(const ring_work *w, uint32_t k) {
+  return (uint32_t)mlfab__min(1u << k, w->members - (1u << k));
+}
+
+static uint32_t ring_log(uint32_t members) {
+  uint32_t log = 0;
+  while ((1u << log) < members) log++;
+  return log;
+}
+
+/* The first half. What is sent in step k lies 2^k blocks or more behind me, where nothing is
+ * received any more. What is received in step k lies at my block and on, as did the longer stretch
+ * in step k + 1 (in the first step it may be shorter), with the same cuts: so segment i waits for
+ * segment i. */
+static ring_written ring_halve(ring_work *w, uint32_t tag) {
+  ring_written last = {MLFAB__DAG_NONE, {0, 0, 0}, 0};
+  uint32_t n = w->members, had = 0;
+  int until = w->task->kind == MLFAB__RING_REDUCE_SCATTER;
+  for (uint32_t k = ring_log(n); k-- > 0 && !w->rc;) {
+    uint32_t far = 1u << k, to = (w->me + far) % n, from = (w->me + n - far) % n;
+    ring_bow out = ring_bow_of(w, to, ring_part(w, k));
+    ring_bow in = ring_bow_of(w, w->me, ring_part(w, k));
+    mlfab__dag_op op = ring_recv_reduce(from, tag, from < w->me);
+    uint32_t row, i = 0;
+    ring_send_bow(w, ring_send(to, tag), &out, ring_bow_of(w, w->me, far).bytes, &last, 1, until);
+    row = w->dag->nops;
+    for (uint64_t place = 0, end; place < in.bytes && !w->rc; place = end, i++) {
+      end = ring_bow_end(w, &in, place);
+      op.tag = tag + i;
+      ring_after(w, ring_add(w, op, ring_bow_at(&in, place), end - place),
+                 i < had ? last.row + i : MLFAB__DAG_NONE);
+    }
+    last.row = row;
+    last.bow = in;
+    had = ring_bow_segments(w, &in);
+  }
+  last.row = ring_finish(w, ring_offset(w, w->me), ring_block_bytes(w, w->me), last.row);
+  return last;
+}
+
+/* The second half; `own` is what finished the own block. */
+static void ring_double(ring_work *w, uint32_t tag, ring_written own) {
+  ring_written written[RING_STEPS + 1];
+  uint32_t n = w->members, steps = ring_log(n);
+  written[0] = own;
+  for (uint32_t k = 0; k < steps && !w->rc; k++) {
+    uint32_t far = 1u << k, to = (w->me + n - far) % n, from = (w->me + far) % n;
+    ring_written *in = &written[k + 1];
+    mlfab__dag_op op = ring_recv(from, tag);
+    ring_bow out = ring_bow_of(w, w->me, ring_part(w, k));
+    ring_send_bow(w, ring_send(to, tag), &out, 0, written, k + 1, 1);
+    in->from = ring_bow_of(w, w->me, far).bytes;
+    in->bow = ring_bow_of(w, from, ring_part(w, k));
+    in->row = w->dag->nops;
+    for (uint64_t place = 0, end; place < in->bow.bytes && !w->rc; place = end) {
+      end = ring_bow_end(w, &in->bow, place);
+      uint32_t id = ring_add(w, op, ring_bow_at(&in->bow, place), end - place);
+      ring_after(w, id, MLFAB__DAG_NONE);
+      ring_after(w, w->end, id);
+      op.tag++;
+    }
+  }
+}
+
+/* One range of tags a half: the peers of a half differ from step to step. */
+static uint32_t ring_halving(ring_work *w) {
+  uint32_t tag = w->task->tag, range = ring_segments(w, w->total) + 1;
+  ring_written own = {MLFAB__DAG_NONE, {0, 0, 0}, 0};
+  if (w->task->kind != MLFAB__RING_ALLGATHER) {
+    own = ring_halve(w, tag);
+    tag += range;
+    if (w->task->kind == MLFAB__RING_REDUCE_SCATTER) {
+      ring_until(w, own.row, ring_block_bytes(w, w->me));
+      return tag;
+    }
+  }
+  ring_double(w, tag, own);
+  return tag + range;
+}
+
+/* ---- DOUBLING */
+
+/* Who has number v when the first 2 * extra members are pairs. */
+static uint32_t ring_partner(uint32_t v, uint32_t extra) { return v < extra ? 2 * v : v + extra; }
+
+/* All of the data in each step; every member that takes part adds into what it sends. */
+static uint32_t ring_exchange(ring_work *w) {
+  uint32_t tag = w->task->tag, me = w->me, last = MLFAB__DAG_NONE, pow = 1;
+  uint64_t bytes = w->total;
+  while (2 * pow <= w->members) pow *= 2;
+  uint32_t extra = w->members - pow;
+  int paired = me < 2 * extra;
+  if (paired && me % 2) {
+    ring_row(w, ring_send(me - 1, tag), 0, bytes, MLFAB__DAG_NONE);
+    ring_until(w, ring_row(w, ring_recv(me - 1, tag), 0, bytes, MLFAB__DAG_NONE), bytes);
+    return tag + ring_segments(w, bytes);
+  }
+  if (paired) last = ring_row(w, ring_recv_reduce(me + 1, tag, 0), 0, bytes, last);
+  for (uint32_t far = 1, v = paired ? me / 2 : me - extra; far < pow; far *= 2) {
+    uint32_t peer = ring_partner(v ^ far, extra);
+    mlfab__dag_op send = ring_send(peer, tag);
+    send.copy = 1;
+    last = ring_row(w, send, 0, bytes, last);
+    last = ring_row(w, ring_recv_reduce(peer, tag, peer < me), 0, bytes, last);
+  }
+  last = ring_finish(w, 0, bytes, last);
+  if (paired) last = ring_row(w, ring_send(me + 1, tag), 0, bytes, last);
+  ring_until(w, last, bytes);
+  return tag + ring_segments(w, bytes);
+}
+
+/* ---- TREE */
+
+/* Down a binomial tree from the root; `last` is the row that finished the data there. */
+static void ring_down(ring_work *w, uint32_t root, uint32_t tag, uint32_t last) {
+  uint32_t n = w->members, v = (w->me + n - root) % n;
+  uint32_t low = v ? v & (0u - v) : 1u << ring_log(n);
+  if (v) last = ring_row(w, ring_recv((v - low + root) % n, tag), 0, w->total, MLFAB__DAG_NONE);
+  if (v) ring_until(w, last, w->total);
+  for (uint32_t far = low / 2; far > 0; far /= 2) {
+    if (v + far >= n) continue;
+    ring_until(w, ring_row(w, ring_send((v + far + root) % n, tag), 0, w->total, last), w->total);
+  }
+}
+
+/* Up to member 0: each child brings the sum of the neighbours above those that are in already. */
+static uint32_t ring_tree(ring_work *w) {
+  uint32_t tag = w->task->tag, me = w->me, last = MLFAB__DAG_NONE, far = 1;
+  for (; me % (2 * far) == 0 && far < w->members; far *= 2) {
+    if (me + far >= w->members) continue;
+    last = ring_row(w, ring_recv_reduce(me + far, tag, 0), 0, w->total, last);
+  }
+  if (me) {
+    ring_row(w, ring_send(me - far, tag), 0, w->total, last);
+  } else {
+    last = ring_finish(w, 0, w->total, last);
+  }
+  ring_down(w, 0, tag, last);
+  return tag + ring_segments(w, w->total);
+}
+
+/* ---- broadcast and barrier */
+
+static uint32_t ring_broadcast(ring_work *w) {
+  const mlfab__ring_task *task = w->task;
+  uint32_t n = w->members, v = (w->me + n - task->root) % n, last = MLFAB__DAG_NONE;
+  uint32_t next_tag = task->tag + ring_segments(w, w->total);
+  if (task->algorithm == MLFAB_ALGORITHM_TREE) {
+    ring_down(w, task->root, task->tag, last);
+    return next_tag;
+  }
+  if (v) last = ring_row(w, ring_recv((w->me + n - 1) % n, task->tag), 0, w->total, last);
+  if (v + 1 < n) last = ring_row(w, ring_send((w->me + 1) % n, task->tag), 0, w->total, last);
+  ring_until(w, last, w->total);
+  return next_tag;
+}
+
+/* In step k everybody has heard of the 2^k before it, and says so. */
+static uint32_t ring_barrier(ring_work *w) {
+  uint32_t n = w->members, tag = w->task->tag, heard[RING_STEPS], steps = 0;
+  for (uint32_t far = 1; far < n; far *= 2, steps++) {
+    mlfab__dag_op send = ring_send((w->me + far) % n, tag);
+    send.copy = 1; /* there is nothing to keep for the peer */
+    uint32_t id = ring_add(w, send, 0, 0);
+    if (steps == 0) ring_after(w, id, MLFAB__DAG_NONE);
+    for (uint32_t k = 0; k < steps; k++) ring_after(w, id, heard[k]);
+    ring_after(w, w->end, id);
+    heard[steps] = ring_add(w, ring_recv((w->me + n - far) % n, tag), 0, 0);
+    ring_after(w, heard[steps], MLFAB__DAG_NONE);
+    ring_after(w, w->end, heard[steps]);
+  }
+  return tag + 1;
+}
+
+/* ---- which algorithm */
+
+static int ring_can(const mlfab__ring_task *task, uint8_t algorithm) {
+  int ring = algorithm == MLFAB_ALGORITHM_RING, tree = algorithm == MLFAB_ALGORITHM_TREE;
+  int halving = algorithm == MLFAB_ALGORITHM_HALVING;
+  int doubling = algorithm == MLFAB_ALGORITHM_DOUBLING;
+  switch (task->kind) {
+    case MLFAB__RING_ALLREDUCE:
+      return ring || doubling || tree || (halving && !task->ordered);
+    case MLFAB__RING_REDUCE_SCATTER:
+      return ring || doubling || (halving && !task->ordered);
+    case MLFAB__RING_ALLGATHER:
+      return ring || doubling || halving;
+    case MLFAB__RING_BROADCAST:
+      return ring || tree;
+    case MLFAB__RING_BARRIER:
+      return doubling;
+    default:
+      return 0;
+  }
+}
+
+static uint32_t ring_dispatch(ring_work *w) {
+  const mlfab__ring_task *task = w->task;
+  int scatter = task->kind == MLFAB__RING_REDUCE_SCATTER;
+  if (w->members == 1) return task->tag;
+  if (task->kind == MLFAB__RING_BARRIER) return ring_barrier(w);
+  if (task->kind == MLFAB__RING_BROADCAST) return ring_broadcast(w);
+  if (task->algorithm == MLFAB_ALGORITHM_TREE) return ring_tree(w);
+  if (task->algorithm == MLFAB_ALGORITHM_HALVING) return ring_halving(w);
+  if (task->algorithm == MLFAB_ALGORITHM_DOUBLING)
+    return task->kind == MLFAB__RING_ALLGATHER ? ring_halving(w) : ring_exchange(w);
+  if (task->ordered && task->kind != MLFAB__RING_ALLGATHER)
+    return scatter ? ring_chain_scatter(w) : ring_chain_allreduce(w);
+  return ring_around(w);
+}
+
+MLFAB__INTERNAL int mlfab__ring_build(mlfab__dag *dag, const mlfab__ring_task *task,
+                                      uint32_t *end_p, uint32_t *next_tag_p) {
+  ring_work work;
+  int rc = ring_measure(&work, task);
+  if (rc || !ring_can(task, task->algorithm)) return MLFAB_ERR_ARGUMENT;
+  if (task->after != MLFAB__DAG_NONE && task->after >= dag->nops) return MLFAB_ERR_ARGUMENT;
+  work.dag = dag;
+  work.end = ring_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP}, 0, 0);
+  ring_after(&work, work.end, MLFAB__DAG_NONE);
+  uint32_t next_tag = ring_dispatch(&work);
+  if (work.rc) return work.rc;
+  *end_p = work.end;
+  *next_tag_p = next_tag;
+  return 0;
+}
+
+/* ---- what it costs */
+
+typedef struct ring_link {
+  double latency, send, add; /* ns: a message, a byte, a byte */
+} ring_link;
+
+/* One step of `bytes` that are sent and added (add 0: or not): all but one segment of the shorter
+ * part is hidden behind the longer. */
+static double ring_step_cost(const ring_work *w, const ring_link *link, double bytes, int add) {
+  double send = bytes * link->send, sum = add ? bytes * link->add : 0;
+  double step = (double)w->step, less = send < sum ? send : sum;
+  double seen = bytes > step ? less * step / bytes : less;
+  return link->latency + (send > sum ? send : sum) + seen;
+}
+
+/* The steps of one half of HALVING. */
+static double ring_half_cost(const ring_work *w, const ring_link *link, int add) {
+  double cost = 0, most = (double)ring_largest(w), total = (double)w->total;
+  for (uint32_t k = 0; k < ring_log(w->members); k++) {
+    double bytes = most * ring_part(w, k);
+    cost += ring_step_cost(w, link, bytes < total ? bytes : total, add);
+  }
+  return cost;
+}
+
+/* All segments down a chain: the first one all the way, the others behind it. */
+static double ring_chain_cost(const ring_work *w, const ring_link *link, int add) {
+  double total = (double)w->total, first = total < (double)w->step ? total : (double)w->step;
+  double slow = add && link->add > link->send ? link->add : link->send;
+  return (w->members - 1) * ring_step_cost(w, link, first, add) + (total - first) * slow;
+}
+
+static double ring_ring_cost(const ring_work *w, const ring_link *link) {
+  double most = (double)ring_largest(w), steps = w->members - 1, cost = 0;
+  int kind = w->task->kind;
+  if (kind == MLFAB__RING_BROADCAST) return ring_chain_cost(w, link, 0);
+  if (w->task->ordered && kind != MLFAB__RING_ALLGATHER) {
+    double back = kind == MLFAB__RING_ALLREDUCE ? ring_chain_cost(w, link, 0)
+                                                : ring_step_cost(w, link, (double)w->total, 0);
+    return ring_chain_cost(w, link, 1) + back;
+  }
+  if (kind != MLFAB__RING_ALLGATHER) cost += steps * ring_step_cost(w, link, most, 1);
+  if (kind != MLFAB__RING_REDUCE_SCATTER) cost += steps * ring_step_cost(w, link, most, 0);
+  return cost;
+}
+
+static double ring_doubling_cost(const ring_work *w, const ring_link *link) {
+  double total = (double)w->total, log = ring_log(w->members), cost;
+  if (w->task->kind == MLFAB__RING_BARRIER) return log * link->latency;
+  if (w->task->kind == MLFAB__RING_ALLGATHER) return ring_half_cost(w, link, 0);
+  /* The data is copied once a step, at about the price of adding it. */
+  cost = ring_step_cost(w, link, total, 1) + total * link->add;
+  if ((1u << ring_log(w->members)) == w->members) return log * cost;
+  return log * cost + ring_step_cost(w, link, total, 0);
+}
+
+MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t algorithm,
+                                        double latency_ns, double bytes_per_ns,
+                                        double add_bytes_per_ns) {
+  ring_work work;
+  ring_link link = {latency_ns, bytes_per_ns > 0 ? 1 / bytes_per_ns : 0,
+                    add_bytes_per_ns > 0 ? 1 / add_bytes_per_ns : 0};
+  if (!ring_can(task, algorithm) || ring_measure(&work, task)) return -1;
+  if (task->members == 1) return 0;
+  double log = ring_log(task->members), total = (double)work.total;
+  int reduces = task->kind != MLFAB__RING_ALLGATHER && task->kind != MLFAB__RING_BROADCAST;
+  switch (algorithm) {
+    case MLFAB_ALGORITHM_RING:
+      return ring_ring_cost(&work, &link);
+    case MLFAB_ALGORITHM_HALVING:
+      return (reduces ? ring_half_cost(&work, &link, 1) : 0) +
+             (task->kind != MLFAB__RING_REDUCE_SCATTER ? ring_half_cost(&work, &link, 0) : 0);
+    case MLFAB_ALGORITHM_DOUBLING:
+      return ring_doubling_cost(&work, &link);
+    default:
+      return log * (reduces ? ring_step_cost(&work, &link, total, 1) : 0) +
+             log * ring_step_cost(&work, &link, total, 0);
+  }
+}
+
+MLFAB__INTERNAL uint8_t mlfab__ring_choose(const mlfab__ring_task *task, double latency_ns,
+                                           double bytes_per_ns, double add_bytes_per_ns) {
+  uint8_t best = MLFAB_ALGORITHM_RING;
+  double least = -1;
+  if (ring_can(task, task->algorithm)) return task->algorithm;
+  for (uint8_t a = MLFAB_ALGORITHM_RING; a <= MLFAB_ALGORITHM_TREE; a++) {
+    double cost = mlfab__ring_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
+    /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
+     * pipelines over its steps: another one has to be a tenth better. */
+    if (cost < 0 || (least >= 0 && cost >= least)) continue;
+    if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.9) continue;
+    best = a;
+    least = cost;
+  }
+  return best;
+}
+
+#undef RING_MESSAGES
+#undef RING_STEPS
+
+/* ==============================================================================================
+ * core/partial.c
+ * ============================================================================================== */
+/* partial.c - partial reductions: see partial.h. Layer 2. */
+
+enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
+
+/* ---- memory */
+
+static uint64_t partial_stride(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
+
+MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
+                                        const mlfab__partial_spec *spec, uint32_t rank) {
+  uint32_t queued = spec->results == MLFAB_QUEUED ? spec->queue_max : 0;
+  uint64_t stride = partial_stride(spec->count * spec->width);
+  memset(partial, 0, sizeof *partial);
+  partial->env = env;
+  partial->spec = *spec;
+  partial->bytes = spec->count * spec->width;
+  partial->rank = rank;
+  partial->nnotes = queued ? queued : 2;
+  if (stride > SIZE_MAX / (4 + (uint64_t)queued)) return MLFAB_ERR_MEMORY;
+  partial->memory_bytes = (size_t)(stride * (4 + (uint64_t)queued));
+  partial->memory = mlfab__alloc_aligned(env, partial->memory_bytes);
+  partial->notes = mlfab__alloc_array(env, partial->nnotes, sizeof *partial->notes);
+  if (partial->memory == NULL || partial->notes == NULL) {
+    mlfab__partial_free(partial);
+    return MLFAB_ERR_MEMORY;
+  }
+  partial->pending = partial->memory;
+  partial->kept = partial->memory + stride;
+  for (uint32_t i = 0; i < 2; i++) partial->data[i] = partial->memory + (2 + i) * stride;
+  partial->queue = partial->memory + 4 * stride;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
+  mlfab__env *env = partial->env;
+  mlfab__free_aligned(env, partial->memory, partial->memory_bytes);
+  mlfab__free(env, partial->notes, partial->nnotes * sizeof *partial->notes);
+  partial->memory = NULL;
+  partial->notes = NULL;
+}
+
+/* ---- the schedule */
+
+/* One under construction: the first error, after which nothing is added. */
+typedef struct partial_work {
+  mlfab__dag *dag;
+  int rc;
+} partial_work;
+
+static uint32_t partial_add(partial_work *w, mlfab__dag_op op) {
+  uint32_t id = 0;
+  if (!w->rc) w->rc = mlfab__dag_add(w->dag, &op, &id);
+  return id;
+}
+
+static void partial_after(partial_work *w, uint32_t op, uint32_t dependency) {
+  if (!w->rc) w->rc = mlfab__dag_after(w->dag, op, dependency);
+}
+
+/* A bare notice, which goes when the outside says so. */
+static uint32_t partial_add_send(partial_work *w, uint32_t peer, uint32_t tag) {
+  return partial_add(w, (mlfab__dag_op){.kind = MLFAB__DAG_SEND,
+                                        .outside = 1,
+                                        .optional = 1,
+                                        .copy = 1,
+                                        .peer = peer,
+                                        .tag = tag});
+}
+
+static uint32_t partial_add_recv(partial_work *w, uint32_t peer, uint32_t tag) {
+  return partial_add(
+      w, (mlfab__dag_op){.kind = MLFAB__DAG_RECV, .optional = 1, .peer = peer, .tag = tag});
+}
+
+/* Notices of one level. Those of the highest are not passed on: there is one kind. */
+static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t level,
+                              uint32_t start) {
+  uint32_t n = partial->members, far = 1u << level;
+  uint32_t to = (partial->me + far) % n, from = (partial->me + n - far) % n;
+  for (uint32_t near = 0; near < (level + 1 < partial->levels ? 2u : 1u); near++) {
+    uint32_t tag = near ? PARTIAL_TAG_NEAR : PARTIAL_TAG_FAR;
+    uint32_t recv = partial_add_recv(w, from, tag);
+    uint32_t notice =
+        partial_add(w, (mlfab__dag_op){.kind = MLFAB__DAG_COMPUTE,
+                                       .optional = 1,
+                                       .code = MLFAB__PARTIAL_NOTICES + 2 * level + near});
+    partial_after(w, notice, recv);
+    partial_after(w, start, notice);
+    partial->plan.send[level][near] = partial_add_send(w, to, tag);
+  }
+}
+
+/* Calls that are told to the one that counts them. */
+static void partial_add_arrivals(partial_work *w, mlfab__partial *partial) {
+  partial->plan.arrive = w->dag->nops;
+  for (uint32_t i = 0; i < partial->members; i++)
+    if (i != partial->me) partial_add_send(w, i, PARTIAL_TAG_ARRIVE);
+  for (uint32_t i = 0; i < partial->members; i++)
+    if (i != partial->me)
+      partial_after(w, partial->plan.initiate, partial_add_recv(w, i, PARTIAL_TAG_ARRIVE));
+}
+
+MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *partial) {
+  return (mlfab__ring_task){.kind = MLFAB__RING_ALLREDUCE,
+                            .algorithm = partial->spec.algorithm,
+                            .mean = partial->spec.mean,
+                            .members = partial->members,
+                            .me = partial->me,
+                            .width = partial->spec.width,
+                            .count = partial->spec.count,
+                            .segment = partial->spec.segment,
+                            .tag = PARTIAL_TAGS,
+                            .space = MLFAB__PARTIAL_DATA,
+                            .after = partial->plan.take};
+}
+
+/* The exchange, behind TAKE. */
+static void partial_add_exchange(partial_work *w, mlfab__partial *partial, uint8_t algorithm,
+                                 uint32_t deliver) {
+  mlfab__ring_task task = mlfab__partial_task(partial);
+  uint32_t end;
+  task.algorithm = algorithm;
+  for (int i = 0; i < 2 && !w->rc; i++) {
+    w->rc = mlfab__ring_build(w->dag, &task, &end, &task.tag);
+    partial_after(w, deliver, end);
+    task.algorithm = MLFAB_ALGORITHM_DOUBLING;
+    task.mean = 0;
+    task.width = 8;
+    task.count = (partial->members + 63) / 64;
+    task.space = MLFAB__PARTIAL_BITMAP;
+    task.reduce = partial->spec.reduce_or;
+  }
+}
+
+MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
+                                         uint8_t algorithm) {
+  const mlfab__partial_spec *spec = &partial->spec;
+  partial_work work = {dag, 0};
+  uint32_t quorum = spec->mode == MLFAB_QUORUM ? spec->quorum : 1, start, deliver, culprit;
+  mlfab__dag_op initiate = {.kind = MLFAB__DAG_COMPUTE,
+                            .outside = 1,
+                            .optional = 1,
+                            .need = (uint32_t)mlfab__min(quorum, partial->members),
+                            .code = MLFAB__PARTIAL_INITIATE};
+  mlfab__dag_op take = {.kind = MLFAB__DAG_COMPUTE, .outside = 1, .code = MLFAB__PARTIAL_TAKE};
+  mlfab__dag_clear(dag);
+  partial->plan.initiate = partial_add(&work, initiate);
+  start = partial_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP, .need = 1});
+  partial_after(&work, start, partial->plan.initiate);
+  for (uint32_t b = 0; b < partial->levels; b++) partial_add_level(&work, partial, b, start);
+  if (spec->mode == MLFAB_QUORUM) partial_add_arrivals(&work, partial);
+  partial->plan.take = partial_add(&work, take);
+  partial_after(&work, partial->plan.take, start);
+  deliver = partial_add(
+      &work, (mlfab__dag_op){.kind = MLFAB__DAG_COMPUTE, .code = MLFAB__PARTIAL_DELIVER});
+  partial_add_exchange(&work, partial, algorithm, deliver);
+  return work.rc ? work.rc : mlfab__dag_seal(dag, &culprit);
+}
+
+/* ---- activation */
+
+/* One that is d < 2^level behind the initiator sends on this level and on those above; near: d < E
+ * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well: where E
+ * has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
+static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
+  uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
+  for (uint32_t b = level; b < partial->levels; b++) {
+    const uint32_t *send = partial->plan.send[b];
+    uint32_t bits = (b < top ? extra & ((1u << b) - 1) : extra) >> level;
+    int below = bits != 0 || near;
+    if (b == top) {
+      if (below) mlfab__dag_trigger(dag, send[0]);
+    } else if (!dag->triggered[send[0]] && !dag->triggered[send[1]]) {
+      mlfab__dag_trigger(dag, send[(extra >> b & 1) && below]);
+    }
+  }
+}
+
+MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round) {
+  return (uint32_t)(mlfab__mix(partial->spec.seed ^ mlfab__mix(round)) % partial->members);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial) {
+  const mlfab__partial_plan *plan = &partial->plan;
+  if (!partial->settled || !partial->waiting || partial->taken) return MLFAB__DAG_NONE;
+  if (partial->spec.mode == MLFAB_SOLO) return plan->initiate;
+  uint32_t drawn = mlfab__partial_draw(partial, partial->over);
+  if (drawn == partial->me) return plan->initiate;
+  if (partial->spec.mode == MLFAB_MAJORITY) return MLFAB__DAG_NONE;
+  return plan->arrive + drawn - (drawn > partial->me);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial) {
+  if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_MAJORITY)
+    return MLFAB__DAG_NONE;
+  return mlfab__partial_draw(partial, partial->over);
+}
+
+/* ---- epochs */
+
+MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
+                                          const uint32_t *ranks) {
+  assert(members > 0 && members <= MLFAB__RING_MEMBERS_MAX && me < members);
+  partial->members = members;
+  partial->me = me;
+  partial->ranks = ranks;
+  partial->levels = 0;
+  while (1u << partial->levels < members) partial->levels++;
+}
+
+static void partial_swap(uint8_t **a, uint8_t **b) {
+  uint8_t *was = *a;
+  *a = *b;
+  *b = was;
+}
+
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base) {
+  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
+  if (partial->over > base || (partial->taken && partial->over == base)) {
+    if (partial->kept_some && partial->some) {
+      mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, partial->kept,
+                     partial->pending, partial->spec.count, 0);
+    } else if (partial->kept_some) {
+      partial_swap(&partial->pending, &partial->kept);
+      partial->some = 1;
+    }
+    partial->pending_calls += partial->kept_calls;
+  }
+  partial->taken = partial->kept_some = 0;
+  partial->kept_calls = 0;
+  partial->over = partial->given = base;
+  partial->step = base + partial->waiting;
+  partial->settled = 1;
+}
+
+MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
+  partial->waiting = 0;
+  partial->settled = 0;
+}
+
+/* ---- rounds */
+
+MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
+  if (!partial->settled || partial->taken) return 0;
+  return partial->spec.results != MLFAB_QUEUED ||
+         partial->over < partial->step + partial->spec.queue_max;
+}
+
+static void partial_take(mlfab__partial *partial, uint64_t round) {
+  uint32_t parity = round & 1;
+  int some = partial->some && !partial->flushing;
+  assert(round == partial->over && !partial->taken);
+  /* Whoever began this round has got the one before. */
+  partial->given = mlfab__max(partial->given, round);
+  partial->taken = 1;
+  partial->kept_some = (uint8_t)some;
+  partial->kept_calls = 0;
+  memset(partial->bitmap[parity], 0, sizeof partial->bitmap[parity]);
+  if (!some) {
+    memset(partial->data[parity], 0, partial->bytes);
+    return;
+  }
+  partial_swap(&partial->pending, &partial->kept);
+  partial->some = 0;
+  memcpy(partial->data[parity], partial->kept, partial->bytes);
+  partial->kept_calls = partial->pending_calls;
+  partial->pending_calls = 0;
+  if (partial->step > round)
+    partial->bitmap[parity][partial->me / 64] |= (uint64_t)1 << partial->me % 64;
+}
+
+/* The bitmap by ranks, and what else is said of a result. */
+static void partial_note(const mlfab__partial *partial, uint64_t round, mlfab__partial_note *note) {
+  const uint64_t *bitmap = partial->bitmap[round & 1];
+  memset(note, 0, sizeof *note);
+  note->workers = partial->members;
+  note->included = bitmap[partial->me / 64] >> partial->me % 64 & 1;
+  for (uint32_t i = 0; i < partial->members; i++) {
+    uint32_t rank = partial->ranks[i];
+    if (!(bitmap[i / 64] >> i % 64 & 1)) continue;
+    note->active++;
+    if (rank / 64 < MLFAB__COUNT(note->bitmap)) note->bitmap[rank / 64] |= (uint64_t)1 << rank % 64;
+  }
+}
+
+/* The call of step - 1 gets the result of `round`. */
+static void partial_answer(mlfab__partial *partial, uint64_t round, const uint8_t *data) {
+  const mlfab__partial_note *note = &partial->notes[round % partial->nnotes];
+  mlfab_partial_info *info = &partial->answer;
+  uint64_t step = partial->step - 1;
+  memcpy(partial->out, data, partial->bytes);
+  memset(info, 0, sizeof *info);
+  info->size = sizeof *info;
+  info->included = note->included && step == round;
+  info->round = round;
+  info->step = step;
+  info->active = note->active;
+  info->workers = note->workers;
+  info->resync = partial->spec.resync > 0 && (step + 1) % partial->spec.resync == 0;
+  info->stale = (uint32_t)(partial->pending_calls + (partial->taken ? partial->kept_calls : 0));
+  memcpy(info->bitmap, note->bitmap, sizeof info->bitmap);
+  partial->given = mlfab__max(partial->given, round + 1);
+  partial->waiting = 0;
+}
+
+static int partial_deliver(mlfab__partial *partial, uint64_t round) {
+  const uint8_t *data = partial->data[round & 1];
+  assert(round == partial->over && partial->taken);
+  partial_note(partial, round, &partial->notes[round % partial->nnotes]);
+  partial->over = round + 1;
+  partial->taken = 0;
+  if (partial->waiting && partial->step == round + 1) {
+    partial_answer(partial, round, data);
+    return 1;
+  }
+  if (partial->spec.results == MLFAB_QUEUED)
+    memcpy(partial->queue + round % partial->spec.queue_max * partial_stride(partial->bytes), data,
+           partial->bytes);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
+                                           uint64_t number, uint32_t code) {
+  if (code == MLFAB__PARTIAL_DELIVER) return partial_deliver(partial, number);
+  if (code == MLFAB__PARTIAL_TAKE) {
+    partial_take(partial, number);
+  } else if (code == MLFAB__PARTIAL_INITIATE) {
+    if (partial->levels > 0) partial_notify(partial, dag, 0, 0);
+  } else {
+    uint32_t notice = code - MLFAB__PARTIAL_NOTICES;
+    partial_notify(partial, dag, notice / 2 + 1, notice & 1);
+  }
+  return 0;
+}
+
+/* ---- calls */
+
+MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
+  const mlfab__partial_spec *spec = &partial->spec;
+  assert(!partial->waiting && !partial->flushing);
+  if (partial->some) {
+    mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
+                   0);
+  } else {
+    memcpy(partial->pending, data, partial->bytes);
+  }
+  partial->some = 1;
+  partial->pending_calls++;
+  partial->waiting = 1;
+  partial->out = data;
+  if (!partial->settled) return 0;
+  uint64_t step = partial->step++, newest = partial->over - 1;
+  if (step >= partial->over) return 0;
+  if (spec->results == MLFAB_LATEST) {
+    partial_answer(partial, newest, partial->data[newest & 1]);
+  } else {
+    partial_answer(partial, step,
+                   partial->queue + step % spec->queue_max * partial_stride(partial->bytes));
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data) {
+  if (partial->some) {
+    memcpy(data, partial->pending, partial->bytes);
+  } else {
+    memset(data, 0, partial->bytes);
+  }
+  partial->flushing = 1;
+}
+
+MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
+  partial->flushing = 0;
+  if (!done) return;
+  partial->some = 0;
+  partial->pending_calls = 0;
+}
+
+/* ==============================================================================================
+ * core/graph.h
+ * ============================================================================================== */
+/* graph.h - who sends its model to whom in a stochastic reduce. Layer 2, pure.
+ *
+ * A[i][j] = 1 iff j sends to i, or i = j; P = A with each row divided by its sum, the node's
+ * in-degree. Models agree at the pace of the gap 1 - sigma_2(P), and on their mean only where P is
+ * doubly stochastic: all in- and out-degrees are one number. Builders and the check are public:
+ * mlfab_graph_build and mlfab_graph_check of mlfab.h. Duplicate edges count once, loops not at all.
+ *
+ * The gap: sigma_2^2 is an eigenvalue of P'P, found by Householder's tridiagonal form and
+ * bisection. With equal degrees d, sigma_1 = 1 and its vector are known, and N A'A - d^2 11' is a matrix of
+ * integers whose largest eigenvalue is N d^2 sigma_2^2: sigma_2 = 0 comes out exactly, and a small
+ * one with all its digits. Cost: N^2 doubles, and about 4/3 N^3 steps (under a second for 1024).
+ *
+ * Source: ASAP §4, fig. 2. Departs: the root expander's step is sqrt N rounded half up (the paper
+ * does not say), its chain is a directed ring, the star is no graph to reduce over. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+enum { MLFAB__GRAPH_NODES_MAX = 1024 };
+
+/* The nodes that send to `node` (incoming 1), or that it sends to (0): ascending, once each,
+ * without itself. `peers` has room for nodes - 1. Returns how many. The edges have passed
+ * mlfab_graph_check. */
+MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
+                                            int incoming, uint32_t *peers);
+
+#endif
+
+/* ==============================================================================================
+ * core/graph.c
+ * ============================================================================================== */
+/* graph.c - communication graphs and their gaps: see graph.h. */
+
+#include <math.h>
+
+#if MLFAB_WITH_STOCHASTIC
+
+enum { GRAPH_WORDS = MLFAB__GRAPH_NODES_MAX / 64, GRAPH_REGULAR_ROUNDS = 16 };
+
+/* Below this a gap is the rounding of 0. */
+#define GRAPH_GAP_LEAST 1e-12
+
+/* A row a node: the set of its neighbours, all out or all in. */
+typedef struct graph_rows {
+  uint64_t bits[MLFAB__GRAPH_NODES_MAX][GRAPH_WORDS];
+} graph_rows;
+
+static int graph_has(const graph_rows *rows, uint32_t row, uint32_t node) {
+  return (int)(rows->bits[row][node / 64] >> node % 64 & 1);
+}
+
+static void graph_flip(graph_rows *rows, uint32_t row, uint32_t node) {
+  rows->bits[row][node / 64] ^= (uint64_t)1 << node % 64;
+}
+
+static void graph_add(graph_rows *rows, uint32_t row, uint32_t node) {
+  if (row != node && !graph_has(rows, row, node)) graph_flip(rows, row, node);
+}
+
+static void graph_turn(const graph_rows *rows, uint32_t nodes, graph_rows *turned) {
+  memset(turned, 0, sizeof *turned);
+  for (uint32_t i = 0; i < nodes; i++) {
+    for (uint32_t j = 0; j < nodes; j++) {
+      if (graph_has(rows, i, j)) graph_flip(turned, j, i);
+    }
+  }
+}
+
+static uint32_t graph_degree(const graph_rows *rows, uint32_t row) {
+  uint32_t degree = 0;
+  for (uint32_t w = 0; w < GRAPH_WORDS; w++) {
+    for (uint64_t bits = rows->bits[row][w]; bits; bits &= bits - 1) degree++;
+  }
+  return degree;
+}
+
+/* The first node that no way along the rows leads to from node 0; `nodes` when there is none. */
+static uint32_t graph_unreached(const graph_rows *rows, uint32_t nodes) {
+  uint32_t todo[MLFAB__GRAPH_NODES_MAX] = {0}, n = 1;
+  uint8_t seen[MLFAB__GRAPH_NODES_MAX] = {1};
+  while (n > 0) {
+    uint32_t node = todo[--n];
+    for (uint32_t next = 0; next < nodes; next++) {
+      if (seen[next] || !graph_has(rows, node, next)) continue;
+      seen[next] = 1;
+      todo[n++] = next;
+    }
+  }
+  for (n = 0; n < nodes && seen[n];) n++;
+  return n;
+}
+
+/* --- builders: rows are receivers of a node --- */
+
+/* sqrt(nodes), halves up: the largest s with s - 1/2 <= sqrt(nodes). */
+static uint32_t graph_root(uint32_t nodes) {
+  uint32_t s = 1;
+  while ((s + 1) * s < nodes) s++;
+  return s;
+}
+
+static void graph_build_by_rule(uint32_t kind, uint32_t nodes, graph_rows *out) {
+  uint32_t root = graph_root(nodes);
+  for (uint32_t i = 0; i < nodes; i++) {
+    if (kind == MLFAB_GRAPH_EXPANDER || kind == MLFAB_GRAPH_CHAIN || kind == MLFAB_GRAPH_RING)
+      graph_add(out, i, (i + 1) % nodes);
+    if (kind == MLFAB_GRAPH_EXPANDER) graph_add(out, i, (i + root) % nodes);
+    if (kind == MLFAB_GRAPH_RING) graph_add(out, i, (i + nodes - 1) % nodes);
+    for (uint32_t j = 0; kind == MLFAB_GRAPH_ALL && j < nodes; j++) graph_add(out, i, j);
+    for (uint32_t b = 1; kind == MLFAB_GRAPH_HYPERCUBE && b < nodes; b *= 2)
+      graph_add(out, i, i ^ b);
+    if (kind == MLFAB_GRAPH_STAR) {
+      graph_add(out, i, 0);
+      graph_add(out, 0, i);
+    }
+  }
+}
+
+/* The ring over the shuffled nodes, each to its next `degree`. */
+static void graph_band(uint32_t nodes, uint32_t degree, const uint32_t *names, graph_rows *out,
+                       mlfab_edge *edges) {
+  memset(out, 0, sizeof *out);
+  for (uint32_t i = 0; i < nodes; i++) {
+    for (uint32_t k = 0; k < degree; k++) {
+      mlfab_edge edge = {names[i], names[(i + 1 + k) % nodes]};
+      edges[i * degree + k] = edge;
+      graph_add(out, edge.from, edge.to);
+    }
+  }
+}
+
+/* Two random edges change receivers, unless that makes a loop or a duplicate: degrees stay. */
+static void graph_switch(mlfab__prng *prng, uint32_t n, graph_rows *out, mlfab_edge *edges) {
+  mlfab_edge *a = &edges[mlfab__prng_below(prng, n)], *b = &edges[mlfab__prng_below(prng, n)];
+  uint32_t to = a->to;
+  if (a->from == b->to || b->from == to) return;
+  if (graph_has(out, a->from, b->to) || graph_has(out, b->from, to)) return;
+  graph_flip(out, a->from, to);
+  graph_flip(out, b->from, b->to);
+  a->to = b->to;
+  b->to = to;
+  graph_flip(out, a->from, a->to);
+  graph_flip(out, b->from, b->to);
+}
+
+/* A graph with equal degrees is a union of `degree` permutations (König). It is drawn by switching
+ * edges of the shuffled band, which has no dead ends however large the degree is, until it is
+ * connected. One permutation is connected only as a single cycle: the shuffled ring itself. */
+static void graph_build_regular(uint32_t nodes, uint32_t degree, uint64_t seed, graph_rows *out,
+                                graph_rows *turned, mlfab_edge *edges) {
+  uint32_t names[MLFAB__GRAPH_NODES_MAX], n = nodes * degree;
+  mlfab__prng prng;
+  mlfab__prng_seed(&prng, seed);
+  for (uint32_t i = 0; i < nodes; i++) {
+    uint32_t k = (uint32_t)mlfab__prng_below(&prng, i + 1);
+    names[i] = names[k];
+    names[k] = i;
+  }
+  graph_band(nodes, degree, names, out, edges);
+  if (degree == 1 || degree == nodes - 1) return;
+  for (uint32_t round = 0; round < GRAPH_REGULAR_ROUNDS; round++) {
+    for (uint32_t i = 0; i < 8 * n; i++) graph_switch(&prng, n, out, edges);
+    graph_turn(out, nodes, turned);
+    if (graph_unreached(out, nodes) == nodes && graph_unreached(turned, nodes) == nodes) return;
+  }
+  graph_band(nodes, degree, names, out, edges);
+}
+
+static int graph_may_build(uint32_t kind, uint32_t nodes, uint32_t degree) {
+  if (nodes == 0 || nodes > MLFAB__GRAPH_NODES_MAX) return 0;
+  if (kind < MLFAB_GRAPH_ALL || kind > MLFAB_GRAPH_STAR) return 0;
+  if (kind == MLFAB_GRAPH_HYPERCUBE) return (nodes & (nodes - 1)) == 0;
+  return kind != MLFAB_GRAPH_REGULAR || (degree > 0 && degree < nodes);
+}
+
+static int graph_list(const graph_rows *out, uint32_t nodes, mlfab_edge *edges, uint32_t room,
+                      uint32_t *edges_p) {
+  uint32_t n = 0, at = 0;
+  for (uint32_t i = 0; i < nodes; i++) n += graph_degree(out, i);
+  *edges_p = n;
+  if (n > room) return MLFAB_ERR_LIMIT;
+  for (uint32_t i = 0; i < nodes; i++) {
+    for (uint32_t j = 0; j < nodes; j++) {
+      if (!graph_has(out, i, j)) continue;
+      edges[at].from = i;
+      edges[at++].to = j;
+    }
+  }
+  return 0;
+}
+
+int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
+                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
+  mlfab__env env;
+  int code = MLFAB_ERR_MEMORY, regular = kind == MLFAB_GRAPH_REGULAR;
+  if (edges_p == NULL || (edges == NULL && room > 0) || !graph_may_build(kind, nodes, degree))
+    return MLFAB_ERR_ARGUMENT;
+  mlfab__env_init(&env, NULL);
+  size_t drawn = regular ? (size_t)nodes * degree : 0;
+  graph_rows *rows = mlfab__alloc_array(&env, 2, sizeof *rows);
+  mlfab_edge *draft = mlfab__alloc_array(&env, drawn, sizeof *draft);
+  if (rows && (draft || !regular)) {
+    if (regular) {
+      graph_build_regular(nodes, degree, seed, &rows[0], &rows[1], draft);
+    } else {
+      graph_build_by_rule(kind, nodes, &rows[0]);
+    }
+    code = graph_list(&rows[0], nodes, edges, room, edges_p);
+  }
+  mlfab__free(&env, draft, drawn * sizeof *draft);
+  mlfab__free(&env, rows, 2 * sizeof *rows);
+  return code;
+}
+
+/* --- the gap --- */
+
+typedef struct graph_matrix {
+  uint32_t n;
+  double *a; /* n x n, symmetric: the lower triangle counts; destroyed by graph_tridiagonal */
+  double *diagonal; /* n */
+  double *beside;   /* n: beside[i] is between i - 1 and i */
+  double *p;        /* n, scratch */
+} graph_matrix;
+
+/* Householder's reflections, from the last row up; all passes go along rows. */
+static void graph_tridiagonal(graph_matrix *m) {
+  uint32_t n = m->n;
+  double *p = m->p;
+  for (uint32_t i = n - 1; i > 0; i--) {
+    double *u = m->a + (size_t)i * n, h = 0, k = 0;
+    m->diagonal[i] = u[i];
+    m->beside[i] = u[i - 1];
+    for (uint32_t j = 0; j + 1 < i; j++) h += u[j] * u[j];
+    if (h < 1e-280) continue; /* is tridiagonal here */
+    h += u[i - 1] * u[i - 1];
+    double g = u[i - 1] > 0 ? -sqrt(h) : sqrt(h);
+    h -= u[i - 1] * g;
+    m->beside[i] = g;
+    u[i - 1] -= g;
+    memset(p, 0, i * sizeof *p);
+    for (uint32_t j = 0; j < i; j++) {
+      const double *row = m->a + (size_t)j * n;
+      double sum = row[j] * u[j];
+      for (uint32_t l = 0; l < j; l++) {
+        sum += row[l] * u[l];
+        p[l] += row[l] * u[j];
+      }
+      p[j] += sum;
+    }
+    for (uint32_t j = 0; j < i; j++) k += u[j] * (p[j] /= h);
+    for (uint32_t j = 0; j < i; j++) p[j] -= k / (2 * h) * u[j];
+    for (uint32_t j = 0; j < i; j++) {
+      double *row = m->a + (size_t)j * n;
+      for (uint32_t l = 0; l <= j; l++) row[l] -= u[j] * p[l] + p[j] * u[l];
+    }
+  }
+  m->diagonal[0] = m->a[0];
+  m->beside[0] = 0;
+}
+
+/* How many eigenvalues are below x (Sturm). */
+static uint32_t graph_below(const graph_matrix *m, double x, double least) {
+  uint32_t count = 0;
+  double q = 1;
+  for (uint32_t i = 0; i < m->n; i++) {
+    q = m->diagonal[i] - x - m->beside[i] * m->beside[i] / q;
+    if (q < least && q > -least) q = -least;
+    count += q < 0;
+  }
+  return count;
+}
+
+/* The eigenvalue that `larger` others are not below. None is negative, but for rounding. */
+static double graph_eigenvalue(const graph_matrix *m, uint32_t larger) {
+  double low = 0, high = 0;
+  for (uint32_t i = 0; i < m->n; i++) {
+    double bound = m->diagonal[i] + fabs(m->beside[i]);
+    if (i + 1 < m->n) bound += fabs(m->beside[i + 1]);
+    if (bound > high) high = bound;
+  }
+  double least = high * 1e-30 + 1e-300;
+  for (double middle = high / 2; middle > low && middle < high; middle = low + (high - low) / 2) {
+    if (graph_below(m, middle, least) + larger < m->n) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+    if (high < 1e-200) break;
+  }
+  return low;
+}
+
+/* Adds `weight` at all pairs of those that send to i, itself included. */
+static void graph_square(const graph_rows *in, uint32_t i, double weight, graph_matrix *m) {
+  uint32_t senders[MLFAB__GRAPH_NODES_MAX], n = 0;
+  for (uint32_t j = 0; j < m->n; j++) {
+    if (j == i || graph_has(in, i, j)) senders[n++] = j;
+  }
+  for (uint32_t k = 0; k < n; k++) {
+    for (uint32_t l = 0; l <= k; l++) m->a[(size_t)senders[k] * m->n + senders[l]] += weight;
+  }
+}
+
+/* sigma_2 of P; `degree`: of all, in and out, with itself, or 0 when they differ. */
+static double graph_sigma2(const graph_rows *in, uint32_t degree, graph_matrix *m) {
+  double d = degree, n = m->n;
+  for (uint32_t i = 0; i < m->n; i++) {
+    double own = graph_degree(in, i) + 1;
+    graph_square(in, i, degree ? n : 1 / (own * own), m);
+  }
+  for (size_t k = 0; degree && k < (size_t)m->n * m->n; k++) m->a[k] -= d * d;
+  graph_tridiagonal(m);
+  return degree ? sqrt(graph_eigenvalue(m, 0) / n) / d : sqrt(graph_eigenvalue(m, 1));
+}
+
+static int graph_gap(mlfab__env *env, const graph_rows *in, uint32_t nodes, uint32_t degree,
+                     double *gap_p) {
+  size_t n = nodes, bytes = (n * n + 3 * n) * sizeof(double);
+  double *memory = mlfab__alloc(env, bytes);
+  if (memory == NULL) return MLFAB_ERR_MEMORY;
+  graph_matrix m = {nodes, memory, memory + n * n, memory + n * n + n, memory + n * n + 2 * n};
+  double gap = nodes > 1 ? 1 - graph_sigma2(in, degree, &m) : 1;
+  *gap_p = fabs(gap) < GRAPH_GAP_LEAST ? 0 : gap;
+  mlfab__free(env, memory, bytes);
+  return 0;
+}
+
+/* --- the check --- */
+
+/* The first node whose in-degree is not the most frequent one (of equals the smallest); `nodes`
+ * when all are equal. */
+static uint32_t graph_odd(const uint32_t *degree, uint32_t nodes, uint32_t *usual_p) {
+  uint32_t times[MLFAB__GRAPH_NODES_MAX] = {0}, usual = 0, i = 0;
+  for (uint32_t k = 0; k < nodes; k++) times[degree[k]]++;
+  for (uint32_t d = 1; d < nodes; d++) {
+    if (times[d] > times[usual]) usual = d;
+  }
+  while (i < nodes && degree[i] == usual) i++;
+  *usual_p = usual;
+  return i;
+}
+
+/* Everything but the gap; 0 or the error that the graph is. */
+static int graph_look(const graph_rows *out, const graph_rows *in, uint32_t nodes,
+                      mlfab_graph_info *info, mlfab_error *error) {
+  uint32_t degree[MLFAB__GRAPH_NODES_MAX], usual, balanced = 1;
+  for (uint32_t i = 0; i < nodes; i++) {
+    degree[i] = graph_degree(in, i);
+    info->edges += degree[i];
+  }
+  uint32_t odd = graph_odd(degree, nodes, &usual);
+  uint32_t deaf = graph_unreached(out, nodes), mute = graph_unreached(in, nodes);
+  for (uint32_t i = 0; i < nodes; i++) balanced = balanced && graph_degree(out, i) == usual;
+  info->in_degree = odd == nodes ? usual + 1 : 0;
+  info->connected = deaf == nodes && mute == nodes;
+  info->doubly_stochastic = odd == nodes && balanced;
+  if (deaf < nodes) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)deaf, 0, 0,
+                        "the graph is not connected: no way leads from node 0 to node %u", deaf);
+  }
+  if (mute < nodes) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)mute, 0, 0,
+                        "the graph is not connected: no way leads from node %u to node 0", mute);
+  }
+  if (odd < nodes) {
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)odd, 0, 0,
+                        "the graph's in-degrees differ: %u nodes send to node %u, to most %u",
+                        degree[odd], odd, usual);
+  }
+  return 0;
+}
+
+static int graph_check(mlfab__env *env, const graph_rows *out, const graph_rows *in, uint32_t nodes,
+                       mlfab_graph_info *info_p, mlfab_error *error) {
+  mlfab_graph_info info;
+  memset(&info, 0, sizeof info);
+  int code = graph_look(out, in, nodes, &info, error);
+  if (graph_gap(env, in, nodes, info.doubly_stochastic ? info.in_degree : 0, &info.gap)) {
+    return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for the gap of a graph of %u nodes", nodes);
+  }
+  *info_p = info;
+  if (code || info.gap > 0) return code;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "the graph's spectral gap is %.3g: it must be above 0", info.gap);
+}
+
+int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
+                      mlfab_error *error_p) {
+  mlfab__env env;
+  if (info_p == NULL || (edges == NULL && n > 0)) {
+    return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "%s is NULL",
+                        info_p == NULL ? "info_p" : "edges");
+  }
+  if (nodes == 0 || nodes > MLFAB__GRAPH_NODES_MAX) {
+    return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a graph of %u nodes: 1 to %d are possible", nodes, MLFAB__GRAPH_NODES_MAX);
+  }
+  for (uint32_t k = 0; k < n; k++) {
+    if (edges[k].from < nodes && edges[k].to < nodes) continue;
+    return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "edge %u leads from node %u to node %u: there are %u nodes, from 0", k,
+                        edges[k].from, edges[k].to, nodes);
+  }
+  mlfab__env_init(&env, NULL);
+  graph_rows *rows = mlfab__alloc_array(&env, 2, sizeof *rows);
+  if (rows == NULL) {
+    return mlfab__error(error_p, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                        "out of memory for a graph of %u nodes", nodes);
+  }
+  for (uint32_t k = 0; k < n; k++) {
+    graph_add(&rows[0], edges[k].from, edges[k].to);
+    graph_add(&rows[1], edges[k].to, edges[k].from);
+  }
+  int code = graph_check(&env, &rows[0], &rows[1], nodes, info_p, error_p);
+  mlfab__free(&env, rows, 2 * sizeof *rows);
+  return code;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
+                                            int incoming, uint32_t *peers) {
+  uint8_t is[MLFAB__GRAPH_NODES_MAX] = {0};
+  uint32_t count = 0;
+  for (uint32_t k = 0; k < n; k++) {
+    uint32_t own = incoming ? edges[k].to : edges[k].from;
+    if (own == node) is[incoming ? edges[k].from : edges[k].to] = 1;
+  }
+  is[node] = 0;
+  for (uint32_t i = 0; i < MLFAB__GRAPH_NODES_MAX; i++) {
+    if (is[i]) peers[count++] = i;
+  }
+  return count;
+}
+
+#else
+
+int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
+                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
+  (void)kind, (void)nodes, (void)degree, (void)seed, (void)edges, (void)room, (void)edges_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
+                      mlfab_error *error_p) {
+  (void)edges, (void)n, (void)nodes, (void)info_p;
+  return mlfab__error(error_p, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                      "graphs were left out: MLFAB_WITH_STOCHASTIC is 0");
+}
+
+#endif
+
+/* ==============================================================================================
+ * core/notify.h
+ * ============================================================================================== */
+/* notify.h - when a node of a stochastic reduce may send, may average, and must acknowledge. Layer
+ * 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages are the runner's.
+ *
+ * An edge leads from a sender to a receiver, who keeps one slot for it. A slot is stamped with the
+ * iteration in front (header, written before the first byte) and behind (footer, after the last).
+ *
+ * NOTIFY_ACK, iteration k = 1, 2, ...:
+ *    compute k; begin(k)             the model of k is there
+ *    wait_ack                        every receiver has acknowledged k - 1
+ *    send, NOTIFY(k) behind it       to each receiver; nothing is waited for in between
+ *    wait_notify                     NOTIFY(k) from every sender
+ *    reduce                          each slot's stamps are k before and after it is copied
+ *    ACK(k) to each sender           once its slot is consumed; end(k)
+ * so that on each edge:
+ *    I1 sent - consumed is 0 or 1    I3 no slot is written before it is consumed
+ *    I2 the iterations that the two ends have sent last are at most one apart
+ *    I4 what is averaged is all of one iteration
+ * and I5: in a strongly connected graph somebody can always go on. What a peer must not send is
+ * refused with FRAME, and what this side's runner must not do with STATE; both change nothing.
+ * ACK may go as soon as its own slot is consumed: the others need not be.
+ *
+ * BSP: sends without asking, then waits for a barrier of all, and averages what is there. ASYNC:
+ * without that. Slots are overwritten, so both read them as seqlocks: an input counts when it is
+ * whole (all four stamps are equal) and fresh (later than what was consumed of that edge); it may
+ * be of another iteration. The mean is over those and the node's own.
+ *
+ * Source: ASAP §4, §6.2. Departs: §6.2 waits for the ACK before the reduce, which deadlocks on any
+ * cycle; §4 is followed. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__notify_out {
+  uint64_t sent, acked; /* iterations; 0: none */
+} mlfab__notify_out;
+
+typedef struct mlfab__notify_in {
+  uint64_t header, footer; /* the slot's stamps, as the peer has told them; 0: never written */
+  uint64_t consumed;       /* the last iteration that was averaged */
+  uint64_t looked;         /* this node's last iteration in which the slot was judged */
+} mlfab__notify_in;
+
+/* An iteration's inputs; whole + torn + stale are all senders. */
+typedef struct mlfab__notify_tally {
+  uint32_t whole, torn, stale;
+} mlfab__notify_tally;
+
+typedef struct mlfab__notify {
+  uint32_t mode;            /* MLFAB_NOTIFY_* */
+  uint32_t outs, ins;       /* edges; an edge's index is that of its peer in the list */
+  const uint32_t *out_peer; /* borrowed: ranks, ascending */
+  const uint32_t *in_peer;
+  mlfab__notify_out *out;
+  mlfab__notify_in *in;
+  uint64_t iteration;        /* begun; 0: none */
+  uint64_t ended;            /* iteration - 1 while one is under way */
+  uint64_t barrier;          /* BSP: passed */
+  uint32_t unacked, unsent;  /* edges that still miss this iteration's step */
+  uint32_t unheard, unknown; /* not notified; not looked at */
+  mlfab__notify_tally tally;
+} mlfab__notify;
+
+/* What is waited for, and of whom. */
+enum mlfab__notify_wait {
+  MLFAB__NOTIFY_NOTHING, /* the runner is to act: compute and begin, send, or reduce */
+  MLFAB__NOTIFY_FOR_ACK,
+  MLFAB__NOTIFY_FOR_NOTIFY,
+  MLFAB__NOTIFY_FOR_BARRIER
+};
+
+/* A slot: was there something to average? */
+enum mlfab__notify_input {
+  MLFAB__NOTIFY_STALE, /* nothing since the last time */
+  MLFAB__NOTIFY_TORN,  /* is, or was, being written */
+  MLFAB__NOTIFY_WHOLE
+};
+
+typedef struct mlfab__notify_stamps {
+  uint64_t header, footer;
+} mlfab__notify_stamps;
+
+/* The lists (mlfab__graph_peers) are borrowed. Errors: ARGUMENT (mode), MEMORY. */
+MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
+                                       const uint32_t *out_peer, uint32_t outs,
+                                       const uint32_t *in_peer, uint32_t ins);
+MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env);
+/* The index of a peer's edge, or -1: no such edge. O(log edges). */
+MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer);
+
+/* --- this side; errors: STATE --- */
+
+/* The model of iteration k is there: k is one more than what has ended. */
+MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k);
+/* 1: the model of the iteration begun may go to this receiver, and has not yet. Either none may be
+ * sent to or all that are left, so that the runner sends all in one go. */
+MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge);
+/* It, and the NOTIFY behind it, are handed to the transport. */
+MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge);
+/* BSP: all nodes have sent k. */
+MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k);
+/* 1: the slots may be looked at. */
+MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify);
+/* The slot before it is copied. Unless it is WHOLE there is nothing to copy, and consumed gets
+ * these stamps twice. */
+MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
+                                       mlfab__notify_stamps stamps);
+/* Each slot once an iteration, in any order, with its stamps as read before and after copying it:
+ * an enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p is the
+ * iteration to acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the stamps
+ * are not this iteration's, so the slot was written to when it must not be). */
+MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
+                                           mlfab__notify_stamps before, mlfab__notify_stamps after,
+                                           uint64_t *ack_p, mlfab_error *error);
+/* All slots were consumed: the iteration is over. Divide by tally.whole + 1. */
+MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally *tally_p);
+
+/* --- peers; errors: FRAME, naming the peer --- */
+
+/* The first byte of a model of iteration `header` is here: may it be written to the slot? For slots
+ * that the peer writes by itself, NOTIFY alone is told. */
+MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                          mlfab_error *error);
+/* NOTIFY: the whole of it is in the slot, which has these stamps. */
+MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                           uint64_t footer, mlfab_error *error);
+/* ACK(k). */
+MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, uint64_t k,
+                                        mlfab_error *error);
+
+/* An enum mlfab__notify_wait; *rank_p is the first peer that is waited for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
+
+#endif
+
+/* ==============================================================================================
+ * core/notify.c
+ * ============================================================================================== */
+/* notify.c - the NOTIFY-ACK state machine: see notify.h. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
+                                       const uint32_t *out_peer, uint32_t outs,
+                                       const uint32_t *in_peer, uint32_t ins) {
+  memset(notify, 0, sizeof *notify);
+  if (mode < MLFAB_NOTIFY_ACK || mode > MLFAB_NOTIFY_ASYNC) return MLFAB_ERR_ARGUMENT;
+  notify->mode = mode;
+  notify->outs = outs;
+  notify->ins = ins;
+  notify->out_peer = out_peer;
+  notify->in_peer = in_peer;
+  notify->unheard = ins;
+  notify->out = mlfab__alloc_array(env, outs, sizeof *notify->out);
+  notify->in = mlfab__alloc_array(env, ins, sizeof *notify->in);
+  if ((notify->out || outs == 0) && (notify->in || ins == 0)) return 0;
+  mlfab__notify_free(notify, env);
+  return MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env) {
+  mlfab__free(env, notify->out, notify->outs * sizeof *notify->out);
+  mlfab__free(env, notify->in, notify->ins * sizeof *notify->in);
+  memset(notify, 0, sizeof *notify);
+}
+
+MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer) {
+  uint32_t low = 0, high = n;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (peers[middle] == peer) return (int32_t)middle;
+    if (peers[middle] < peer) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return -1;
+}
+
+static int notify_under_way(const mlfab__notify *notify) {
+  return notify->ended < notify->iteration;
+}
+
+/* --- this side --- */
+
+MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
+  if (notify_under_way(notify) || k != notify->ended + 1) return MLFAB_ERR_STATE;
+  notify->iteration = k;
+  notify->unsent = notify->outs;
+  notify->unknown = notify->ins;
+  memset(&notify->tally, 0, sizeof notify->tally);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
+  if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
+  /* Those that were just sent to may have acknowledged, or not: the others are not asked again. */
+  return notify->mode != MLFAB_NOTIFY_ACK || notify->unsent < notify->outs || notify->unacked == 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge) {
+  if (!mlfab__notify_may_send(notify, edge)) return MLFAB_ERR_STATE;
+  notify->out[edge].sent = notify->iteration;
+  notify->unsent--;
+  notify->unacked += notify->mode == MLFAB_NOTIFY_ACK;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
+  if (notify->mode != MLFAB_NOTIFY_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
+      k != notify->iteration || notify->barrier == k)
+    return MLFAB_ERR_STATE;
+  notify->barrier = k;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
+  if (!notify_under_way(notify) || notify->unsent > 0) return 0;
+  if (notify->mode == MLFAB_NOTIFY_BSP) return notify->barrier == notify->iteration;
+  /* Edges that are consumed already may have been notified of the next iteration, or not. */
+  return notify->mode == MLFAB_NOTIFY_ASYNC || notify->unknown < notify->ins ||
+         notify->unheard == 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
+                                       mlfab__notify_stamps stamps) {
+  const mlfab__notify_in *in = &notify->in[edge];
+  if (stamps.header <= in->consumed) return MLFAB__NOTIFY_STALE;
+  return stamps.header == stamps.footer ? MLFAB__NOTIFY_WHOLE : MLFAB__NOTIFY_TORN;
+}
+
+MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
+                                           mlfab__notify_stamps before, mlfab__notify_stamps after,
+                                           uint64_t *ack_p, mlfab_error *error) {
+  if (edge >= notify->ins || !mlfab__notify_ready(notify)) return MLFAB_ERR_STATE;
+  mlfab__notify_in *in = &notify->in[edge];
+  if (in->looked == notify->iteration) return MLFAB_ERR_STATE;
+  int input = mlfab__notify_look(notify, edge, before);
+  if (input == MLFAB__NOTIFY_WHOLE &&
+      (after.header != before.header || after.footer != before.footer))
+    input = MLFAB__NOTIFY_TORN;
+  int acks = notify->mode == MLFAB_NOTIFY_ACK;
+  if (acks && (input != MLFAB__NOTIFY_WHOLE || before.header != notify->iteration)) {
+    return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)notify->in_peer[edge], 0, 0,
+                        "rank %u wrote iteration %llu to a slot that held %llu unread",
+                        notify->in_peer[edge], (unsigned long long)after.header,
+                        (unsigned long long)notify->iteration);
+  }
+  notify->tally.whole += input == MLFAB__NOTIFY_WHOLE;
+  notify->tally.torn += input == MLFAB__NOTIFY_TORN;
+  notify->tally.stale += input == MLFAB__NOTIFY_STALE;
+  if (input == MLFAB__NOTIFY_WHOLE) in->consumed = before.header;
+  in->looked = notify->iteration;
+  notify->unknown--;
+  notify->unheard += (uint32_t)acks;
+  *ack_p = acks ? notify->iteration : 0;
+  return input;
+}
+
+MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally *tally_p) {
+  if (!mlfab__notify_ready(notify) || notify->unknown > 0) return MLFAB_ERR_STATE;
+  notify->ended = notify->iteration;
+  *tally_p = notify->tally;
+  return 0;
+}
+
+/* --- peers --- */
+
+static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, uint64_t k,
+                         uint64_t expected) {
+  return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
+                      "rank %u sent %s of iteration %llu: %llu was to come", rank, what,
+                      (unsigned long long)k, (unsigned long long)expected);
+}
+
+/* The next model of this sender: one behind what was consumed where slots wait for that (I1, I3);
+ * else any later one. */
+static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
+  if (in->header != in->footer) return 0; /* the one before is under way */
+  return notify->mode == MLFAB_NOTIFY_ACK ? in->footer == in->consumed && k == in->consumed + 1
+                                          : k > in->footer;
+}
+
+static uint64_t notify_expected(const mlfab__notify_in *in) {
+  return in->header != in->footer ? in->header : in->footer + 1;
+}
+
+MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                          mlfab_error *error) {
+  assert(edge < notify->ins);
+  mlfab__notify_in *in = &notify->in[edge];
+  uint32_t rank = notify->in_peer[edge];
+  if (!notify_next(notify, in, header)) {
+    int unread = notify->mode == MLFAB_NOTIFY_ACK && in->footer > in->consumed;
+    if (!unread) return notify_refuse(error, rank, "the model", header, notify_expected(in));
+    return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
+                        "rank %u sent the model of iteration %llu before %llu was acknowledged",
+                        rank, (unsigned long long)header, (unsigned long long)in->footer);
+  }
+  in->header = header;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                           uint64_t footer, mlfab_error *error) {
+  assert(edge < notify->ins);
+  mlfab__notify_in *in = &notify->in[edge];
+  uint32_t rank = notify->in_peer[edge];
+  int begun = in->header != in->footer;
+  if (header != footer) {
+    return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
+                        "rank %u sent NOTIFY of iteration %llu behind the model of %llu", rank,
+                        (unsigned long long)footer, (unsigned long long)header);
+  }
+  if (begun ? footer != in->header : !notify_next(notify, in, footer))
+    return notify_refuse(error, rank, "NOTIFY", footer, notify_expected(in));
+  in->header = in->footer = footer;
+  notify->unheard -= notify->mode == MLFAB_NOTIFY_ACK;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, uint64_t k,
+                                        mlfab_error *error) {
+  assert(edge < notify->outs);
+  mlfab__notify_out *out = &notify->out[edge];
+  uint32_t rank = notify->out_peer[edge];
+  if (notify->mode != MLFAB_NOTIFY_ACK || out->acked == out->sent) {
+    return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
+                        "rank %u sent ACK of iteration %llu: none was to come", rank,
+                        (unsigned long long)k);
+  }
+  if (k != out->sent) return notify_refuse(error, rank, "ACK", k, out->sent);
+  out->acked = k;
+  notify->unacked--;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p) {
+  *rank_p = MLFAB_NO_RANK;
+  if (!notify_under_way(notify) || mlfab__notify_ready(notify)) return MLFAB__NOTIFY_NOTHING;
+  if (notify->unsent > 0) {
+    for (uint32_t i = 0; i < notify->outs; i++) {
+      if (mlfab__notify_may_send(notify, i)) return MLFAB__NOTIFY_NOTHING;
+    }
+    for (uint32_t i = notify->outs; i-- > 0;) {
+      if (notify->out[i].acked < notify->out[i].sent) *rank_p = (int32_t)notify->out_peer[i];
+    }
+    return MLFAB__NOTIFY_FOR_ACK;
+  }
+  if (notify->mode == MLFAB_NOTIFY_BSP) return MLFAB__NOTIFY_FOR_BARRIER;
+  for (uint32_t i = notify->ins; i-- > 0;) {
+    if (notify->in[i].footer < notify->iteration) *rank_p = (int32_t)notify->in_peer[i];
+  }
+  return MLFAB__NOTIFY_FOR_NOTIFY;
+}
+
+#endif
+
+/* ==============================================================================================
  * core/store.h
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
@@ -9461,6 +12901,592 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
   *applied_p = plan_write(planner, batch, ordered, out);
   if (choice_p) *choice_p = choice;
   return 0;
+}
+
+/* ==============================================================================================
+ * core/stream.h
+ * ============================================================================================== */
+/* stream.h - reliable messages between the workers of one epoch. Layer 3.
+ *
+ * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
+ * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
+ * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave in the
+ * order in which they were given, whole.
+ *
+ *    a message:  QUEUED --its first frame taken by the link--> UNDER WAY --all acknowledged--> gone
+ *
+ *    a link:     OPEN --breaks--> (none) --a new one stands--> ASKING --acknowledged--> OPEN
+ *
+ * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
+ * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
+ * are acknowledged at once.
+ *
+ * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
+ * link that breaks is followed by a new one, and everything that the peer has not got is sent
+ * again. (2) The receiver hands on frame n + 1 only after n, and each once; what it has seen is
+ * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
+ * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
+ * them: what a link still has is detached. Their contents may change once the peer can only have
+ * them (ring.h): they are not read again. (4) Eager bytes that the peer has not consumed are
+ * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
+ * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
+ * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
+ * forget every message, and frames of another epoch are dropped.
+ *
+ * Memory: a message that waits costs its description, and its bytes when they are copied: from a
+ * pool that keeps what was ever in use at once until the next epoch, and MLFAB__STREAM_POOL after
+ * that. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+
+/* Tokens of bulks that this role lends: this bit, without that below it. They occur on HOP links
+ * only, beside the tree's, which have both (MLFAB__TREE_TOKEN), and the worker role's, which
+ * have not this one. The aggregator's look alike, but are lent to MEMBER and SERVER links. The
+ * rest is the message's serial, which no other message for this peer ever has: a late report
+ * finds nothing. */
+#define MLFAB__STREAM_TOKEN ((uint64_t)2 << 60)
+#define MLFAB__STREAM_TOKENS ((uint64_t)3 << 60) /* the bits that tell */
+
+enum {
+  MLFAB__STREAM_CREDIT = 4 << 20, /* eager bytes at a peer */
+  MLFAB__STREAM_COPY = 8192,      /* bulks up to this are copied by the transport (token 0) */
+  /* Acknowledge at least so often, or for so many bytes; else at the end of a message of more than
+   * MLFAB__STREAM_COPY bytes, whose sender waits for them, and four times a heartbeat. */
+  MLFAB__STREAM_ACK_FRAMES = 16,
+  MLFAB__STREAM_ACK_BYTES = 512 << 10,
+  MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
+  MLFAB__STREAM_POOL = 4 << 20,      /* bytes of the pool that outlive an epoch */
+  MLFAB__STREAM_CLASSES = 26         /* blocks of 64 bytes, twice as many, ... 2 GiB */
+};
+
+/* Who uses it. */
+typedef struct mlfab__stream_user {
+  void *self;
+  /* A frame from this member came, in order, once. bulk is borrowed for the length of the call.
+   * Both functions may call everything below but `free`. */
+  void (*deliver)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
+                  uint32_t bytes);
+  /* The borrowed bytes of a message are free. */
+  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
+} mlfab__stream_user;
+
+typedef struct mlfab__lane mlfab__lane; /* one peer: stream.c */
+
+typedef struct mlfab__streams {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port hop;  /* our links to others, by rank: `ready` opens the link when there is none */
+  mlfab__port down; /* others' links to us, by rank: acknowledgements are posted there */
+  mlfab__stream_user user;
+  uint32_t epoch; /* 0: none */
+  uint32_t members;
+  const uint32_t *ranks;             /* of members; the user's, until end */
+  uint32_t *member_of;               /* by rank, plus one; 0: not a member */
+  mlfab__lane **streams;           /* by member, NULL until it is first used */
+  uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
+  uint32_t chunk;                    /* most bytes of a frame */
+  uint64_t serial;                   /* above all serials of earlier epochs */
+  void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
+  uint64_t pooled;                   /* bytes of them */
+} mlfab__streams;
+
+MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
+                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab__port *down, const mlfab__stream_user *user);
+MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
+/* A new epoch, with a number of its own; ends the one before. Errors: MEMORY: there is none
+ * then. */
+MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
+                                         const uint32_t *ranks, uint32_t members);
+/* Forgets all messages: everything borrowed is free on return, without given_back. */
+MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
+
+/* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
+ * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
+ * they are copied now; else borrowed until given_back(cookie), which for a message of up to
+ * MLFAB__STREAM_COPY bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
+ * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
+MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
+                                       const mlfab__coll *head, const void *bytes, uint64_t n,
+                                       int copy, uint64_t cookie);
+/* Eager bytes of this member, which were delivered, wait no longer. */
+MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
+                                            uint64_t bytes);
+
+/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when they were of this kind. What
+ * breaks the protocol drops the link. */
+MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
+                                               const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
+                                            const mlfab__frame_in *frame);
+/* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
+MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank);
+/* 1 when something waits for a link to this worker. since_p: since when it has been missing
+ * while it was wanted (now, when it is not yet counted); NULL is accepted. */
+MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
+                                              uint64_t now_ns, uint64_t *since_p);
+/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free (1 when the
+ * token was of this kind). */
+MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
+                                       mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
+                                         const mlfab__frame_out *frame);
+MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
+/* Four times a heartbeat: acknowledges what was not. */
+MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
+/* 1 when every message that was queued has been acknowledged. */
+MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
+
+
+/* ==============================================================================================
+ * core/stream.c
+ * ============================================================================================== */
+/* stream.c - reliable messages between the workers of one epoch. See stream.h. */
+
+enum { STREAM_BLOCK = 64, STREAM_RING = 16 }; /* the least block of the pool, the first ring */
+
+typedef struct stream_message {
+  mlfab__coll head; /* of the first frame, but for epoch and seq */
+  const uint8_t *bytes;
+  uint64_t n, cookie;
+  uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
+  uint32_t lent;          /* frames of which the link has borrowed the bulk */
+  uint8_t copied;
+  uint8_t counted; /* its eager bytes have been taken off the credit */
+} stream_message;
+
+/* One peer. Messages have serials: begin .. begin + count - 1, at serial % room in the ring. */
+struct mlfab__lane {
+  /* To it. */
+  stream_message *ring;
+  uint32_t room, count;   /* room: 0 or a power of two */
+  uint64_t begin, cursor; /* cursor: of the message that holds frame `next`, or the next one */
+  uint64_t queued;        /* frames of all messages so far */
+  uint64_t next;          /* frame to send; acked < next <= queued + 1 */
+  uint64_t most;          /* highest that a link ever took */
+  uint64_t acked;
+  uint64_t eager, consumed; /* bytes that were counted; of them, the peer has consumed */
+  uint64_t missing_ns;      /* the link is missing and wanted since; 0: not known to be */
+  int asking;               /* a new link, and the peer has not said yet what it has */
+  /* From it. */
+  uint64_t received, told; /* frames, as far as acknowledged */
+  uint64_t in_eager, in_consumed, in_told;
+  uint64_t bytes_since; /* the last acknowledgement */
+  uint32_t frames_since;
+};
+
+/* --- the pool: free blocks by size, each pointing at the next --- */
+
+static uint32_t stream_class(uint64_t n) {
+  uint32_t kind = 0;
+  while (kind < MLFAB__STREAM_CLASSES && (uint64_t)STREAM_BLOCK << kind < n) kind++;
+  return kind;
+}
+
+static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
+  uint32_t kind = stream_class(n);
+  if (kind == MLFAB__STREAM_CLASSES) return NULL;
+  void *block = streams->pool[kind];
+  if (!block) return mlfab__alloc_aligned(streams->env, (size_t)STREAM_BLOCK << kind);
+  memcpy(&streams->pool[kind], block, sizeof block);
+  streams->pooled -= (uint64_t)STREAM_BLOCK << kind;
+  return block;
+}
+
+/* Blocks are freed by `drain` only: what was lent stays readable until the transport has heard of
+ * the detach. */
+static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
+  uint32_t kind = stream_class(n);
+  memcpy(block, &streams->pool[kind], sizeof block);
+  streams->pool[kind] = block;
+  streams->pooled += (uint64_t)STREAM_BLOCK << kind;
+}
+
+static void stream_drain(mlfab__streams *streams) {
+  for (uint32_t kind = 0; kind < MLFAB__STREAM_CLASSES; kind++) {
+    while (streams->pool[kind]) {
+      void *block = streams->pool[kind];
+      memcpy(&streams->pool[kind], block, sizeof block);
+      mlfab__free_aligned(streams->env, block, (size_t)STREAM_BLOCK << kind);
+    }
+  }
+  streams->pooled = 0;
+}
+
+/* --- streams --- */
+
+/* The member's number plus one, or 0. */
+static uint32_t stream_place(const mlfab__streams *streams, uint32_t rank) {
+  return streams->epoch && rank < streams->config->workers ? streams->member_of[rank] : 0;
+}
+
+static mlfab__lane *stream_of(const mlfab__streams *streams, uint32_t rank) {
+  uint32_t place = stream_place(streams, rank);
+  return place ? streams->streams[place - 1] : NULL;
+}
+
+static mlfab__lane *stream_open(mlfab__streams *streams, uint32_t member) {
+  mlfab__lane *stream = streams->streams[member];
+  if (stream) return stream;
+  stream = mlfab__alloc(streams->env, sizeof *stream);
+  if (!stream) return NULL;
+  stream->begin = stream->cursor = streams->serial;
+  stream->next = 1;
+  streams->streams[member] = stream;
+  return stream;
+}
+
+static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
+  return &stream->ring[serial & (stream->room - 1)];
+}
+
+/* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
+static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
+                          uint64_t serial) {
+  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, MLFAB__STREAM_TOKEN | serial);
+  if (message->copied && message->n > 0)
+    stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
+  streams->bytes_waiting -= message->n;
+}
+
+static void stream_close(mlfab__streams *streams, uint32_t member) {
+  mlfab__lane *stream = streams->streams[member];
+  if (!stream) return;
+  uint64_t end = stream->begin + stream->count;
+  for (uint64_t serial = stream->begin; serial < end; serial++)
+    stream_forget(streams, streams->ranks[member], stream_at(stream, serial), serial);
+  streams->serial = mlfab__max(streams->serial, end);
+  mlfab__free(streams->env, stream->ring, stream->room * sizeof *stream->ring);
+  mlfab__free(streams->env, stream, sizeof *stream);
+  streams->streams[member] = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
+                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab__port *down, const mlfab__stream_user *user) {
+  memset(streams, 0, sizeof *streams);
+  streams->env = env;
+  streams->config = config;
+  streams->hop = *hop;
+  streams->down = *down;
+  streams->user = *user;
+}
+
+MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
+  if (!streams->epoch) return;
+  for (uint32_t m = 0; m < streams->members; m++) {
+    stream_close(streams, m);
+    streams->member_of[streams->ranks[m]] = 0;
+  }
+  assert(streams->bytes_waiting == 0);
+  mlfab__free(streams->env, streams->streams, streams->members * sizeof(mlfab__lane *));
+  streams->streams = NULL;
+  streams->members = streams->epoch = 0;
+}
+
+MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
+                                         const uint32_t *ranks, uint32_t members) {
+  mlfab__streams_end(streams);
+  if (streams->pooled > MLFAB__STREAM_POOL) stream_drain(streams);
+  if (!streams->member_of)
+    streams->member_of =
+        mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
+  if (!streams->member_of) return MLFAB_ERR_MEMORY;
+  streams->streams = mlfab__alloc_array(streams->env, members, sizeof(mlfab__lane *));
+  if (!streams->streams) return MLFAB_ERR_MEMORY;
+  for (uint32_t m = 0; m < members; m++) streams->member_of[ranks[m]] = m + 1;
+  streams->ranks = ranks;
+  streams->members = members;
+  streams->epoch = epoch;
+  streams->chunk = (uint32_t)mlfab__max(streams->config->chunk_bytes / 64 * 64, 64);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
+  if (!streams->env) return;
+  mlfab__streams_end(streams);
+  stream_drain(streams);
+  mlfab__free(streams->env, streams->member_of, streams->config->workers * sizeof(uint32_t));
+  streams->member_of = NULL;
+}
+
+/* --- to a peer --- */
+
+/* Room for one message more: 1. */
+static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
+  if (stream->count < stream->room) return 1;
+  uint32_t room = stream->room ? 2 * stream->room : STREAM_RING;
+  if (room > MLFAB__STREAM_QUEUE_MAX) return 0;
+  stream_message *ring = mlfab__alloc_array(streams->env, room, sizeof *ring);
+  if (!ring) return 0;
+  for (uint64_t serial = stream->begin; serial < stream->begin + stream->count; serial++)
+    ring[serial & (room - 1)] = *stream_at(stream, serial);
+  mlfab__free(streams->env, stream->ring, stream->room * sizeof *ring);
+  stream->ring = ring;
+  stream->room = room;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
+                                       const mlfab__coll *head, const void *bytes, uint64_t n,
+                                       int copy, uint64_t cookie) {
+  assert(streams->epoch && member < streams->members);
+  assert(!(head->flags & MLFAB__COLL_EAGER) || n <= MLFAB__STREAM_CREDIT);
+  mlfab__lane *stream = stream_open(streams, member);
+  if (!stream || !stream_reserve(streams, stream)) return MLFAB_ERR_MEMORY;
+  if (copy && n > 0) {
+    uint8_t *own = stream_block(streams, n);
+    if (!own) return MLFAB_ERR_MEMORY;
+    memcpy(own, bytes, n);
+    bytes = own;
+  }
+  stream_message *message = stream_at(stream, stream->begin + stream->count++);
+  memset(message, 0, sizeof *message);
+  message->head = *head;
+  message->bytes = bytes;
+  message->n = n;
+  message->cookie = cookie;
+  message->first = stream->queued + 1;
+  message->frames = n > 0 ? (n - 1) / streams->chunk + 1 : 1;
+  message->copied = copy != 0;
+  stream->queued += message->frames;
+  streams->bytes_waiting += n;
+  streams->hop.ready(streams->hop.self, streams->ranks[member]);
+  return 0;
+}
+
+/* Does this message wait for the peer to consume others? */
+static int stream_waits(const mlfab__lane *stream, const stream_message *message) {
+  return message->head.flags & MLFAB__COLL_EAGER && !message->counted &&
+         stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
+}
+
+MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
+                                       mlfab__frame_out *frame) {
+  const mlfab__lane *stream = stream_of(streams, rank);
+  if (!stream || stream->asking || stream->next > stream->queued) return 0;
+  const stream_message *message = stream_at(stream, stream->cursor);
+  if (stream_waits(stream, message)) return 0;
+  uint64_t at = (stream->next - message->first) * streams->chunk;
+  mlfab__coll head = message->head;
+  head.epoch = streams->epoch;
+  head.seq = stream->next;
+  head.offset += at;
+  frame->type = MLFAB__COLL;
+  frame->meta_bytes = mlfab__encode_coll(frame->meta, &head);
+  frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
+  frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
+  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? MLFAB__STREAM_TOKEN | stream->cursor : 0;
+  frame->slot = streams->epoch;
+  frame->note[0] = stream->next;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
+                                         const mlfab__frame_out *frame) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
+      stream->asking) {
+    /* It was forgotten between being yielded and being taken. */
+    if (frame->token) streams->hop.detach(streams->hop.self, rank, frame->token);
+    return;
+  }
+  stream_message *message = stream_at(stream, stream->cursor);
+  if (message->head.flags & MLFAB__COLL_EAGER && !message->counted) {
+    message->counted = 1;
+    stream->eager += message->n;
+  }
+  if (frame->token) message->lent++;
+  stream->most = mlfab__max(stream->most, stream->next);
+  if (++stream->next == message->first + message->frames) stream->cursor++;
+}
+
+MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
+  if ((token & MLFAB__STREAM_TOKENS) != MLFAB__STREAM_TOKEN) return 0;
+  uint64_t serial = token & ~MLFAB__STREAM_TOKENS;
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return 1;
+  stream_message *message = stream_at(stream, serial);
+  if (message->lent > 0) message->lent--;
+  return 1;
+}
+
+/* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */
+static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t epoch) {
+  for (;;) {
+    mlfab__lane *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
+    if (!stream || stream->count == 0) return;
+    stream_message message = *stream_at(stream, stream->begin);
+    if (message.first + message.frames - 1 > stream->acked) return;
+    stream_forget(streams, rank, &message, stream->begin);
+    stream->begin++;
+    stream->count--;
+    stream->cursor = mlfab__max(stream->cursor, stream->begin);
+    if (!message.copied)
+      streams->user.given_back(streams->user.self, stream_place(streams, rank) - 1, message.cookie);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
+                                            const mlfab__frame_in *frame) {
+  mlfab__coll_ack ack;
+  if (frame->type != MLFAB__COLL_ACK) return 0;
+  if (mlfab__decode_coll_ack(frame->meta, frame->meta_bytes, &ack)) {
+    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME, "a COLL_ACK that does not parse");
+    return 1;
+  }
+  if (!streams->epoch || ack.epoch != streams->epoch) return 1;
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (!stream || ack.received < stream->acked || ack.received > stream->most ||
+      ack.consumed < stream->consumed || ack.consumed > stream->eager) {
+    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME,
+                      "an acknowledgement of what was not sent, or less than before");
+    return 1;
+  }
+  stream->asking = 0;
+  stream->acked = ack.received;
+  stream->consumed = ack.consumed;
+  stream->next = mlfab__max(stream->next, stream->acked + 1);
+  if (stream->next <= stream->queued) streams->hop.ready(streams->hop.self, rank);
+  stream_acknowledged(streams, rank, ack.epoch);
+  return 1;
+}
+
+/* The link is gone, and what it had: from the first frame on that is not acknowledged. */
+static void stream_restart(mlfab__lane *stream) {
+  uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
+  for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
+  stream->cursor = stream->begin;
+  stream->next = stream->acked + 1;
+}
+
+MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (!stream) return;
+  stream_restart(stream);
+  stream->missing_ns = 0;
+  stream->asking = stream->most > stream->acked || stream->eager > stream->consumed;
+  if (stream->asking) {
+    mlfab__coll question;
+    uint8_t meta[96];
+    memset(&question, 0, sizeof question);
+    question.epoch = streams->epoch;
+    streams->hop.post(streams->hop.self, rank, MLFAB__COLL, meta,
+                      mlfab__encode_coll(meta, &question));
+  } else if (stream->count > 0) {
+    streams->hop.ready(streams->hop.self, rank);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (stream) stream_restart(stream);
+}
+
+MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
+                                              uint64_t now_ns, uint64_t *since_p) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (since_p) *since_p = now_ns;
+  if (!stream) return 0;
+  if (stream->count == 0) {
+    stream->missing_ns = 0;
+    return 0;
+  }
+  if (stream->missing_ns == 0) stream->missing_ns = now_ns;
+  if (since_p) *since_p = stream->missing_ns;
+  return 1;
+}
+
+/* --- from a peer --- */
+
+static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__lane *stream) {
+  mlfab__coll_ack ack = {streams->epoch, stream->received, stream->in_consumed};
+  uint8_t meta[32];
+  stream->told = stream->received;
+  stream->in_told = stream->in_consumed;
+  stream->frames_since = 0;
+  stream->bytes_since = 0;
+  streams->down.post(streams->down.self, rank, MLFAB__COLL_ACK, meta,
+                     mlfab__encode_coll_ack(meta, &ack));
+}
+
+MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
+                                            uint64_t bytes) {
+  mlfab__lane *stream = streams->streams[member];
+  stream->in_consumed += bytes;
+  assert(stream->in_consumed <= stream->in_eager);
+  if (stream->in_consumed - stream->in_told >= MLFAB__STREAM_CREDIT / 4)
+    stream_acknowledge(streams, streams->ranks[member], stream);
+}
+
+/* What is wrong with the next frame, or NULL. */
+static const char *stream_wrong(const mlfab__lane *stream, const mlfab__coll *head,
+                                const mlfab__frame_in *frame) {
+  uint64_t n = frame->bulk_bytes;
+  if (head->seq != stream->received + 1) return "a collective's frame came before others";
+  if (head->offset > head->total || n > head->total - head->offset)
+    return "a collective's bytes beyond its end";
+  if (n > 0 && !frame->bulk) return "a collective's frame without its bytes";
+  if (head->flags & MLFAB__COLL_EAGER &&
+      stream->in_eager - stream->in_consumed + n > MLFAB__STREAM_CREDIT)
+    return "more eager bytes than there is credit for";
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
+                                               const mlfab__frame_in *frame) {
+  mlfab__coll head;
+  const mlfab__port *down = &streams->down;
+  if (frame->type != MLFAB__COLL) return 0;
+  if (mlfab__decode_coll(frame->meta, frame->meta_bytes, &head)) {
+    down->drop(down->self, rank, MLFAB_ERR_FRAME, "a COLL that does not parse");
+    return 1;
+  }
+  if (!streams->epoch || head.epoch != streams->epoch) return 1;
+  uint32_t place = stream_place(streams, rank);
+  mlfab__lane *stream = place ? stream_open(streams, place - 1) : NULL;
+  if (!stream) {
+    down->drop(down->self, rank, place ? MLFAB_ERR_MEMORY : MLFAB_ERR_FRAME,
+               place ? "out of memory" : "a collective's frame of a worker that is no member");
+    return 1;
+  }
+  if (head.seq <= stream->received) {
+    stream_acknowledge(streams, rank, stream);
+    return 1;
+  }
+  const char *wrong = stream_wrong(stream, &head, frame);
+  if (wrong) {
+    down->drop(down->self, rank, MLFAB_ERR_FRAME, wrong);
+    return 1;
+  }
+  stream->received++;
+  stream->frames_since++;
+  stream->bytes_since += frame->bulk_bytes;
+  if (head.flags & MLFAB__COLL_EAGER) stream->in_eager += frame->bulk_bytes;
+  int last = head.offset + frame->bulk_bytes == head.total && head.total > MLFAB__STREAM_COPY;
+  if (last || stream->frames_since >= MLFAB__STREAM_ACK_FRAMES ||
+      stream->bytes_since >= MLFAB__STREAM_ACK_BYTES)
+    stream_acknowledge(streams, rank, stream);
+  /* At the very end: the user may end the epoch. */
+  streams->user.deliver(streams->user.self, place - 1, &head, frame->bulk, frame->bulk_bytes);
+  return 1;
+}
+
+/* --- all of them --- */
+
+MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
+  for (uint32_t m = 0; m < streams->members; m++) {
+    mlfab__lane *stream = streams->streams[m];
+    if (stream && (stream->told != stream->received || stream->in_told != stream->in_consumed))
+      stream_acknowledge(streams, streams->ranks[m], stream);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
+  for (uint32_t m = 0; m < streams->members; m++) {
+    if (streams->streams[m] && streams->streams[m]->count > 0) return 0;
+  }
+  return 1;
 }
 
 /* ==============================================================================================
@@ -21898,6 +25924,5264 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
 }
 
 /* ==============================================================================================
+ * core/comm.h
+ * ============================================================================================== */
+/* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
+ *
+ * Server 0 keeps the roll of those who take part (roll.h). A worker:
+ *
+ *    OUT --first call: ROLL--> ASKED --ROLL_LIST--> LISTED (READY) --ROLL_GO--> IN
+ *                                ^                     |                         |
+ *                                |                     +--- a failure here ------+--> FAILED
+ *                                +------- ROLL again, by itself <------- ROLL_OVER, from any
+ *
+ * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached
+ * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
+ * free then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is
+ * listed), which ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure
+ * that finds no call open is kept for the next one (`owed`). Calls begun while no epoch stands
+ * wait for it, with numbers of the epoch to come.
+ *
+ * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
+ * a round of an object (channel, round). Operations:
+ *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
+ *              READY came. Done when it is queued and copied, or (borrowed) queued.
+ *    RECV      done when all its bytes are in place. What comes for it before it may run is
+ *              staged in memory of the message's length.
+ *    RECV_REDUCE  likewise, added as the bytes come.
+ *    COMPUTE   the play's function.
+ * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
+ * its buffers again.
+ *
+ * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
+ * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
+ * options) is in every message: one that differs from ours is a failure with SHAPE, found by
+ * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
+ * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
+ * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
+ * memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object; staged
+ * bytes by MLFAB__STREAM_CREDIT a peer and the lengths of RECVs. (6) A call ends: by finishing,
+ * by a verdict, by its deadline, or by the death of server 0.
+ *
+ * A call that runs in shared memory (arena.h) takes a number here like any other (`outside`), so
+ * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
+ *
+ * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
+ * persistent connections; failures. */
+
+enum {
+  MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
+  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
+  MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
+   * so many others may be ahead of the first that is open. */
+  MLFAB__COMM_AHEAD = 32,
+  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
+  MLFAB__COMM_SPACES = 4,
+  MLFAB__COMM_BUFS = 256,
+  MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
+  MLFAB__COMM_PAST = 128,   /* calls of which the signature is known, open or over */
+  MLFAB__COMM_BUCKETS = 64,
+  MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
+  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
+  MLFAB__COMM_CLASSES = 26       /* blocks of 64 bytes, twice as many, ... 2 GiB */
+};
+
+/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
+ * play's, or I64 for MLFAB__OP_OR. */
+#define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
+/* request.slot of an object's requests; below it are those of plain calls. */
+#define MLFAB__COMM_REQUEST(channel) (MLFAB__COMM_CALLS + (channel))
+/* Cookies of what an object sends by the streams itself: 32 bits are its own. */
+#define MLFAB__COMM_COOKIE(channel, own) (((uint64_t)(channel) << 33) | ((uint64_t)(own) << 1) | 1)
+
+/* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
+enum mlfab__comm_phase {
+  MLFAB__COMM_OUT,
+  MLFAB__COMM_ASKED,
+  MLFAB__COMM_LISTED,
+  MLFAB__COMM_IN,
+  MLFAB__COMM_FAILED
+};
+
+struct mlfab__comm;
+
+/* Memory that a schedule works on: a list of stretches taken as one. */
+typedef struct mlfab__comm_space {
+  mlfab_vec *vecs; /* count in bytes here */
+  uint32_t n;
+} mlfab__comm_space;
+
+/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
+typedef struct mlfab__comm_recv {
+  uint64_t got, from; /* bytes; the first that is staged */
+  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
+  uint32_t next;      /* plus one; 0: none */
+  uint8_t whole, eager;
+} mlfab__comm_recv;
+
+typedef struct mlfab__comm_peer { /* a member, to a play */
+  uint8_t ready, told;            /* its READY came; ours went out */
+  uint32_t first, last;           /* SENDs that wait for it, plus one; 0: none */
+} mlfab__comm_peer;
+
+typedef struct mlfab__play {
+  /* Filled by whoever arms it, and left alone until it is over. */
+  uint32_t channel;
+  uint64_t number, signature;
+  uint8_t eager;
+  int dtype, op;
+  uint32_t width;
+  mlfab_reduce_fn reduce; /* instead of op */
+  void *reduce_user;
+  mlfab__comm_space spaces[MLFAB__COMM_SPACES];
+  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__RING_DIVIDE occurs, which comm
+   * does. */
+  int (*compute)(void *self, struct mlfab__play *play, const mlfab__dag_op *op);
+  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
+   * more). With 0 it may arm another, and this one again. */
+  void (*over)(void *self, struct mlfab__play *play, int status, uint64_t now_ns);
+  void *self;
+  mlfab__dag dag; /* sealed; comm starts it */
+  /* comm's own. */
+  uint8_t armed;
+  uint8_t running;          /* not finished: its operations run, its messages are taken */
+  uint8_t busy;             /* its operations are being run */
+  uint8_t moved;            /* it has sent or got something */
+  uint32_t lent;            /* parts of messages that are borrowed */
+  uint32_t staged;          /* RECVs that have a stage */
+  mlfab__comm_recv *recvs;  /* by operation */
+  mlfab__comm_peer *peers;  /* by member */
+  struct mlfab__play *next; /* of the armed ones */
+} mlfab__play;
+
+/* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
+ * towards comm. */
+typedef struct mlfab__comm_object {
+  uint32_t channel; /* 0: free */
+  void *self;
+  /* A frame of this channel that is not an armed play's, which consumes it
+   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
+   * kept. */
+  void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
+                uint32_t bytes, uint64_t now_ns);
+  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
+  /* A new epoch has begun (members may be others; round: the first of it), or one is over (plays
+   * of it have been told). */
+  void (*begin)(void *self, uint64_t round, uint64_t now_ns);
+  void (*over)(void *self, int code, uint64_t now_ns);
+  /* A request of it that is open is withdrawn: by its deadline or by the caller. */
+  void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
+  /* Has this worker called `number`, as far as others wait for it; and who is awaited, or
+   * MLFAB_NO_RANK. */
+  int (*called)(void *self, uint64_t number, int32_t *awaited_p);
+  void (*free_self)(void *self);
+  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
+  /* comm's own. */
+  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
+  uint64_t stuck_ns; /* when it was last said that a request is open for long */
+  int32_t missing;   /* who server 0 says has not called */
+} mlfab__comm_object;
+
+/* A plain collective as it is called. */
+typedef struct mlfab__comm_call {
+  uint8_t kind;      /* MLFAB__RING_* */
+  uint8_t algorithm; /* enum mlfab_algorithm */
+  uint8_t ordered, refuse_nan, outside;
+  int dtype, op; /* dtype 0: bytes */
+  uint32_t width;
+  mlfab_reduce_fn reduce;
+  void *reduce_user;
+  const mlfab_vec *vecs; /* counts in elements; copied */
+  uint32_t n;
+  const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
+  int32_t root;           /* rank; broadcast */
+  uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
+  const char *words;      /* what it is, for texts: "an allreduce"; static */
+} mlfab__comm_call;
+
+/* A call as it is told of. */
+typedef struct mlfab__comm_past {
+  uint64_t signature, count;
+  const char *words;
+  int dtype, op;
+  uint32_t width;
+  int32_t root;
+  uint8_t kind, user; /* user: a reducer of the user's */
+} mlfab__comm_past;
+
+enum { MLFAB__SLOT_FREE, MLFAB__SLOT_WAITING, MLFAB__SLOT_PLAIN, MLFAB__SLOT_OUTSIDE };
+
+typedef struct mlfab__comm_slot { /* an open plain collective */
+  struct mlfab__comm *comm;
+  uint8_t state;
+  uint8_t wanted; /* OUTSIDE: others call it as a plain one */
+  mlfab__comm_call call;
+  mlfab_vec vecs[MLFAB__COMM_BUFS];
+  uint64_t *counts;  /* a copy, by rank */
+  mlfab_vec *blocks; /* the members' blocks in their order; while it is armed */
+  uint32_t blocks_room;
+  uint64_t number, signature, count;
+  mlfab_request request;
+  uint64_t stuck_ns;
+  int32_t missing; /* who server 0 says has not called */
+  mlfab__play play;
+} mlfab__comm_slot;
+
+/* A frame of a play that is not armed yet; its bytes follow. */
+typedef struct mlfab__comm_stage {
+  struct mlfab__comm_stage *next;
+  mlfab__coll head;
+  uint32_t member, bytes;
+} mlfab__comm_stage;
+
+/* An object that this worker has closed. */
+typedef struct mlfab__comm_closed {
+  uint32_t channel;
+  uint64_t upto;
+} mlfab__comm_closed;
+
+typedef struct mlfab__comm {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__requests *requests;
+  mlfab__port up; /* peer 0 is server 0 */
+  mlfab__streams streams;
+  uint32_t rank;
+  int dead; /* server 0 is */
+  enum mlfab__comm_phase phase;
+  uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
+  uint32_t members, me;
+  uint32_t ranks[MLFAB__ROLL_MEMBERS_MAX]; /* members, in their order */
+  mlfab__roll_member *list;                /* what ROLL_LIST said, `members` of them */
+  mlfab__roll_go go;
+  int ready;             /* READY was said */
+  uint64_t in_ns, calls; /* since when it stands; numbers given out in this epoch */
+  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
+  uint32_t left; /* how many members have left; the first call that one of them has not called */
+  uint64_t left_calls, left_ns;
+  int32_t left_rank;
+  uint8_t owed;    /* a verdict that no call has seen */
+  uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
+  uint8_t untold;  /* a failure is to be told when an epoch is listed */
+  uint8_t ending, beginning; /* calls, now */
+  uint32_t depth;            /* frames and calls that are being worked on, one within the other */
+  uint64_t now_ns;
+  mlfab_error verdict;
+  mlfab__roll_over fail; /* what server 0 is told */
+  int leaving;
+  uint64_t round; /* the largest partial round that is over, plus one */
+  uint64_t objects_opened;
+  mlfab__comm_slot *slots[MLFAB__COMM_CALLS];
+  mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
+  mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
+  uint32_t closed_next;
+  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by number */
+  mlfab__play *armed;                      /* list */
+  /* Messages that came early, by channel and number; the last of each list. */
+  mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
+  uint32_t stage_count;
+  uint8_t *gather;                                  /* small stretches on their way out as one */
+  void *pool[MLFAB__COMM_CLASSES];                  /* free blocks, by size */
+  uint64_t pooled;                                  /* bytes of them */
+  uint64_t collectives, collectives_failed, epochs; /* counters */
+  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
+   * of drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a
+   * second. */
+  uint32_t arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  int arena_asked; /* 1: drive shall map the list and call mlfab__comm_mapped */
+  uint64_t host;
+  double link_in, link_out;
+} mlfab__comm;
+
+MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     const mlfab__port *down, mlfab__requests *requests);
+MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
+
+/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
+ * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.
+ * `outside`: only a number is taken; the caller runs it when mlfab__comm_outside says so, and
+ * ends it with mlfab__comm_finish. */
+MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error);
+/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
+ * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
+ * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
+ * the request. To be asked also while it runs: what is not 0 or 1 ends the waiting in the arena,
+ * and nothing was changed then. After UNSUPPORTED the rest of the epoch goes without the arena. */
+MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
+                                        uint64_t *number_p, uint64_t *signature_p);
+/* It was carried out (0), or failed with this code and culprit (a member's rank, or
+ * MLFAB_NO_RANK). */
+MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
+                                        int32_t rank, uint64_t now_ns);
+/* Drive has mapped (1) or could not map (0) the memory of `list`. */
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
+/* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
+MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+/* The worker takes no further part (done, or closing): tells server 0. */
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
+/* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
+MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
+
+/* The link to server 0 stands (again); server 0 is dead. */
+MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
+/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the
+ * streams by these (they run what has become ready). */
+MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
+                                             uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
+                                             const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
+                                          const mlfab__frame_in *frame, uint64_t now_ns);
+/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
+ * failure. Only asked while there is none. Up and lost links are told to the streams. */
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+
+/* --- for objects: eager.c, gossip.c, schedules --- */
+
+/* A channel: the lowest free entry; its number counts openings, which are the same on all
+ * workers. Errors: LIMIT. */
+MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
+                                           uint32_t *channel_p);
+/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
+ * (PEER_CLOSED). */
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel);
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel);
+/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
+ * sealed. In phase IN only. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns);
+/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
+ * are still to get bytes of it, that is a failure (CANCELLED). */
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play);
+/* Triggers an operation of an armed play. */
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, uint32_t op,
+                                         uint64_t now_ns);
+/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
+ * effect at their end. */
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
+/* A verdict that nobody has seen: 1, and the call that asked returns it. */
+MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
+/* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel);
+/* A request of an object ends with the verdict. */
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
+                                             uint64_t now_ns);
+
+/* --- between comm.c and play.c --- */
+
+/* Around whatever may end the epoch. now_ns 0: as before. */
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
+/* Says that this call seems to be stuck. */
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
+/* A frame of a plain call that is not armed: 1 when it is to be kept. */
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
+/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
+ * block. */
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
+/* As mlfab__stream_user has them. */
+MLFAB__INTERNAL void mlfab__play_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                         const void *bulk, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_t cookie);
+/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
+ * what came early. */
+MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code);
+/* Disarms the plays of an object that is closed; a failure where others have begun what needs
+ * it. */
+MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_object *object);
+/* 1 when there are frames of this plain call, which came early. */
+MLFAB__INTERNAL int mlfab__play_came(const mlfab__comm *comm, uint64_t number);
+/* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
+
+/* --- gossip.c: stochastic reduce --- */
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__gossip mlfab__gossip; /* gossip.c */
+
+/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
+ * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
+ * mlfab__gossip_state tells from then on. */
+MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                       const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                       uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* 0, or why the workers of this epoch have no graph. */
+MLFAB__INTERNAL int mlfab__gossip_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
+ * data is as it was. */
+MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *data,
+                                        uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                        mlfab_error *error);
+/* Errors: STATE (an iteration is under way). */
+MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif
+
+/* --- script.c --- schedules of the user's own (mlfab_dag) */
+
+enum { MLFAB__SCRIPT_WAITERS = 8 }; /* requests of one schedule that are open */
+
+enum { MLFAB__SCRIPT_BUILT, MLFAB__SCRIPT_OPENING, MLFAB__SCRIPT_OPEN };
+
+typedef struct mlfab__script_user {
+  void *self;
+  /* Calls the user's function, which may call mlfab__script_trigger (inside), and nothing else. */
+  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
+  /* The communicator ends: to be freed now. */
+  void (*gone)(void *self);
+} mlfab__script_user;
+
+typedef struct mlfab__script_op { /* what the dag's operation does not tell */
+  mlfab_compute_fn fn;
+  void *user;
+  uintptr_t data;
+  uint32_t rank;
+  uint8_t pending; /* triggered in the present round, which is not armed yet */
+} mlfab__script_op;
+
+typedef struct mlfab__script_waiter {
+  mlfab_request request;
+  uint64_t round;
+} mlfab__script_waiter;
+
+/* One lives where its user wants it, and stays there. */
+typedef struct mlfab__script {
+  mlfab__comm *comm;
+  mlfab__script_user user;
+  uint8_t state; /* MLFAB__SCRIPT_* */
+  uint8_t persistent;
+  uint8_t started; /* the present round may be armed; always when persistent */
+  uint8_t arming;  /* script_run is at work */
+  uint32_t channel;
+  uint32_t epoch;          /* whose members the operations name; 0: none */
+  int32_t stranger;        /* a rank that is no member of it */
+  uint64_t round;          /* the present one; those below are over */
+  uint64_t lost, lost_end; /* the last rounds in a row that failures ended */
+  uint64_t number;         /* rounds armed in this epoch */
+  mlfab__script_op *ops;   /* beside those of play.dag */
+  uint32_t room, npending;
+  mlfab__script_waiter waiters[MLFAB__SCRIPT_WAITERS];
+  uint32_t nwaiters;
+  mlfab_vec whole; /* from the lowest address of a message to the highest */
+  mlfab__play play;
+} mlfab__script;
+
+typedef struct mlfab__script_message {
+  int32_t rank;
+  uint32_t tag;
+  void *data;
+  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
+  int dtype, op;
+} mlfab__script_message;
+
+MLFAB__INTERNAL void mlfab__script_init(mlfab__script *script, mlfab__comm *comm,
+                                        const mlfab__script_user *user);
+/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
+ * persistent one it is forgotten here, unless something is lent (mlfab__script_lends). */
+MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script);
+
+/* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
+MLFAB__INTERNAL int mlfab__script_message_op(mlfab__script *script, uint8_t kind,
+                                             const mlfab__script_message *message, uint32_t *op_p,
+                                             mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_compute(mlfab__script *script, mlfab_compute_fn fn, void *user,
+                                          uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_nop(mlfab__script *script, uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_after(mlfab__script *script, uint32_t op, uint32_t dependency,
+                                        mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_set(mlfab__script *script, uint32_t op, uint32_t need,
+                                      uint32_t flags, mlfab_error *error);
+
+/* Checks it and begins to open it. With 0, mlfab__script_opened is to be told how the request has
+ * ended; with an error it is as it was. */
+MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error);
+MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__script_start(mlfab__script *script, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error);
+/* *request_p is 0 where the round is over. */
+MLFAB__INTERNAL int mlfab__script_wait(mlfab__script *script, uint64_t round, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* inside: it is a function that an operation computes that calls. */
+MLFAB__INTERNAL int mlfab__script_trigger(mlfab__script *script, uint32_t op, int inside,
+                                          uint64_t now_ns, mlfab_error *error);
+/* Is memory of an armed round on its way to others? */
+MLFAB__INTERNAL int mlfab__script_lends(const mlfab__script *script);
+
+/* --- eager.c --- partial reductions */
+
+enum { MLFAB__EAGER_QUEUE_MAX = 1 << 16 };
+
+typedef struct mlfab__eager mlfab__eager; /* eager.c */
+
+/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
+ * as of mlfab_partial_open. */
+MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                      mlfab_error *error);
+/* A step. data and info_p (or NULL) are borrowed until the request has ended, which may be at
+ * once. */
+MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* As mlfab_partial_flush and mlfab_partial_resync. A flush that fails has flushed nothing of this
+ * worker. */
+MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error);
+/* Errors: STATE (a step or a flush is under way). */
+MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+
+/* ==============================================================================================
+ * core/comm.c
+ * ============================================================================================== */
+/* comm.c - the communicator: epochs, calls and failures. See comm.h. */
+
+#include <stdio.h>
+
+/* What a member adds in a nanosecond, for choosing algorithms: the same for all, as the rest of
+ * it is. */
+static const double comm_add_bytes_per_ns = 4.0;
+static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
+
+static void comm_begin(mlfab__comm *comm);
+static void comm_begin_waiting(mlfab__comm *comm);
+
+MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     const mlfab__port *down, mlfab__requests *requests) {
+  const mlfab__stream_user user = {comm, mlfab__play_deliver, mlfab__play_given_back};
+  memset(comm, 0, sizeof *comm);
+  comm->env = env;
+  comm->config = config;
+  comm->requests = requests;
+  comm->up = *up;
+  comm->rank = rank;
+  comm->missing = comm->left_rank = MLFAB_NO_RANK;
+  comm->arena_fd = -1;
+  mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
+  return 0;
+}
+
+static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (!slot) return;
+  mlfab__dag_free(&slot->play.dag);
+  mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
+  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  mlfab__free(comm->env, slot, sizeof *slot);
+}
+
+static void comm_forget_list(mlfab__comm *comm) {
+  mlfab__free(comm->env, comm->list, MLFAB__ROLL_MEMBERS_MAX * sizeof *comm->list);
+  comm->list = NULL;
+}
+
+static void comm_ignore(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  (void)self, (void)play, (void)status, (void)now_ns;
+}
+
+MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
+  if (!comm->env) return;
+  comm->ending = 1;
+  mlfab__streams_free(&comm->streams);
+  for (mlfab__play *play = comm->armed; play; play = play->next) play->over = comm_ignore;
+  mlfab__play_end_all(comm, MLFAB_ERR_CLOSED);
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object object = comm->objects[i];
+    comm->objects[i].channel = 0;
+    if (object.channel && object.free_self) object.free_self(object.self);
+  }
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
+  comm_forget_list(comm);
+  mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
+  for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
+    while (comm->pool[class]) {
+      void *block = comm->pool[class];
+      memcpy(&comm->pool[class], block, sizeof(void *));
+      mlfab__free_aligned(comm->env, block, (size_t)MLFAB__COMM_BLOCK << class);
+    }
+  }
+  memset(comm, 0, sizeof *comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
+  comm->depth++;
+  if (now_ns) comm->now_ns = now_ns;
+}
+
+/* --- what server 0 is told --- */
+
+static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_t bytes) {
+  comm->up.post(comm->up.self, 0, type, meta, bytes);
+}
+
+/* Alone: no roll is kept, and nobody is told. */
+static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
+
+static void comm_ask(mlfab__comm *comm) {
+  const mlfab__roll_ask ask = {.epoch = comm->over_epoch,
+                               .arena_pid = comm->arena_pid,
+                               .arena_fd = comm->arena_fd,
+                               .arena_nonce = comm->arena_nonce,
+                               .arena_bytes = comm->arena_bytes,
+                               .host = comm->host,
+                               .in = comm->link_in,
+                               .out = comm->link_out,
+                               .round = comm->round,
+                               .objects = comm->objects_opened};
+  uint8_t meta[128];
+  comm_post(comm, MLFAB__ROLL, meta, mlfab__encode_roll_ask(meta, &ask));
+}
+
+static void comm_say_ready(mlfab__comm *comm) {
+  const mlfab__roll_ready ready = {comm->epoch, comm->go.arena};
+  uint8_t meta[16];
+  comm_post(comm, MLFAB__ROLL_READY, meta, mlfab__encode_roll_ready(meta, &ready));
+}
+
+static void comm_say_failed(mlfab__comm *comm) {
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  comm->fail.epoch = comm->epoch;
+  comm_post(comm, MLFAB__ROLL_FAIL, meta, mlfab__encode_roll_over(meta, &comm->fail));
+}
+
+static void comm_say_leaving(mlfab__comm *comm) {
+  int knows = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  const mlfab__roll_leave leave = {knows ? comm->epoch : 0, (int32_t)comm->rank, comm->calls};
+  uint8_t meta[32];
+  comm_post(comm, MLFAB__ROLL_LEAVE, meta, mlfab__encode_roll_leave(meta, &leave));
+}
+
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  const mlfab__roll_call call = {comm->epoch, channel, number};
+  uint8_t meta[32];
+  if (comm->phase != MLFAB__COMM_IN || comm_alone(comm)) return;
+  comm_post(comm, MLFAB__ROLL_STUCK, meta, mlfab__encode_roll_call(meta, &call));
+}
+
+static void comm_fail_memory(mlfab__comm *comm) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
+}
+
+/* A worker alone is its own epoch. */
+static void comm_form_alone(mlfab__comm *comm) {
+  comm->epoch++;
+  comm->members = 1;
+  comm->me = 0;
+  comm->ranks[0] = comm->rank;
+  comm->go = (mlfab__roll_go){.epoch = comm->epoch, .round = comm->round};
+  comm->phase = MLFAB__COMM_IN;
+  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
+    comm_fail_memory(comm);
+  } else {
+    comm_begin(comm);
+  }
+}
+
+/* Takes part from now on. */
+static void comm_join(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead) return;
+  if (comm_alone(comm)) {
+    comm_form_alone(comm);
+    return;
+  }
+  comm->phase = MLFAB__COMM_ASKED;
+  comm->missing = MLFAB_NO_RANK;
+  comm_ask(comm);
+}
+
+/* --- calls in words --- */
+
+static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past *past) {
+  unsigned long long count = past->count;
+  if (past->kind == MLFAB__RING_BARRIER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
+  } else if (past->user) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu elements of %u bytes (its own reducer)",
+             past->words, count, past->width);
+  } else if (past->kind == MLFAB__RING_BROADCAST) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu bytes from worker %d", past->words,
+             count * past->width, (int)past->root);
+  } else if (past->kind == MLFAB__RING_ALLGATHER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
+             past->dtype ? mlfab__element_name(past->dtype) : "bytes");
+  } else {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
+             mlfab__element_name(past->dtype), mlfab__op_name(past->op));
+  }
+  return text;
+}
+
+/* What is known of a call of this epoch, or NULL. */
+static mlfab__comm_past *comm_past(mlfab__comm *comm, uint64_t number) {
+  if (number >= comm->calls || comm->calls - number > MLFAB__COMM_PAST) return NULL;
+  return &comm->past[number % MLFAB__COMM_PAST];
+}
+
+static mlfab__comm_slot *comm_slot_of(mlfab__comm *comm, uint64_t number) {
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE && slot->number == number) return slot;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_slot *slot = comm_slot_of(comm, number);
+  if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  return slot != NULL || number >= comm->calls;
+}
+
+/* --- the end of a call, of an epoch --- */
+
+static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  slot->blocks = NULL;
+  slot->blocks_room = 0;
+  slot->state = MLFAB__SLOT_FREE;
+}
+
+static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__request *request = mlfab__request_find(comm->requests, slot->request);
+  comm_close_slot(comm, slot);
+  comm->collectives++;
+  if (request)
+    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
+  comm_begin_waiting(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  const mlfab_error *verdict = &comm->verdict;
+  if (!request || request->done) return;
+  comm->owed = 0;
+  comm->collectives_failed++;
+  mlfab__request_finish(comm->requests, request, verdict->code, verdict->rank, verdict->is_server,
+                        now_ns, "%s", verdict->text);
+}
+
+static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_server,
+                             const char *text) {
+  memset(&comm->verdict, 0, sizeof comm->verdict);
+  comm->verdict.code = code;
+  comm->verdict.rank = rank;
+  comm->verdict.is_server = is_server;
+  snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
+}
+
+/* Everything that is open ends with the verdict. Afterwards numbers begin at 0. */
+static void comm_end(mlfab__comm *comm) {
+  comm->ending = 1;
+  comm->failing = 0;
+  comm->owed = 1;
+  comm->depth++;
+  mlfab__streams_end(&comm->streams);
+  mlfab__play_end_all(comm, comm->verdict.code);
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+    mlfab__comm_end_request(comm, slot->request, comm->now_ns);
+    comm_close_slot(comm, slot);
+  }
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->channel && object->over)
+      object->over(object->self, comm->verdict.code, comm->now_ns);
+  }
+  comm->depth--;
+  comm->calls = 0;
+  comm->left = 0;
+  comm->arena_asked = comm->ready = 0;
+  comm->ending = 0;
+}
+
+/* A failure of ours takes effect here, and is told: now, or where it is one of calls that wait
+ * for an epoch, as soon as it is listed. */
+static void comm_act_on_failure(mlfab__comm *comm) {
+  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  if (comm_alone(comm)) {
+    comm->phase = MLFAB__COMM_OUT;
+    comm_end(comm);
+    comm_join(comm);
+    return;
+  }
+  if (stands) comm->phase = MLFAB__COMM_FAILED;
+  comm_end(comm);
+  if (stands) {
+    comm_say_failed(comm);
+  } else {
+    comm->untold = 1;
+    comm_join(comm);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
+  comm->depth--;
+  if (comm->depth == 0 && comm->failing) comm_act_on_failure(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
+  if (comm->failing || comm->ending || comm->dead) return;
+  comm->failing = 1;
+  comm->fail.code = code;
+  comm->fail.rank = rank;
+  snprintf(comm->fail.text, sizeof comm->fail.text, "%s", text);
+  comm_set_verdict(comm, code, rank, 0, text);
+  mlfab__comm_enter(comm, 0);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
+  if (!comm->owed) return 0;
+  comm->owed = 0;
+  if (error) *error = comm->verdict;
+  return 1;
+}
+
+/* --- what a call must be --- */
+
+static int comm_refuse(mlfab_error *error, int code, const mlfab__comm_call *call,
+                       const char *what) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "%s: %s", call->words, what);
+}
+
+static int comm_adds(const mlfab__comm_call *call) {
+  return call->kind == MLFAB__RING_ALLREDUCE || call->kind == MLFAB__RING_REDUCE_SCATTER;
+}
+
+/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
+ * reducer. */
+static uint32_t comm_width(const mlfab__comm_call *call) {
+  if (comm_adds(call) && call->reduce) return call->width;
+  return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
+}
+
+static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
+  if (call->kind == MLFAB__RING_BARRIER) return 0;
+  if (comm_adds(call) && call->reduce) {
+    if (call->width >= 1 && call->width <= 65536) return 0;
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: element_bytes is %u, and must be 1..65536 with a reducer", call->words,
+                        call->width);
+  }
+  if (!comm_width(call))
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "%s: %d is not an element type", call->words, call->dtype);
+  if (!comm_adds(call)) return 0;
+  if (call->op < MLFAB_SUM || call->op > MLFAB_PRODUCT)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)", call->words,
+                        call->op);
+  if (call->op == MLFAB_MEAN && call->dtype == MLFAB_I64)
+    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
+  return 0;
+}
+
+static int comm_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_error *error) {
+  const mlfab_vec *vec = &call->vecs[i];
+  uint32_t width = comm_width(call), line = width & (0u - width);
+  if (vec->count > 0 && !vec->data)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: buffer %u is NULL and has %llu elements", call->words, i,
+                        (unsigned long long)vec->count);
+  if ((uintptr_t)vec->data % (line < 8 ? line : 8))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: buffer %u is not aligned to its elements", call->words, i);
+  return 0;
+}
+
+/* Sorted by address, neighbours must not overlap. Lists are mostly sorted already. */
+static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
+  uint32_t order[MLFAB__COMM_BUFS], n = 0, width = comm_width(call);
+  for (uint32_t i = 0; i < call->n; i++) {
+    uint32_t at = n;
+    if (call->vecs[i].count == 0) continue;
+    uintptr_t data = (uintptr_t)call->vecs[i].data;
+    for (; at > 0 && (uintptr_t)call->vecs[order[at - 1]].data > data; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    n++;
+  }
+  for (uint32_t i = 1; i < n; i++) {
+    const mlfab_vec *low = &call->vecs[order[i - 1]], *high = &call->vecs[order[i]];
+    if ((uintptr_t)high->data - (uintptr_t)low->data < low->count * width)
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "%s: buffers %u and %u overlap", call->words, order[i - 1], order[i]);
+  }
+  return 0;
+}
+
+/* The buffers, and how many elements they have together. */
+static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
+                              uint64_t *count_p, mlfab_error *error) {
+  uint64_t most = comm->config->model_max_bytes / comm_width(call), count = 0, blocks = 0;
+  if (call->n > MLFAB__COMM_BUFS)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "%s: %u buffers, the limit is %d", call->words, call->n, MLFAB__COMM_BUFS);
+  for (uint32_t i = 0; i < call->n; i++) {
+    int code = comm_check_buffer(call, i, error);
+    if (code) return code;
+    count = mlfab__add_sat(count, call->vecs[i].count);
+  }
+  for (uint32_t r = 0; call->counts && r < comm->config->workers; r++)
+    blocks = mlfab__add_sat(blocks, call->counts[r]);
+  if (call->counts && (blocks != count || call->n != 1))
+    return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
+  if (count == 0) return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "no elements");
+  if (count > most)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "%s: %llu elements, the limit is %llu bytes (model_max_bytes)", call->words,
+                        (unsigned long long)count,
+                        (unsigned long long)comm->config->model_max_bytes);
+  *count_p = count;
+  return comm_check_overlap(call, error);
+}
+
+static int comm_is_member(const mlfab__comm *comm, uint32_t rank) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (comm->ranks[i] == rank) return 1;
+  }
+  return 0;
+}
+
+/* A rank that the call speaks of and that is no member of this epoch: it, or NO_RANK. */
+static int32_t comm_stranger(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  if (call->kind == MLFAB__RING_BROADCAST && !comm_is_member(comm, (uint32_t)call->root))
+    return call->root;
+  if (!call->counts || comm->members == comm->config->workers) return MLFAB_NO_RANK;
+  for (uint32_t r = 0; r < comm->config->workers; r++) {
+    if (call->counts[r] > 0 && !comm_is_member(comm, r)) return (int32_t)r;
+  }
+  return MLFAB_NO_RANK;
+}
+
+static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *call,
+                            mlfab_error *error) {
+  if (call->kind == MLFAB__RING_BROADCAST &&
+      (call->root < 0 || (uint32_t)call->root >= comm->config->workers))
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
+                        "%s: root %d is not one of %u workers", call->words, (int)call->root,
+                        comm->config->workers);
+  int32_t stranger =
+      comm->phase == MLFAB__COMM_IN ? comm_stranger(comm, call) : (int32_t)MLFAB_NO_RANK;
+  if (stranger != MLFAB_NO_RANK)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, stranger, 0, 0,
+                        "%s: worker %d does not take part any more, and is the root or has a block",
+                        call->words, (int)stranger);
+  return 0;
+}
+
+static mlfab__ring_task comm_task(const mlfab__comm_call *call, uint64_t count, uint32_t members) {
+  return (mlfab__ring_task){.kind = call->kind,
+                            .algorithm = call->algorithm,
+                            .ordered = call->ordered && call->reduce,
+                            .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_MEAN,
+                            .members = members,
+                            .width = comm_width(call),
+                            .count = count,
+                            .segment = MLFAB__COMM_SEGMENT,
+                            .after = MLFAB__DAG_NONE};
+}
+
+static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                uint64_t count, mlfab_error *error) {
+  if (call->algorithm > MLFAB_ALGORITHM_PLANNED)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)", call->words,
+                        call->algorithm);
+  if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__RING_BARRIER) return 0;
+  mlfab__ring_task task = comm_task(call, count, comm->config->workers);
+  if (call->algorithm != MLFAB_ALGORITHM_PLANNED &&
+      mlfab__ring_cost(&task, call->algorithm, 1.0, 1.0, 1.0) >= 0.0)
+    return 0;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                      "%s: cannot be done by algorithm %d", call->words, call->algorithm);
+}
+
+static int comm_check_state(const mlfab__comm *comm, const mlfab__comm_call *call,
+                            mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "%s: server 0 is dead", call->words);
+  if (comm->leaving)
+    return comm_refuse(error, MLFAB_ERR_STATE, call, "this worker takes no further part");
+  if (comm->config->workers > MLFAB__ROLL_MEMBERS_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "%s: %u workers, the limit is %u", call->words, comm->config->workers,
+                        MLFAB__ROLL_MEMBERS_MAX);
+  return 0;
+}
+
+static int comm_check(const mlfab__comm *comm, const mlfab__comm_call *call, uint64_t *count_p,
+                      mlfab_error *error) {
+  *count_p = 0;
+  int code = comm_check_state(comm, call, error);
+  if (!code) code = comm_check_type(call, error);
+  if (!code && call->kind != MLFAB__RING_BARRIER)
+    code = comm_check_buffers(comm, call, count_p, error);
+  if (!code) code = comm_check_ranks(comm, call, error);
+  if (!code) code = comm_check_algorithm(comm, call, *count_p, error);
+  return code;
+}
+
+/* Is what this worker brings finite? */
+static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  uint64_t from = 0;
+  int brings = call->kind != MLFAB__RING_BROADCAST || (uint32_t)call->root == comm->rank;
+  if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
+  if (call->kind != MLFAB__RING_ALLGATHER) {
+    for (uint32_t i = 0; i < call->n; i++) {
+      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data, call->vecs[i].count)) return 0;
+    }
+    return 1;
+  }
+  for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
+  return mlfab__combine_finite(call->dtype,
+                               (const uint8_t *)call->vecs[0].data + from * comm_width(call),
+                               call->counts[comm->rank]);
+}
+
+/* --- a call begins --- */
+
+static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *call,
+                               uint64_t count) {
+  int own = comm_adds(call) && call->reduce != NULL;
+  const uint64_t of[] = {call->kind,
+                         own ? 0 : (uint64_t)call->dtype,
+                         own || !comm_adds(call) ? 0 : (uint64_t)call->op,
+                         (uint64_t)own,
+                         own && call->ordered,
+                         comm_width(call),
+                         count,
+                         call->kind == MLFAB__RING_BROADCAST ? (uint64_t)call->root : 0,
+                         call->algorithm,
+                         call->salt};
+  uint64_t hash = mlfab__hash(0, of, sizeof of);
+  if (call->counts)
+    hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);
+  return hash ? hash : 1;
+}
+
+/* A free entry: its index, COMM_CALLS when all are open, or COMM_CALLS + 1 without memory. */
+static uint32_t comm_free_entry(mlfab__comm *comm, const mlfab__comm_call *call) {
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE) continue;
+    if (!slot) {
+      slot = comm->slots[i] = mlfab__alloc(comm->env, sizeof *slot);
+      if (!slot) return MLFAB__COMM_CALLS + 1;
+      slot->comm = comm;
+      mlfab__dag_init(&slot->play.dag, comm->env);
+    }
+    if (call->counts && !slot->counts) {
+      slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
+      if (!slot->counts) return MLFAB__COMM_CALLS + 1;
+    }
+    return i;
+  }
+  return MLFAB__COMM_CALLS;
+}
+
+static void comm_note_past(mlfab__comm *comm, const mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  comm->past[slot->number % MLFAB__COMM_PAST] =
+      (mlfab__comm_past){.signature = slot->signature,
+                         .count = slot->count,
+                         .words = call->words,
+                         .dtype = call->dtype,
+                         .op = call->op,
+                         .width = comm_width(call),
+                         .root = call->root,
+                         .kind = call->kind,
+                         .user = comm_adds(call) && call->reduce != NULL};
+}
+
+static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__comm_call *call,
+                           uint64_t count) {
+  uint32_t width = comm_width(call);
+  slot->state = MLFAB__SLOT_WAITING;
+  slot->wanted = 0;
+  slot->call = *call;
+  slot->count = count;
+  slot->signature = comm_signature(comm, call, count);
+  slot->stuck_ns = comm->now_ns;
+  slot->missing = MLFAB_NO_RANK;
+  for (uint32_t i = 0; i < call->n; i++)
+    slot->vecs[i] = (mlfab_vec){call->vecs[i].data, call->vecs[i].count * width};
+  slot->call.vecs = slot->vecs;
+  if (call->counts) {
+    memcpy(slot->counts, call->counts, comm->config->workers * sizeof *slot->counts);
+    slot->call.counts = slot->counts;
+  }
+  slot->number = comm->calls++;
+  comm_note_past(comm, slot);
+}
+
+static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                          uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
+  uint32_t entry = comm_free_entry(comm, call);
+  if (entry > MLFAB__COMM_CALLS) return comm_refuse(error, MLFAB_ERR_MEMORY, call, "out of memory");
+  if (entry == MLFAB__COMM_CALLS)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "%s: %d collectives are under way", call->words, MLFAB__COMM_CALLS);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, entry, comm->now_ns,
+                          timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
+  comm->slots[entry]->request = *request_p = request->id;
+  comm_fill_slot(comm, comm->slots[entry], call, count);
+  comm_begin_waiting(comm); /* the request tells how that goes */
+  comm_join(comm);
+  return 0;
+}
+
+static int comm_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                           mlfab_error *error) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "%.60s of %llu elements: worker %u has NaN or infinity in its data",
+           call->words, (unsigned long long)count, comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, text);
+  comm->owed = 0; /* it is seen here */
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s", text);
+}
+
+MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error) {
+  uint64_t count;
+  int code = comm_check(comm, call, &count, error);
+  if (code) return code;
+  if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  comm->now_ns = now_ns;
+  if (!call->outside && !comm_finite(comm, call)) return comm_refuse_nan(comm, call, count, error);
+  mlfab__comm_enter(comm, now_ns);
+  code = comm_open_slot(comm, call, count, timeout_ns, request_p, error);
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* The members' blocks in their order, and their lengths. Those that are neighbours become one. */
+static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
+  uint32_t n = 0, width = comm_width(&slot->call);
+  uint8_t *data = slot->vecs[0].data, *end = NULL;
+  slot->blocks = mlfab__comm_block(comm, comm->members * sizeof *slot->blocks);
+  if (!slot->blocks) return MLFAB_ERR_MEMORY;
+  slot->blocks_room = comm->members;
+  for (uint32_t m = 0; m < comm->members; m++) {
+    uint64_t from = 0;
+    for (uint32_t r = 0; r < comm->ranks[m]; r++) from += slot->counts[r];
+    lengths[m] = slot->counts[comm->ranks[m]];
+    uint8_t *at = data + from * width;
+    if (n > 0 && at == end) {
+      slot->blocks[n - 1].count += lengths[m] * width;
+    } else {
+      slot->blocks[n++] = (mlfab_vec){at, lengths[m] * width};
+    }
+    end = at + lengths[m] * width;
+  }
+  slot->play.spaces[0] = (mlfab__comm_space){slot->blocks, n};
+  return 0;
+}
+
+/* Its schedule. Errors: MEMORY, LIMIT. */
+static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  mlfab__ring_task task = comm_task(call, slot->count, comm->members);
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : comm_bytes_per_ns;
+  uint64_t *lengths = NULL, bytes = comm->members * sizeof *lengths;
+  uint32_t end, tag, culprit;
+  int code = 0;
+  task.me = comm->me;
+  slot->play.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
+  for (uint32_t m = 0; call->kind == MLFAB__RING_BROADCAST && m < comm->members; m++) {
+    if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
+  }
+  if (call->counts) {
+    lengths = mlfab__comm_block(comm, bytes);
+    code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
+    task.counts = lengths;
+  }
+  mlfab__dag_clear(&slot->play.dag);
+  if (!code) {
+    task.algorithm =
+        mlfab__ring_choose(&task, (double)comm->go.latency_ns, rate, comm_add_bytes_per_ns);
+    code = mlfab__ring_build(&slot->play.dag, &task, &end, &tag);
+  }
+  if (!code) code = mlfab__dag_seal(&slot->play.dag, &culprit);
+  mlfab__comm_release(comm, lengths, bytes);
+  return code;
+}
+
+static void comm_slot_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__comm_slot *slot = self;
+  (void)play, (void)now_ns;
+  if (status == 0) comm_finish_slot(slot->comm, slot);
+}
+
+/* Where others might only receive, some calls wait for them all the same. */
+static int comm_is_eager(const mlfab__comm_slot *slot) {
+  uint8_t kind = slot->call.kind;
+  int ahead = kind != MLFAB__RING_ALLREDUCE && kind != MLFAB__RING_BARRIER;
+  return slot->count * comm_width(&slot->call) <= MLFAB__COMM_EAGER &&
+         !(ahead && slot->number % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
+}
+
+static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int code, int32_t rank,
+                           const char *what) {
+  char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
+  comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
+  mlfab__comm_fail(comm, code, rank, text);
+}
+
+/* Runs as a schedule. Not 0: the epoch fails. */
+static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__play *play = &slot->play;
+  const mlfab__comm_call *call = &slot->call;
+  slot->state = MLFAB__SLOT_PLAIN;
+  if (comm->members == 1) {
+    comm_finish_slot(comm, slot);
+    return 0;
+  }
+  int code = comm_schedule(comm, slot);
+  if (!code) {
+    play->channel = 0;
+    play->number = slot->number;
+    play->signature = slot->signature;
+    play->eager = (uint8_t)comm_is_eager(slot);
+    play->dtype = call->dtype;
+    play->op = call->op;
+    play->width = comm_width(call);
+    play->reduce = comm_adds(call) ? call->reduce : NULL;
+    play->reduce_user = call->reduce_user;
+    play->compute = NULL;
+    play->over = comm_slot_over;
+    play->self = slot;
+    code = mlfab__comm_arm(comm, play, comm->now_ns);
+  }
+  if (code) comm_fail_call(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
+  return code;
+}
+
+/* A call of an epoch that stands. Not 0: the epoch fails. */
+static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  int32_t stranger = comm_stranger(comm, &slot->call);
+  slot->stuck_ns = comm->now_ns;
+  if (comm->left && slot->number >= comm->left_calls) {
+    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+    return MLFAB_ERR_PEER_CLOSED;
+  }
+  if (stranger != MLFAB_NO_RANK) {
+    comm_fail_call(comm, slot, MLFAB_ERR_ARGUMENT, stranger,
+                   "does not take part, and is the root or has a block");
+    return MLFAB_ERR_ARGUMENT;
+  }
+  if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
+    slot->state = MLFAB__SLOT_OUTSIDE;
+    slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
+    return 0;
+  }
+  return comm_begin_plain(comm, slot);
+}
+
+/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
+ * so what others hold up here holds up what follows, before that takes all of their credit. */
+static void comm_begin_waiting(mlfab__comm *comm) {
+  if (comm->beginning || comm->ending) return;
+  comm->beginning = 1;
+  while (comm->phase == MLFAB__COMM_IN && !comm->failing) {
+    mlfab__comm_slot *first = NULL;
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+      mlfab__comm_slot *slot = comm->slots[i];
+      if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+      oldest = mlfab__min(oldest, slot->number);
+      if (slot->state == MLFAB__SLOT_WAITING && (!first || slot->number < first->number))
+        first = slot;
+    }
+    if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
+    (void)comm_begin_call(comm, first);
+  }
+  comm->beginning = 0;
+}
+
+/* --- outside calls --- */
+
+static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__request *request) {
+  mlfab__comm_slot *slot = request->slot < MLFAB__COMM_CALLS ? comm->slots[request->slot] : NULL;
+  return slot && slot->state != MLFAB__SLOT_FREE && slot->request == request->id ? slot : NULL;
+}
+
+/* It is run as a schedule after all. */
+static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_call call = slot->call;
+  mlfab_vec vecs[MLFAB__COMM_BUFS];
+  uint32_t width = comm_width(&call);
+  for (uint32_t i = 0; i < call.n; i++)
+    vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
+  call.vecs = vecs;
+  comm->go.arena = 2; /* for this worker it is over; others may not know yet */
+  if (comm_finite(comm, &call)) {
+    (void)comm_begin_plain(comm, slot);
+  } else {
+    comm_fail_call(comm, slot, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
+                   "has NaN or infinity in its data");
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uint64_t *number_p,
+                                        uint64_t *signature_p) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  if (!slot) return MLFAB_ERR_REQUEST;
+  if (slot->state == MLFAB__SLOT_WAITING) return 0;
+  if (slot->state == MLFAB__SLOT_OUTSIDE && slot->wanted) {
+    mlfab__comm_enter(comm, 0);
+    comm_turn_plain(comm, slot);
+    mlfab__comm_exit(comm);
+    return request->done && request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  }
+  if (slot->state != MLFAB__SLOT_OUTSIDE) return MLFAB_ERR_UNSUPPORTED;
+  *number_p = slot->number;
+  *signature_p = slot->signature;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
+                                        uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  mlfab__comm_slot *slot = request ? comm_slot_by_request(comm, request) : NULL;
+  if (!slot || slot->state != MLFAB__SLOT_OUTSIDE) return; /* it has ended meanwhile */
+  mlfab__comm_enter(comm, now_ns);
+  if (code == 0) {
+    comm_finish_slot(comm, slot);
+  } else if (code == MLFAB_ERR_SHAPE) {
+    comm_fail_call(comm, slot, code, rank, "calls it with other sizes or options");
+  } else if (code == MLFAB_ERR_NOT_FINITE) {
+    comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
+  } else {
+    comm_fail_call(comm, slot, code, rank, mlfab_error_text(code));
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* --- calls that do not end --- */
+
+/* Whom this call waits for, and why as far as known. */
+static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
+                            const char **why_p) {
+  *why_p = "has not called it";
+  if (slot->missing != MLFAB_NO_RANK) return slot->missing;
+  if (comm->phase != MLFAB__COMM_IN) {
+    *why_p = "takes no part yet";
+    return comm->missing;
+  }
+  *why_p = "is awaited";
+  return mlfab__play_awaits(comm, &slot->play);
+}
+
+static void comm_withdraw_call(mlfab__comm *comm, const mlfab__comm_slot *slot,
+                               const mlfab__request *request, int code) {
+  char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "";
+  unsigned long long number = slot->number;
+  int32_t rank = (int32_t)comm->rank;
+  comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  mlfab__duration(waited, comm->now_ns - request->started_ns);
+  if (code == MLFAB_ERR_TIMEOUT) rank = comm_awaited(comm, slot, &why);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text, "%.120s (number %llu): withdrawn by worker %u after %s", words,
+             number, comm->rank, waited);
+  } else if (rank == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text, "%.120s (number %llu): worker %u's deadline passed after %s", words,
+             number, comm->rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "%.120s (number %llu): worker %u's deadline passed after %s: worker %d %s", words,
+             number, comm->rank, waited, (int)rank, why);
+  }
+  mlfab__comm_fail(comm, code, rank, text);
+}
+
+MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  if (request->slot < MLFAB__COMM_CALLS) {
+    const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+    if (slot) comm_withdraw_call(comm, slot, request, code);
+  } else {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+    if (object && object->withdraw) object->withdraw(object->self, request, code, now_ns);
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* --- frames of server 0 --- */
+
+/* The members as listed: 0, or what is wrong with them. */
+static int comm_take_members(mlfab__comm *comm, const mlfab__roll_list *list,
+                             const mlfab__roll_member *members) {
+  uint32_t me = list->members;
+  if (list->members == 0) return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < list->members; i++) {
+    if (members[i].rank >= comm->config->workers) return MLFAB_ERR_FRAME;
+    for (uint32_t k = 0; k < i; k++) {
+      if (members[k].rank == members[i].rank) return MLFAB_ERR_FRAME;
+    }
+    if (members[i].rank == comm->rank) me = i;
+  }
+  if (me == list->members) return MLFAB_ERR_FRAME;
+  comm->members = list->members;
+  comm->me = me;
+  for (uint32_t i = 0; i < list->members; i++) comm->ranks[i] = members[i].rank;
+  return 0;
+}
+
+/* Do all share this host, and have they memory for each other? */
+static int comm_has_arena(const mlfab__comm *comm) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
+  }
+  return 1;
+}
+
+/* An epoch is to begin: frames of it are taken from now on. */
+static void comm_listed(mlfab__comm *comm) {
+  memset(&comm->go, 0, sizeof comm->go);
+  comm->phase = MLFAB__COMM_LISTED;
+  comm->left = 0;
+  comm->ready = 0;
+  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
+    comm_fail_memory(comm);
+    return;
+  }
+  comm->arena_asked = comm_has_arena(comm);
+  if (comm->arena_asked) return;
+  comm->ready = 1;
+  comm_say_ready(comm);
+}
+
+/* 0, or FRAME. */
+static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__roll_list list;
+  mlfab__roll_member *members =
+      mlfab__alloc_array(comm->env, MLFAB__ROLL_MEMBERS_MAX, sizeof *members);
+  if (!members) { /* as if it had not come */
+    mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
+    return 0;
+  }
+  int code = mlfab__decode_roll_list(frame->meta, frame->meta_bytes, &list, members);
+  int again = !code && comm->phase == MLFAB__COMM_LISTED && list.epoch == comm->epoch;
+  if (again && comm->ready) comm_say_ready(comm);
+  int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
+  if (fresh) code = comm_take_members(comm, &list, members);
+  if (!fresh || code) {
+    mlfab__free(comm->env, members, MLFAB__ROLL_MEMBERS_MAX * sizeof *members);
+    return code;
+  }
+  comm_forget_list(comm);
+  comm->list = members;
+  comm->epoch = list.epoch;
+  if (comm->untold) {
+    comm->untold = 0;
+    comm->phase = MLFAB__COMM_FAILED;
+    comm_say_failed(comm);
+  } else {
+    comm_listed(comm);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
+  if (comm->phase != MLFAB__COMM_LISTED || !comm->arena_asked) return;
+  comm->arena_asked = 0;
+  comm->go.arena = ok != 0;
+  comm->ready = 1;
+  comm_say_ready(comm);
+}
+
+/* The epoch stands: what was called meanwhile begins. */
+static void comm_begin(mlfab__comm *comm) {
+  comm->in_ns = comm->now_ns;
+  comm->epochs++;
+  mlfab__comm_enter(comm, 0);
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->missing = MLFAB_NO_RANK;
+    object->stuck_ns = comm->now_ns;
+    if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+  }
+  comm_begin_waiting(comm);
+  mlfab__comm_exit(comm);
+}
+
+static void comm_on_go(mlfab__comm *comm, const mlfab__roll_go *go) {
+  if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
+  comm->go = *go;
+  comm->go.arena = go->arena != 0;
+  comm->phase = MLFAB__COMM_IN;
+  comm_begin(comm);
+}
+
+/* The verdict. What has failed here already is not failed by it. */
+static void comm_on_over(mlfab__comm *comm, const mlfab__roll_over *over) {
+  int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
+  if (over->epoch <= comm->over_epoch) return;
+  comm->over_epoch = over->epoch;
+  if (comm->phase == MLFAB__COMM_OUT) return;
+  if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+  comm->phase = MLFAB__COMM_OUT;
+  if (!told || comm->owed) comm_set_verdict(comm, over->code, over->rank, 0, over->text);
+  if (!told) comm_end(comm);
+  comm_join(comm);
+}
+
+/* A member has left: which call it is the first not to have called. */
+static void comm_on_left(mlfab__comm *comm, const mlfab__roll_leave *in) {
+  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  if (!stands || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank) return;
+  if (!comm->left || in->calls < comm->left_calls ||
+      (in->calls == comm->left_calls && in->rank < comm->left_rank)) {
+    comm->left_calls = in->calls;
+    comm->left_rank = in->rank;
+  }
+  if (!comm->left) comm->left_ns = comm->now_ns;
+  comm->left = 1;
+  if (comm->phase != MLFAB__COMM_IN) return;
+  for (uint64_t number = comm->left_calls; number < comm->calls; number++) {
+    const mlfab__comm_slot *slot = comm_slot_of(comm, number);
+    if (slot) comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+  }
+}
+
+static void comm_on_ask(mlfab__comm *comm, const mlfab__roll_call *in) {
+  mlfab__roll_tell tell = {.epoch = in->epoch, .channel = in->channel, .number = in->number};
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (in->channel == 0) {
+    const mlfab__comm_past *past = comm_past(comm, in->number);
+    tell.called = in->number < comm->calls;
+    if (past) {
+      tell.signature = past->signature;
+      comm_words(tell.text, past);
+    }
+  } else {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, in->channel);
+    int32_t awaited = MLFAB_NO_RANK;
+    tell.called = object && (!object->called || object->called(object->self, in->number, &awaited));
+    snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
+             in->channel);
+    for (const mlfab__play *play = comm->armed; play; play = play->next) {
+      if (play->channel == in->channel && play->number == in->number)
+        tell.signature = play->signature;
+    }
+  }
+  comm_post(comm, MLFAB__ROLL_TELL, meta, mlfab__encode_roll_tell(meta, &tell));
+}
+
+static void comm_on_missing(mlfab__comm *comm, const mlfab__roll_missing *in) {
+  int forms = comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED;
+  if (in->epoch == 0) {
+    if (forms) comm->missing = in->rank;
+    return;
+  }
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  mlfab__comm_object *object = in->channel ? mlfab__comm_object_find(comm, in->channel) : NULL;
+  mlfab__comm_slot *slot = in->channel ? NULL : comm_slot_of(comm, in->number);
+  if (object) object->missing = in->rank;
+  if (slot) slot->missing = in->rank;
+}
+
+/* 0, FRAME, or 1: not of this role. */
+static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  union {
+    mlfab__roll_go roll_go;
+    mlfab__roll_over roll_over;
+    mlfab__roll_leave roll_leave;
+    mlfab__roll_call roll_call;
+    mlfab__roll_missing roll_missing;
+  } in;
+  int code;
+#define COMM_DECODE(name) mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name)
+  switch (frame->type) {
+    case MLFAB__ROLL_LIST:
+      return comm_on_list(comm, frame);
+    case MLFAB__ROLL_GO:
+      code = COMM_DECODE(roll_go);
+      if (!code) comm_on_go(comm, &in.roll_go);
+      return code;
+    case MLFAB__ROLL_OVER:
+      code = COMM_DECODE(roll_over);
+      if (!code) comm_on_over(comm, &in.roll_over);
+      return code;
+    case MLFAB__ROLL_LEFT:
+      code = COMM_DECODE(roll_leave);
+      if (!code) comm_on_left(comm, &in.roll_leave);
+      return code;
+    case MLFAB__ROLL_ASK:
+      code = COMM_DECODE(roll_call);
+      if (!code) comm_on_ask(comm, &in.roll_call);
+      return code;
+    case MLFAB__ROLL_MISSING:
+      code = COMM_DECODE(roll_missing);
+      if (!code) comm_on_missing(comm, &in.roll_missing);
+      return code;
+    default:
+      return 1;
+  }
+#undef COMM_DECODE
+}
+
+MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
+                                             uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int code = comm_roll_frame(comm, frame);
+  mlfab__comm_exit(comm);
+  if (code == MLFAB_ERR_FRAME)
+    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME, "a frame of the roll that does not parse");
+  return code != 1;
+}
+
+/* --- frames of members --- */
+
+MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_member_frame(&comm->streams, rank, frame);
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
+                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+/* --- coming, going, time --- */
+
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+  if (comm->leaving) return;
+  comm->leaving = 1;
+  if (comm->phase == MLFAB__COMM_OUT || comm_alone(comm)) return;
+  comm_say_leaving(comm);
+  if (comm->phase == MLFAB__COMM_ASKED) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
+    comm->phase = MLFAB__COMM_OUT;
+    comm->untold = 0;
+    comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
+    comm_end(comm);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    if (comm->slots[i] && comm->slots[i]->state != MLFAB__SLOT_FREE) return 0;
+  }
+  for (const mlfab__play *play = comm->armed; play; play = play->next) {
+    if (play->moved) return 0;
+  }
+  return mlfab__streams_quiet(&comm->streams);
+}
+
+MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
+  if (comm->dead || comm_alone(comm) || comm->phase == MLFAB__COMM_OUT) return;
+  if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
+  if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
+  if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
+  if (comm->leaving) comm_say_leaving(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
+  if (comm->dead) return;
+  comm->dead = 1;
+  if (comm_alone(comm)) return;
+  comm->now_ns = now_ns;
+  comm->phase = MLFAB__COMM_OUT;
+  comm->untold = 0;
+  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead: it keeps the roll");
+  comm_end(comm);
+  comm->owed = 0; /* every later call hears it */
+}
+
+/* Says which call seems to be stuck: the first, as later ones may wait for it. */
+static void comm_say_stuck(mlfab__comm *comm) {
+  uint64_t beat = comm->config->heartbeat_ns;
+  mlfab__comm_slot *first = NULL;
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE && (!first || slot->number < first->number))
+      first = slot;
+  }
+  if (first && comm->now_ns - first->stuck_ns >= beat) {
+    first->stuck_ns = comm->now_ns;
+    mlfab__comm_stuck(comm, 0, first->number);
+  }
+}
+
+/* The lowest round of an object that is armed, or NULL. */
+static const mlfab__play *comm_oldest_play(const mlfab__comm *comm, uint32_t channel) {
+  const mlfab__play *oldest = NULL;
+  for (const mlfab__play *play = comm->armed; play; play = play->next) {
+    if (play->channel == channel && (!oldest || play->number < oldest->number)) oldest = play;
+  }
+  return oldest;
+}
+
+/* A request of an object has been open for long. */
+static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
+                                const mlfab__request *request) {
+  uint64_t beat = comm->config->heartbeat_ns;
+  uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
+  const mlfab__play *play = comm_oldest_play(comm, object->channel);
+  if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
+  } else if ((play || object->frame) &&
+             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+    object->stuck_ns = comm->now_ns;
+    mlfab__comm_stuck(comm, object->channel, play ? play->number : object->waits_for);
+  }
+}
+
+static void comm_look_at_objects(mlfab__comm *comm) {
+  for (mlfab__request *r = mlfab__request_next(comm->requests, 0); r && !comm->failing;
+       r = mlfab__request_next(comm->requests, (uint32_t)(r - comm->requests->entries) + 1)) {
+    if (r->kind != MLFAB__REQUEST_COLLECTIVE || r->done || r->slot < MLFAB__COMM_CALLS) continue;
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, r->slot - MLFAB__COMM_CALLS);
+    if (object) comm_look_at_object(comm, object, r);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+  char text[96], waited[24];
+  uint64_t since;
+  if (!comm->streams.epoch || !mlfab__stream_hop_missing(&comm->streams, rank, now_ns, &since))
+    return 0;
+  if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
+    mlfab__duration(waited, now_ns - since);
+    snprintf(text, sizeof text, "worker %u cannot be reached, says worker %u after %s", rank,
+             comm->rank, waited);
+    comm->now_ns = now_ns;
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank, text);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  if (comm->phase == MLFAB__COMM_IN) {
+    comm_say_stuck(comm);
+    comm_look_at_objects(comm);
+  }
+  if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
+  mlfab__comm_exit(comm);
+}
+
+/* --- objects --- */
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel) {
+  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].channel == channel) return &comm->objects[i];
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
+                                           uint32_t *channel_p) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].channel) continue;
+    comm->objects[i] = *object;
+    comm->objects[i].channel = *channel_p = (uint32_t)++comm->objects_opened;
+    comm->objects[i].upto = 0;
+    comm->objects[i].missing = MLFAB_NO_RANK;
+    comm->objects[i].stuck_ns = comm->now_ns;
+    comm_join(comm);
+    return 0;
+  }
+  return MLFAB_ERR_LIMIT;
+}
+
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
+  if (!object) return;
+  mlfab__comm_enter(comm, 0);
+  mlfab__play_close(comm, object);
+  comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
+      (mlfab__comm_closed){channel, object->upto};
+  object->channel = 0;
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel) {
+  const mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
+  if (!object) return MLFAB_NO_RANK;
+  return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
+}
+
+/* ==============================================================================================
+ * core/play.c
+ * ============================================================================================== */
+/* play.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
+
+#include <stdio.h>
+
+enum {
+  PLAY_POOL = 8 << 20,        /* bytes of free blocks that are kept */
+  PLAY_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
+};
+
+/* --- blocks --- */
+
+static uint32_t play_class(uint64_t bytes) {
+  uint32_t class = 0;
+  while ((uint64_t)MLFAB__COMM_BLOCK << class < bytes) class ++;
+  return class;
+}
+
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes) {
+  uint32_t class = play_class(bytes);
+  if (class >= MLFAB__COMM_CLASSES) return mlfab__alloc_aligned(comm->env, bytes);
+  void *block = comm->pool[class];
+  if (!block) return mlfab__alloc_aligned(comm->env, (size_t)MLFAB__COMM_BLOCK << class);
+  memcpy(&comm->pool[class], block, sizeof(void *));
+  comm->pooled -= (uint64_t)MLFAB__COMM_BLOCK << class;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes) {
+  uint32_t class = play_class(bytes);
+  uint64_t room = class < MLFAB__COMM_CLASSES ? (uint64_t)MLFAB__COMM_BLOCK << class : bytes;
+  if (!block) return;
+  if (class >= MLFAB__COMM_CLASSES || comm->pooled + room > PLAY_POOL) {
+    mlfab__free_aligned(comm->env, block, room);
+    return;
+  }
+  memcpy(block, &comm->pool[class], sizeof(void *));
+  comm->pool[class] = block;
+  comm->pooled += room;
+}
+
+/* --- stretches of the plays' memory --- */
+
+typedef struct play_walk {
+  const mlfab_vec *vec;
+  uint64_t skip, left;
+} play_walk;
+
+static play_walk play_walk_begin(const mlfab__play *play, const mlfab__dag_op *op, uint64_t offset,
+                                 uint64_t bytes) {
+  play_walk walk = {play->spaces[op->space].vecs, op->at + offset, bytes};
+  if (bytes > 0) {
+    for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
+  }
+  return walk;
+}
+
+/* The next piece that lies together: *bytes_p of them, or NULL. */
+static uint8_t *play_walk_next(play_walk *walk, uint64_t *bytes_p) {
+  if (walk->left == 0) return NULL;
+  while (walk->skip == walk->vec->count) {
+    walk->vec++;
+    walk->skip = 0;
+  }
+  uint8_t *piece = (uint8_t *)walk->vec->data + walk->skip;
+  *bytes_p = mlfab__min(walk->vec->count - walk->skip, walk->left);
+  walk->skip += *bytes_p;
+  walk->left -= *bytes_p;
+  return piece;
+}
+
+/* --- sending --- */
+
+static mlfab__coll play_head(const mlfab__play *play, uint32_t tag, uint32_t flags,
+                             uint64_t total) {
+  return (mlfab__coll){.channel = play->channel,
+                       .number = play->number,
+                       .tag = tag,
+                       .flags = flags,
+                       .signature = play->signature,
+                       .total = total};
+}
+
+/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+static int play_send_part(mlfab__comm *comm, mlfab__play *play, uint32_t peer, mlfab__coll *head,
+                          const void *bytes, uint64_t n, int copy) {
+  int borrow = !copy && n > MLFAB__STREAM_COPY;
+  int code =
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
+  head->offset += n;
+  if (!code && borrow) play->lent++;
+  return code;
+}
+
+/* A message of several stretches: small ones go as one. */
+static int play_send_list(mlfab__comm *comm, mlfab__play *play, const mlfab__dag_op *op,
+                          mlfab__coll *head) {
+  play_walk walk = play_walk_begin(play, op, 0, op->bytes);
+  uint64_t n, gathered = 0;
+  int code = 0;
+  for (const uint8_t *piece; !code && (piece = play_walk_next(&walk, &n)) != NULL;) {
+    int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
+    if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
+    if (small && !comm->gather) return MLFAB_ERR_MEMORY;
+    if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
+      code = play_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+      gathered = 0;
+    }
+    if (small) {
+      memcpy(comm->gather + gathered, piece, n);
+      gathered += n;
+    } else if (!code) {
+      code = play_send_part(comm, play, op->peer, head, piece, n, op->copy);
+    }
+  }
+  if (!code && gathered > 0)
+    code = play_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+  return code;
+}
+
+static void play_memory(mlfab__comm *comm) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
+}
+
+static int play_is_eager(const mlfab__play *play, uint64_t bytes) {
+  return play->eager || bytes == 0;
+}
+
+static void play_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__coll head =
+      play_head(play, op->tag, play_is_eager(play, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? play_send_part(comm, play, op->peer, &head, NULL, 0, 1)
+                            : play_send_list(comm, play, op, &head);
+  play->moved = 1;
+  if (code) {
+    play_memory(comm);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+/* A SEND that may run: at once, or when the peer takes its bytes. */
+static void play_may_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__comm_peer *peer = &play->peers[op->peer];
+  if (play_is_eager(play, op->bytes) || peer->ready) {
+    play_send(comm, play, id);
+    return;
+  }
+  play->recvs[id].next = 0;
+  if (peer->last) {
+    play->recvs[peer->last - 1].next = id + 1;
+  } else {
+    peer->first = id + 1;
+  }
+  peer->last = id + 1;
+}
+
+static void play_is_ready(mlfab__comm *comm, mlfab__play *play, uint32_t member) {
+  mlfab__comm_peer *peer = &play->peers[member];
+  peer->ready = 1;
+  for (uint32_t id = peer->first; id != 0; id = play->recvs[id - 1].next)
+    play_send(comm, play, id - 1);
+  peer->first = peer->last = 0;
+}
+
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
+ * whom there is anything to do, also where they need not know: so they learn that this call is a
+ * plain one. */
+static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
+  int all = play->channel == 0 && comm->go.arena;
+  if (play->eager && !all) return;
+  for (uint32_t id = 0; id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
+    if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
+    if (play->peers[op->peer].told) continue;
+    play->peers[op->peer].told = 1;
+    mlfab__coll head = play_head(play, 0, MLFAB__COLL_READY, 0);
+    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0)) play_memory(comm);
+  }
+}
+
+/* --- what came --- */
+
+static int play_reduces_by_user(const mlfab__play *play, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && play->reduce != NULL;
+}
+
+/* The type and operation of a RECV_REDUCE that is not the user's. */
+static int play_reduction(const mlfab__play *play, const mlfab__dag_op *op, int *dtype_p) {
+  int which = op->reduce - 1;
+  *dtype_p = play->dtype;
+  if (op->reduce == 0) return play->op;
+  if (which / 16) {
+    *dtype_p = which / 16;
+  } else if (which % 16 == MLFAB__OP_OR) {
+    *dtype_p = MLFAB_I64;
+  }
+  return which % 16;
+}
+
+/* May these bytes go to their place as they are? They begin and end with elements: frames are
+ * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
+static int play_fits(const mlfab__play *play, const mlfab__dag_op *op, const void *bytes) {
+  int dtype;
+  if (op->kind == MLFAB__DAG_RECV) return 1;
+  if (play_reduces_by_user(play, op)) return 0;
+  (void)play_reduction(play, op, &dtype);
+  return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
+}
+
+/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
+ * changed; the user's reducer is only called with it. */
+static void play_apply(mlfab__play *play, const mlfab__dag_op *op, uint64_t offset,
+                       const uint8_t *bytes, uint64_t n, uint8_t *stage) {
+  play_walk walk = play_walk_begin(play, op, offset, n);
+  uint64_t k;
+  int dtype, reduction = play_reduction(play, op, &dtype);
+  for (uint8_t *piece; (piece = play_walk_next(&walk, &k)) != NULL; bytes += k) {
+    if (op->kind == MLFAB__DAG_RECV) {
+      memcpy(piece, bytes, k);
+    } else if (!play_reduces_by_user(play, op)) {
+      mlfab__combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
+                     k / mlfab__element_bytes(dtype), 0);
+    } else if (op->left) {
+      play->reduce(play->reduce_user, piece, bytes, k / play->width);
+    } else {
+      play->reduce(play->reduce_user, stage, piece, k / play->width);
+      memcpy(piece, stage, k);
+    }
+    if (stage) stage += k;
+  }
+}
+
+static void play_drop_stage(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (!recv->stage) return;
+  if (recv->eager && comm->streams.epoch)
+    mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
+  mlfab__comm_release(comm, recv->stage, op->bytes);
+  recv->stage = NULL;
+  play->staged--;
+}
+
+/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+static void play_settle(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (recv->stage && (recv->whole || play_fits(play, op, recv->stage))) {
+    uint8_t *stage = recv->stage + recv->from;
+    play_apply(play, op, recv->from, stage, recv->got - recv->from, stage);
+    play_drop_stage(comm, play, id);
+  }
+  if (recv->whole) mlfab__dag_done(&play->dag, id);
+}
+
+static void play_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
+  mlfab__port *down = &comm->streams.down;
+  down->drop(down->self, comm->ranks[member], MLFAB_ERR_FRAME, text);
+}
+
+static void play_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                            const mlfab__dag_op *op) {
+  char text[160];
+  snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
+           (unsigned long long)op->bytes);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
+/* Bytes for the RECV `id`. */
+static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const mlfab__coll *head,
+                      const uint8_t *bytes, uint32_t n) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int runs = mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && play_fits(play, op, bytes);
+  recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
+  if (direct) {
+    play_apply(play, op, recv->got, bytes, n, NULL);
+  } else if (n > 0) {
+    if (!recv->stage) {
+      recv->stage = mlfab__comm_block(comm, op->bytes);
+      if (!recv->stage) {
+        play_memory(comm);
+        return;
+      }
+      recv->from = recv->got;
+      play->staged++;
+    }
+    memcpy(recv->stage + recv->got, bytes, n);
+  }
+  recv->got += n;
+  recv->whole = recv->got == op->bytes;
+  if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
+  if (runs && recv->whole) play_settle(comm, play, id);
+}
+
+static void play_run(mlfab__comm *comm, mlfab__play *play);
+
+/* A frame of an armed play. */
+static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
+                       const mlfab__coll *head, const void *bulk, uint32_t bytes) {
+  play->moved = 1;
+  if (head->signature != play->signature) {
+    mlfab__comm_stuck(comm, play->channel, play->number);
+    return;
+  }
+  if (head->flags & MLFAB__COLL_READY) {
+    play_is_ready(comm, play, member);
+    play_run(comm, play);
+    return;
+  }
+  uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
+  if (id == MLFAB__DAG_NONE) {
+    play_wrong(comm, member, "a message that no schedule receives");
+    return;
+  }
+  const mlfab__comm_recv *recv = &play->recvs[id];
+  if (head->total != play->dag.ops[id].bytes) {
+    play_other_size(comm, member, head, &play->dag.ops[id]);
+  } else if (recv->whole || head->offset != recv->got) {
+    play_wrong(comm, member, "a message's bytes out of place");
+  } else {
+    play_take(comm, play, id, head, bulk, bytes);
+    play_run(comm, play);
+  }
+}
+
+static mlfab__play *play_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__play *play = comm->armed;
+  while (play && (play->channel != channel || play->number != number)) play = play->next;
+  return play;
+}
+
+/* --- what came early, or late --- */
+
+static uint32_t play_bucket(uint32_t channel, uint64_t number) {
+  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__COMM_BUCKETS);
+}
+
+static void play_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
+                      uint32_t bytes) {
+  uint32_t bucket = play_bucket(head->channel, head->number);
+  if (!(head->flags & (MLFAB__COLL_READY | MLFAB__COLL_EAGER))) {
+    play_wrong(comm, member, "bytes of a call that were not asked for");
+    return;
+  }
+  mlfab__comm_stage *stage =
+      comm->stage_count < PLAY_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
+  if (!stage) {
+    play_memory(comm);
+    return;
+  }
+  *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
+  if (bytes > 0) memcpy(stage + 1, bulk, bytes);
+  if (comm->stages[bucket]) {
+    comm->stage_ends[bucket]->next = stage;
+  } else {
+    comm->stages[bucket] = stage;
+  }
+  comm->stage_ends[bucket] = stage;
+  comm->stage_count++;
+}
+
+MLFAB__INTERNAL int mlfab__play_came(const mlfab__comm *comm, uint64_t number) {
+  const mlfab__comm_stage *stage = comm->stages[play_bucket(0, number)];
+  while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
+  return stage != NULL;
+}
+
+/* Those of one play that came early, in their order, out of the bucket. */
+static mlfab__comm_stage *play_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  uint32_t bucket = play_bucket(channel, number);
+  mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
+  comm->stage_ends[bucket] = NULL;
+  for (mlfab__comm_stage *stage = *kept, *next; stage; stage = next) {
+    next = stage->next;
+    if (stage->head.channel == channel && stage->head.number == number) {
+      stage->next = NULL;
+      *picked_end = stage;
+      picked_end = &stage->next;
+    } else {
+      *kept = stage;
+      kept = &stage->next;
+      comm->stage_ends[bucket] = stage;
+    }
+  }
+  *kept = NULL;
+  return picked;
+}
+
+static void play_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
+  comm->stage_count--;
+  mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
+}
+
+static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, channel);
+  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+}
+
+/* A frame of an object that is closed here: of what is over, or of a round in which it is
+ * missing. */
+static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    const mlfab__comm_closed *closed = &comm->closed[i];
+    if (closed->channel == head->channel && head->number >= closed->upto)
+      play_fail_closed(comm, head->channel);
+  }
+}
+
+/* A frame for which no play is armed: 1 when it is kept, or is an object's. */
+static int play_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
+                      uint32_t bytes) {
+  mlfab__comm_object *object = head->channel ? mlfab__comm_object_find(comm, head->channel) : NULL;
+  if (object && object->frame) {
+    object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
+    return 1;
+  }
+  if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
+                         : object && head->number < object->upto)
+    return 0;
+  if (head->channel && !object && head->channel <= comm->objects_opened) {
+    play_closed(comm, head);
+    return 0;
+  }
+  play_keep(comm, member, head, bulk, bytes);
+  return 1;
+}
+
+static void play_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                         uint32_t bytes) {
+  if (head->flags & MLFAB__COLL_EAGER && bytes > 0)
+    mlfab__stream_consumed(&comm->streams, member, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__play_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                         const void *bulk, uint32_t bytes) {
+  mlfab__comm *comm = self;
+  mlfab__play *play = play_find(comm, head->channel, head->number);
+  if (comm->failing || comm->ending) return;
+  mlfab__comm_enter(comm, 0);
+  if (play && play->running) {
+    play_frame(comm, play, member, head, bulk, bytes);
+  } else if (play || !play_other(comm, member, head, bulk, bytes)) {
+    play_consume(comm, member, head, bytes); /* late: the play went on without it */
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* Delivers what came early for a play that is armed now. It may be over before the last. */
+static void play_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__comm_stage *stage = play_pick(comm, channel, number);
+  for (mlfab__comm_stage *next; stage; stage = next) {
+    next = stage->next;
+    mlfab__play_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
+    play_forget(comm, stage);
+  }
+}
+
+/* --- running --- */
+
+static void play_divide(const mlfab__comm *comm, const mlfab__play *play, const mlfab__dag_op *op) {
+  play_walk walk = play_walk_begin(play, op, 0, op->bytes);
+  uint64_t n;
+  for (uint8_t *piece; (piece = play_walk_next(&walk, &n)) != NULL;)
+    mlfab__combine_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+}
+
+static void play_compute(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int code = 0;
+  if (op->code == MLFAB__RING_DIVIDE) {
+    play_divide(comm, play, op);
+  } else {
+    code = play->compute(play->self, play, op);
+  }
+  if (code) {
+    char text[96];
+    snprintf(text, sizeof text, "an operation of worker %u's schedule has failed", comm->rank);
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+static void play_unlink(mlfab__comm *comm, mlfab__play *play) {
+  mlfab__play **at = &comm->armed;
+  while (*at != play) at = &(*at)->next;
+  *at = play->next;
+  play->armed = play->running = 0;
+  for (uint32_t id = 0; play->staged > 0; id++) play_drop_stage(comm, play, id);
+  mlfab__comm_release(comm, play->recvs, play->dag.nops * sizeof *play->recvs);
+  mlfab__comm_release(comm, play->peers, comm->members * sizeof *play->peers);
+  play->recvs = NULL;
+  play->peers = NULL;
+}
+
+static void play_run(mlfab__comm *comm, mlfab__play *play) {
+  uint32_t id;
+  if (play->busy) return; /* it is seen to further out */
+  play->busy = 1;
+  while (play->running && !comm->failing && mlfab__dag_next(&play->dag, &id)) {
+    switch (play->dag.ops[id].kind) {
+      case MLFAB__DAG_SEND:
+        play_may_send(comm, play, id);
+        break;
+      case MLFAB__DAG_COMPUTE:
+        play_compute(comm, play, id);
+        break;
+      case MLFAB__DAG_NOP:
+        mlfab__dag_done(&play->dag, id);
+        break;
+      default:
+        play_settle(comm, play, id);
+    }
+  }
+  play->busy = 0;
+  if (comm->failing) return; /* the epoch's end will end it */
+  if (mlfab__dag_finished(&play->dag)) play->running = 0;
+  if (play->running || play->lent > 0) return;
+  play_unlink(comm, play);
+  play->over(play->self, play, 0, comm->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_t cookie) {
+  mlfab__comm *comm = self;
+  mlfab__comm_enter(comm, 0);
+  if (cookie & 1) {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 33));
+    if (object && object->given_back)
+      object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
+  } else {
+    mlfab__play *play = (mlfab__play *)(uintptr_t)cookie;
+    play->lent--;
+    play_run(comm, play);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns) {
+  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
+    return MLFAB_ERR_STATE;
+  uint64_t recvs = play->dag.nops * sizeof *play->recvs;
+  uint64_t peers = comm->members * sizeof *play->peers;
+  play->recvs = mlfab__comm_block(comm, recvs);
+  play->peers = mlfab__comm_block(comm, peers);
+  if (!play->recvs || !play->peers) {
+    mlfab__comm_release(comm, play->recvs, recvs);
+    mlfab__comm_release(comm, play->peers, peers);
+    return MLFAB_ERR_MEMORY;
+  }
+  memset(play->recvs, 0, recvs);
+  memset(play->peers, 0, peers);
+  play->armed = play->running = 1;
+  play->busy = play->moved = 0;
+  play->lent = play->staged = 0;
+  play->next = comm->armed;
+  comm->armed = play;
+  if (object) object->upto = mlfab__max(object->upto, play->number + 1);
+  uint32_t channel = play->channel;
+  uint64_t number = play->number;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_start(&play->dag);
+  play_tell_ready(comm, play);
+  play_run(comm, play);
+  play_take_early(comm, channel, number);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, uint32_t op,
+                                         uint64_t now_ns) {
+  if (!play->armed || !play->running) return;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_trigger(&play->dag, op);
+  play_run(comm, play);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play) {
+  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  if (!play->armed) return;
+  mlfab__comm_enter(comm, 0);
+  uint32_t lent = play->lent;
+  if (play->running && object) object->upto = mlfab__min(object->upto, play->number);
+  play_unlink(comm, play);
+  if (lent > 0) {
+    /* Only the end of the epoch gives them back, and it must be here and now. */
+    char text[96];
+    snprintf(text, sizeof text, "worker %u has withdrawn what it had begun to send", comm->rank);
+    mlfab__streams_end(&comm->streams);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_object *object) {
+  for (mlfab__play *play = comm->armed, *next; play; play = next) {
+    next = play->next;
+    if (play->channel != object->channel) continue;
+    if (play->running && play->moved) play_fail_closed(comm, object->channel);
+    mlfab__comm_disarm(comm, play);
+  }
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto)
+        play_fail_closed(comm, object->channel);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code) {
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (mlfab__comm_stage *stage = comm->stages[b], *next; stage; stage = next) {
+      next = stage->next;
+      play_forget(comm, stage);
+    }
+    comm->stages[b] = comm->stage_ends[b] = NULL;
+  }
+  while (comm->armed) {
+    mlfab__play *play = comm->armed;
+    play_unlink(comm, play);
+    play->lent = 0;
+    play->over(play->self, play, code, comm->now_ns);
+  }
+}
+
+MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play) {
+  for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    if (op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* ==============================================================================================
+ * core/script.c
+ * ============================================================================================== */
+/* script.c - the communicator: schedules of the user's own. See comm.h; what may run when is dag.h's.
+ *
+ * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are the
+ * same on all workers; the user's numbers count what was over here, with or without success, so that
+ * a round and the call that waits for it go together whatever failed.
+ *
+ *    BUILT --open--> OPENING --opened--> OPEN: between rounds --arm--> armed --over--> between rounds
+ *
+ * Everything is sent when its receiver has asked for it (READY), however small: what a schedule waits
+ * for first may be what its peer sends last, and credit must not stand in between. So nobody with
+ * messages that have bytes is more than a round ahead.
+ *
+ * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all requests
+ * with it. (3) A trigger counts for the round that is present when it comes, also where that one is not
+ * armed yet. (4) While a round is armed its operations' memory is the caller's, and nothing of it is
+ * lent before the first or after the last. */
+
+#include <stdio.h>
+
+enum { SCRIPT_MESSAGE_MAX = 1 << 30, SCRIPT_FEW = 16 };
+
+static void script_run(mlfab__script *script);
+
+static int script_refuse(mlfab_error *error, int code, const char *what) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: %s", what);
+}
+
+/* --- building --- */
+
+MLFAB__INTERNAL void mlfab__script_init(mlfab__script *script, mlfab__comm *comm,
+                                        const mlfab__script_user *user) {
+  memset(script, 0, sizeof *script);
+  script->comm = comm;
+  script->user = *user;
+  script->stranger = MLFAB_NO_RANK;
+  mlfab__dag_init(&script->play.dag, comm->env);
+}
+
+static int script_check_building(const mlfab__script *script, mlfab_error *error) {
+  if (script->state == MLFAB__SCRIPT_BUILT) return 0;
+  return script_refuse(error, MLFAB_ERR_STATE, "it is open and cannot be changed");
+}
+
+static int script_no_memory(mlfab_error *error) {
+  return script_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+}
+
+static int script_grow(mlfab__script *script) {
+  mlfab__env *env = script->comm->env;
+  uint32_t n = script->play.dag.nops, room = script->room ? 2 * script->room : SCRIPT_FEW;
+  if (n < script->room) return 0;
+  mlfab__script_op *ops = mlfab__alloc_array(env, room, sizeof *ops);
+  if (!ops) return MLFAB_ERR_MEMORY;
+  if (n > 0) memcpy(ops, script->ops, n * sizeof *ops);
+  mlfab__free(env, script->ops, script->room * sizeof *ops);
+  script->ops = ops;
+  script->room = room;
+  return 0;
+}
+
+static int script_add(mlfab__script *script, const mlfab__dag_op *op, const mlfab__script_op *more,
+                      uint32_t *op_p, mlfab_error *error) {
+  uint32_t id;
+  int code = script_check_building(script, error);
+  if (code) return code;
+  if (!op_p) return script_refuse(error, MLFAB_ERR_ARGUMENT, "op_p is NULL");
+  code = script_grow(script);
+  if (!code) code = mlfab__dag_add(&script->play.dag, op, &id);
+  if (code == MLFAB_ERR_LIMIT)
+    return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: more than %u operations",
+                        MLFAB__DAG_OPS_MAX);
+  if (code) return script_no_memory(error);
+  script->ops[id] = *more;
+  *op_p = id;
+  return 0;
+}
+
+static int script_check_message(const mlfab__script *script, const mlfab__script_message *message,
+                                mlfab_error *error) {
+  uint32_t workers = script->comm->config->workers;
+  unsigned long long bytes = message->bytes;
+  if (message->rank < 0 || (uint32_t)message->rank >= workers)
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, message->rank, 0, 0,
+                        "a schedule: rank %d is not one of %u workers", (int)message->rank,
+                        workers);
+  if ((uint32_t)message->rank == script->comm->rank)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, message->rank, 0, 0,
+                        "a schedule: worker %d sends to itself", (int)message->rank);
+  if (bytes > SCRIPT_MESSAGE_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: a message of %llu bytes, the limit is %d", bytes,
+                        SCRIPT_MESSAGE_MAX);
+  if (bytes > 0 && !message->data)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: data is NULL, and the message has %llu bytes", bytes);
+  return 0;
+}
+
+/* What comes is combined with elements of this type. */
+static int script_check_reduction(const mlfab__script_message *message, uint32_t width,
+                                  mlfab_error *error) {
+  if (width == 0)
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: %d is not an element type", message->dtype);
+  if (message->op < MLFAB_SUM || message->op > MLFAB_PRODUCT)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)",
+                        message->op);
+  if (message->op == MLFAB_MEAN)
+    return script_refuse(error, MLFAB_ERR_UNSUPPORTED,
+                         "not supported: a mean of two; add, and divide in a compute operation");
+  if ((uintptr_t)message->data % width)
+    return script_refuse(error, MLFAB_ERR_ARGUMENT, "data is not aligned to its elements");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__script_message_op(mlfab__script *script, uint8_t kind,
+                                             const mlfab__script_message *given, uint32_t *op_p,
+                                             mlfab_error *error) {
+  mlfab__script_message message = *given;
+  mlfab__dag_op op = {.kind = kind, .tag = message.tag};
+  int code = 0;
+  if (kind == MLFAB__DAG_RECV_REDUCE) {
+    uint32_t width = mlfab__element_bytes(message.dtype);
+    code = script_check_reduction(&message, width, error);
+    if (code) return code;
+    message.bytes = message.bytes > SCRIPT_MESSAGE_MAX ? UINT64_MAX : message.bytes * width;
+    op.reduce = MLFAB__COMM_REDUCE(message.dtype, message.op);
+  }
+  code = script_check_message(script, &message, error);
+  if (code) return code;
+  op.peer = (uint32_t)message.rank; /* a member's index when it is armed */
+  op.bytes = message.bytes;
+  const mlfab__script_op more = {.rank = op.peer, .data = (uintptr_t)message.data};
+  return script_add(script, &op, &more, op_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__script_compute(mlfab__script *script, mlfab_compute_fn fn, void *user,
+                                          uint32_t *op_p, mlfab_error *error) {
+  const mlfab__dag_op op = {.kind = MLFAB__DAG_COMPUTE};
+  const mlfab__script_op more = {.fn = fn, .user = user};
+  if (!fn) return script_refuse(error, MLFAB_ERR_ARGUMENT, "the function to compute is NULL");
+  return script_add(script, &op, &more, op_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__script_nop(mlfab__script *script, uint32_t *op_p, mlfab_error *error) {
+  const mlfab__dag_op op = {.kind = MLFAB__DAG_NOP};
+  const mlfab__script_op more = {0};
+  return script_add(script, &op, &more, op_p, error);
+}
+
+static int script_check_op(const mlfab__script *script, uint32_t op, mlfab_error *error) {
+  if (op < script->play.dag.nops) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "a schedule: there is no operation %u, only %u of them, from 0", op,
+                      script->play.dag.nops);
+}
+
+MLFAB__INTERNAL int mlfab__script_after(mlfab__script *script, uint32_t op, uint32_t dependency,
+                                        mlfab_error *error) {
+  int code = script_check_building(script, error);
+  if (!code) code = script_check_op(script, op, error);
+  if (!code) code = script_check_op(script, dependency, error);
+  if (code) return code;
+  code = mlfab__dag_after(&script->play.dag, op, dependency);
+  if (code == MLFAB_ERR_LIMIT)
+    return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: more than %u dependencies",
+                        MLFAB__DAG_EDGES_MAX);
+  return code ? script_no_memory(error) : 0;
+}
+
+MLFAB__INTERNAL int mlfab__script_set(mlfab__script *script, uint32_t op, uint32_t need,
+                                      uint32_t flags, mlfab_error *error) {
+  int code = script_check_building(script, error);
+  if (!code) code = script_check_op(script, op, error);
+  if (code) return code;
+  if (flags & ~(uint32_t)(MLFAB_DAG_OUTSIDE | MLFAB_DAG_OPTIONAL))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: 0x%x are not flags (MLFAB_DAG_*)", flags);
+  mlfab__dag_op *its = &script->play.dag.ops[op];
+  its->need = need;
+  its->outside = (flags & MLFAB_DAG_OUTSIDE) != 0;
+  its->optional = (flags & MLFAB_DAG_OPTIONAL) != 0;
+  return 0;
+}
+
+/* --- opening --- */
+
+static int script_is_message(const mlfab__dag_op *op) {
+  return op->kind != MLFAB__DAG_NOP && op->kind != MLFAB__DAG_COMPUTE;
+}
+
+static int script_flaw(const mlfab__script *script, uint32_t culprit, mlfab_error *error) {
+  const mlfab__dag_op *op = &script->play.dag.ops[culprit];
+  switch (script->play.dag.flaw) {
+    case MLFAB__DAG_CYCLE:
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "a schedule: operation %u comes after itself", culprit);
+    case MLFAB__DAG_NEED:
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                          "a schedule: operation %u needs %u of what it comes after, more than "
+                          "there is",
+                          culprit, op->need);
+    case MLFAB__DAG_TWICE:
+      return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)op->peer, 0, 0,
+                          "a schedule: operation %u: another one %s worker %u under tag %u too",
+                          culprit, op->kind == MLFAB__DAG_SEND ? "sends to" : "receives from",
+                          op->peer, op->tag);
+    default:
+      return script_no_memory(error);
+  }
+}
+
+/* Would a round be over without a trigger, and without a message? */
+static int script_runs_alone(mlfab__dag *dag) {
+  uint32_t id;
+  mlfab__dag_start(dag);
+  while (mlfab__dag_next(dag, &id)) {
+    uint8_t kind = dag->ops[id].kind;
+    if (kind != MLFAB__DAG_RECV && kind != MLFAB__DAG_RECV_REDUCE) mlfab__dag_done(dag, id);
+  }
+  return mlfab__dag_finished(dag);
+}
+
+/* Where memory lies: addresses are reckoned from the lowest, as offsets into one stretch, which a
+ * message finds at once, in place of a list. What comes after a SEND may change its bytes. */
+static void script_lay_out(mlfab__script *script) {
+  mlfab__dag *dag = &script->play.dag;
+  uintptr_t low = UINTPTR_MAX, high = 0;
+  for (uint32_t id = 0; id < dag->nops; id++) {
+    if (dag->ops[id].bytes == 0) continue;
+    low = (uintptr_t)mlfab__min(low, script->ops[id].data);
+    high = (uintptr_t)mlfab__max(high, script->ops[id].data + dag->ops[id].bytes);
+  }
+  for (uint32_t id = 0; id < dag->nops; id++) {
+    mlfab__dag_op *op = &dag->ops[id];
+    op->at = op->bytes > 0 ? script->ops[id].data - low : 0;
+    op->copy = op->kind == MLFAB__DAG_SEND && dag->first[id + 1] > dag->first[id];
+  }
+  script->whole = (mlfab_vec){(void *)low, high > low ? high - low : 0};
+}
+
+/* Seals it by ranks: `peer` is a rank here. */
+static int script_seal(mlfab__script *script, mlfab_error *error) {
+  mlfab__dag *dag = &script->play.dag;
+  uint32_t culprit;
+  if (dag->nops == 0) return script_refuse(error, MLFAB_ERR_ARGUMENT, "it has no operations");
+  for (uint32_t id = 0; id < dag->nops; id++) dag->ops[id].peer = script->ops[id].rank;
+  if (mlfab__dag_seal(dag, &culprit)) return script_flaw(script, culprit, error);
+  if (script->persistent && script_runs_alone(dag))
+    return script_refuse(error, MLFAB_ERR_ARGUMENT,
+                         "a persistent one must wait for a trigger or a message: this one would "
+                         "run without end");
+  script_lay_out(script);
+  return 0;
+}
+
+static int script_check_comm(mlfab__comm *comm, mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "a schedule: server 0 is dead");
+  if (comm->leaving)
+    return script_refuse(error, MLFAB_ERR_STATE, "this worker takes no further part");
+  return 0;
+}
+
+/* --- rounds --- */
+
+static void script_fail_memory(const mlfab__script *script) {
+  char text[64];
+  snprintf(text, sizeof text, "a schedule: worker %u is out of memory", script->comm->rank);
+  mlfab__comm_fail(script->comm, MLFAB_ERR_MEMORY, (int32_t)script->comm->rank, text);
+}
+
+/* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
+static void script_finish(mlfab__script *script, uint64_t round, int code, int32_t rank,
+                          const char *text) {
+  mlfab__comm *comm = script->comm;
+  for (uint32_t i = 0; i < script->nwaiters;) {
+    mlfab__script_waiter waiter = script->waiters[i];
+    if (waiter.round >= round) {
+      i++;
+      continue;
+    }
+    script->waiters[i] = script->waiters[--script->nwaiters];
+    mlfab__request *request = mlfab__request_find(comm->requests, waiter.request);
+    if (request && !request->done)
+      mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
+  }
+}
+
+/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; script->stranger: a rank that is no
+ * member. */
+static int script_map(mlfab__script *script) {
+  mlfab__comm *comm = script->comm;
+  mlfab__dag *dag = &script->play.dag;
+  uint64_t bytes = comm->config->workers * sizeof(uint32_t);
+  uint32_t culprit, *index;
+  if (script->epoch == comm->epoch) return 0;
+  index = mlfab__comm_block(comm, bytes);
+  if (!index) return MLFAB_ERR_MEMORY;
+  memset(index, 0, bytes);
+  for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
+  script->stranger = MLFAB_NO_RANK;
+  for (uint32_t id = dag->nops; id-- > 0;) {
+    uint32_t rank = script->ops[id].rank;
+    if (!script_is_message(&dag->ops[id])) continue;
+    if (!index[rank]) script->stranger = (int32_t)rank;
+    dag->ops[id].peer = index[rank] - 1;
+  }
+  mlfab__comm_release(comm, index, bytes);
+  script->epoch = comm->epoch;
+  if (script->stranger != MLFAB_NO_RANK) return 0;
+  return mlfab__dag_seal(dag, &culprit);
+}
+
+static int script_stranger(const mlfab__script *script, mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_PEER_DEAD, script->stranger, 0, 0,
+                      "a schedule: worker %d does not take part any more, and is sent to or "
+                      "received from",
+                      (int)script->stranger);
+}
+
+static int script_may_arm(const mlfab__script *script) {
+  const mlfab__comm *comm = script->comm;
+  return script->state == MLFAB__SCRIPT_OPEN && script->started && !script->play.armed &&
+         comm->phase == MLFAB__COMM_IN && !comm->failing && !comm->ending;
+}
+
+/* Not 0: there is nothing more to arm. */
+static int script_arm(mlfab__script *script) {
+  mlfab__comm *comm = script->comm;
+  uint64_t round = script->round;
+  int code = script_map(script);
+  if (!code && script->stranger != MLFAB_NO_RANK) {
+    mlfab_error error;
+    code = script_stranger(script, &error);
+    script->started = script->persistent;
+    script_finish(script, MLFAB__NEVER, code, error.rank, error.text);
+    return code;
+  }
+  script->play.number = script->number++;
+  if (!code) code = mlfab__comm_arm(comm, &script->play, comm->now_ns);
+  if (code) {
+    script_fail_memory(script);
+    return code;
+  }
+  for (uint32_t id = 0; script->npending > 0 && id < script->play.dag.nops; id++) {
+    if (!script->ops[id].pending) continue;
+    script->ops[id].pending = 0;
+    script->npending--;
+    if (script->round == round) mlfab__comm_trigger(comm, &script->play, id, 0);
+  }
+  return 0;
+}
+
+/* Arms as many rounds as come to their end at once. */
+static void script_run(mlfab__script *script) {
+  if (script->arming) return; /* it is seen to further out */
+  script->arming = 1;
+  while (script_may_arm(script) && !script_arm(script)) {
+  }
+  script->arming = 0;
+}
+
+/* It was told of the end by the epoch (script_over), or has ended by itself. */
+static void script_played(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__script *script = self;
+  (void)play, (void)now_ns;
+  if (status) return;
+  script->round++;
+  script->started = script->persistent;
+  script_finish(script, script->round, 0, MLFAB_NO_RANK, "");
+  script_run(script);
+}
+
+static int script_call(void *self, mlfab__play *play, const mlfab__dag_op *op) {
+  mlfab__script *script = self;
+  uint32_t id = (uint32_t)(op - play->dag.ops);
+  char text[160];
+  int code = script->user.compute(script->user.self, script->ops[id].fn, script->ops[id].user,
+                                  script->round);
+  if (!code) return 0;
+  snprintf(text, sizeof text, "a schedule: operation %u of worker %u has returned %d in round %llu",
+           id, script->comm->rank, code, (unsigned long long)script->round);
+  mlfab__comm_fail(script->comm, MLFAB_ERR_CALLBACK, (int32_t)script->comm->rank, text);
+  return MLFAB_ERR_CALLBACK;
+}
+
+/* --- what the communicator tells --- */
+
+static void script_begin(void *self, uint64_t round, uint64_t now_ns) {
+  mlfab__script *script = self;
+  (void)round, (void)now_ns; /* those are of objects whose rounds are the same everywhere */
+  script->number = 0;
+  script_run(script);
+}
+
+static void script_over(void *self, int code, uint64_t now_ns) {
+  mlfab__script *script = self;
+  (void)code;
+  if (script->state != MLFAB__SCRIPT_OPEN) return;
+  if (script->lost_end != script->round) script->lost = script->round;
+  script->lost_end = ++script->round;
+  script->started = script->persistent;
+  for (uint32_t id = 0; id < script->play.dag.nops; id++) script->ops[id].pending = 0;
+  script->npending = 0;
+  for (; script->nwaiters > 0; script->nwaiters--)
+    mlfab__comm_end_request(script->comm, script->waiters[script->nwaiters - 1].request, now_ns);
+}
+
+/* Whom the round waits for, and why as far as known. */
+static int32_t script_awaited(const mlfab__script *script, const char **why_p) {
+  mlfab__comm *comm = script->comm;
+  int32_t missing = mlfab__comm_missing(comm, script->channel);
+  *why_p = "is not in this round";
+  if (missing != MLFAB_NO_RANK) return missing;
+  *why_p = "is awaited";
+  return script->play.armed ? mlfab__play_awaits(comm, &script->play) : (int32_t)MLFAB_NO_RANK;
+}
+
+static void script_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  const mlfab__script *script = self;
+  unsigned rank = script->comm->rank;
+  unsigned long long round = script->round;
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "";
+  int32_t blamed = (int32_t)rank;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (code == MLFAB_ERR_TIMEOUT) blamed = script_awaited(script, &why);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text, "a schedule (round %llu): withdrawn by worker %u after %s", round,
+             rank, waited);
+  } else if (blamed == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text, "a schedule (round %llu): worker %u's deadline passed after %s",
+             round, rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "a schedule (round %llu): worker %u's deadline passed after %s: worker %d %s", round,
+             rank, waited, (int)blamed, why);
+  }
+  mlfab__comm_fail(script->comm, code, blamed, text);
+}
+
+static int script_called(void *self, uint64_t number, int32_t *awaited_p) {
+  const mlfab__script *script = self;
+  *awaited_p =
+      script->play.armed ? mlfab__play_awaits(script->comm, &script->play) : (int32_t)MLFAB_NO_RANK;
+  return number < script->number;
+}
+
+static void script_gone(void *self) {
+  mlfab__script *script = self;
+  script->state = MLFAB__SCRIPT_BUILT;
+  script->user.gone(script->user.self);
+}
+
+MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error) {
+  mlfab__comm *comm = script->comm;
+  const mlfab__comm_object object = {.self = script,
+                                     .begin = script_begin,
+                                     .over = script_over,
+                                     .withdraw = script_withdraw,
+                                     .called = script_called,
+                                     .free_self = script_gone};
+  int code = script_check_building(script, error);
+  if (!code) code = script_check_comm(comm, error);
+  if (code) return code;
+  script->persistent = persistent != 0;
+  code = script_seal(script, error);
+  if (code) return code;
+  if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  mlfab__comm_enter(comm, now_ns);
+  code = mlfab__comm_object_add(comm, &object, &script->channel);
+  if (code) {
+    (void)mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: %d objects are open",
+                       MLFAB__COMM_OBJECTS);
+  } else {
+    const uint64_t of[] = {script->channel, script->persistent};
+    script->play.signature = mlfab__hash(3, of, sizeof of) | 1;
+    const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                                   .salt = script->play.signature,
+                                   .words = "the opening of a schedule"};
+    script->state = MLFAB__SCRIPT_OPENING;
+    code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+    if (code) mlfab__script_opened(script, code, now_ns);
+  }
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+static void script_forget_object(mlfab__script *script) {
+  mlfab__comm_object_remove(script->comm, script->channel);
+  script->state = MLFAB__SCRIPT_BUILT;
+  script->channel = script->epoch = 0;
+}
+
+MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint64_t now_ns) {
+  mlfab__play *play = &script->play;
+  if (script->state != MLFAB__SCRIPT_OPENING) return;
+  if (code) {
+    script_forget_object(script);
+    return;
+  }
+  play->channel = script->channel;
+  play->spaces[0] = (mlfab__comm_space){&script->whole, 1};
+  play->compute = script_call;
+  play->over = script_played;
+  play->self = script;
+  script->state = MLFAB__SCRIPT_OPEN;
+  script->started = script->persistent;
+  script->round = script->number = script->lost = script->lost_end = 0;
+  mlfab__comm_enter(script->comm, now_ns);
+  script_run(script);
+  mlfab__comm_exit(script->comm);
+}
+
+/* --- calls --- */
+
+static int script_check_open(const mlfab__script *script, mlfab_error *error) {
+  if (script->state == MLFAB__SCRIPT_OPEN) return 0;
+  return script_refuse(error, MLFAB_ERR_STATE, "it is not open");
+}
+
+/* 0, or that a rank of it is not in the epoch that stands. */
+static int script_check_members(mlfab__script *script, mlfab_error *error) {
+  if (script->comm->phase != MLFAB__COMM_IN) return 0;
+  if (script_map(script)) return script_no_memory(error);
+  return script->stranger == MLFAB_NO_RANK ? 0 : script_stranger(script, error);
+}
+
+static int script_await(mlfab__script *script, uint64_t round, uint64_t timeout_ns, uint64_t now_ns,
+                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm *comm = script->comm;
+  mlfab__request *request = NULL;
+  if (script->nwaiters < MLFAB__COUNT(script->waiters))
+    request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
+                                  MLFAB__COMM_REQUEST(script->channel), now_ns,
+                                  timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return script_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+  script->waiters[script->nwaiters++] = (mlfab__script_waiter){request->id, round};
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__script_start(mlfab__script *script, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm *comm = script->comm;
+  int code = script_check_open(script, error);
+  if (code) return code;
+  if (!request_p) return script_refuse(error, MLFAB_ERR_ARGUMENT, "request_p is NULL");
+  if (script->persistent)
+    return script_refuse(error, MLFAB_ERR_STATE, "a persistent one starts its rounds itself");
+  if (script->started)
+    return mlfab__error(error, MLFAB_ERR_AGAIN, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: round %llu is under way", (unsigned long long)script->round);
+  code = script_check_comm(comm, error);
+  if (!code && mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  if (!code) code = script_check_members(script, error);
+  if (!code) code = script_await(script, script->round, timeout_ns, now_ns, request_p, error);
+  if (code) return code;
+  script->started = 1;
+  mlfab__comm_enter(comm, now_ns);
+  script_run(script);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+/* May the round be waited for? 1: it is over. */
+static int script_look(const mlfab__script *script, uint64_t round, mlfab_error *error) {
+  unsigned long long number = round;
+  if (round >= script->lost && round < script->lost_end)
+    return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: round %llu was ended by a failure; the next is %llu", number,
+                        (unsigned long long)script->round);
+  if (round < script->round) return 1;
+  if (script->persistent || (script->started && round == script->round)) return 0;
+  return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                      "a schedule: round %llu has not been started", number);
+}
+
+MLFAB__INTERNAL int mlfab__script_wait(mlfab__script *script, uint64_t round, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error) {
+  *request_p = 0;
+  int code = script_check_open(script, error);
+  if (code) return code;
+  if (mlfab__comm_owed(script->comm, error)) return script->comm->verdict.code;
+  code = script_look(script, round, error);
+  if (code) return code == 1 ? 0 : code;
+  code = script_check_comm(script->comm, error);
+  if (!code) code = script_check_members(script, error);
+  return code ? code : script_await(script, round, timeout_ns, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__script_trigger(mlfab__script *script, uint32_t op, int inside,
+                                          uint64_t now_ns, mlfab_error *error) {
+  mlfab__comm *comm = script->comm;
+  int code = script_check_open(script, error);
+  if (!code) code = script_check_op(script, op, error);
+  if (code) return code;
+  if (!script->play.dag.ops[op].outside)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: operation %u is not MLFAB_DAG_OUTSIDE", op);
+  code = script_check_comm(comm, error);
+  if (!code && !inside && mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  if (!code && !script->started)
+    return script_refuse(error, MLFAB_ERR_STATE, "no round is under way");
+  if (!code) code = script_check_members(script, error);
+  if (code) return code;
+  if (script->play.armed) {
+    mlfab__comm_trigger(comm, &script->play, op, inside ? 0 : now_ns);
+  } else if (!script->ops[op].pending) {
+    script->ops[op].pending = 1;
+    script->npending++;
+  }
+  return 0;
+}
+
+/* --- the end --- */
+
+MLFAB__INTERNAL int mlfab__script_lends(const mlfab__script *script) {
+  return script->play.armed && script->play.lent > 0;
+}
+
+static void script_close(mlfab__script *script) {
+  mlfab__comm *comm = script->comm;
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "a schedule (round %llu): freed by worker %u",
+           (unsigned long long)script->round, comm->rank);
+  if (script->started && !script->persistent)
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  script->started = 0;
+  mlfab__comm_disarm(comm, &script->play);
+  script_finish(script, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
+  if (script->persistent) mlfab__comm_object_find(comm, script->channel)->upto = MLFAB__NEVER;
+  script_forget_object(script);
+}
+
+MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script) {
+  mlfab__env *env = script->comm->env;
+  if (script->state == MLFAB__SCRIPT_OPENING) script_forget_object(script);
+  if (script->state == MLFAB__SCRIPT_OPEN) script_close(script);
+  mlfab__dag_free(&script->play.dag);
+  mlfab__free(env, script->ops, script->room * sizeof *script->ops);
+  script->ops = NULL;
+  script->room = 0;
+}
+
+/* ==============================================================================================
+ * core/eager.c
+ * ============================================================================================== */
+/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member keeps
+ * is partial.h's.
+ *
+ * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
+ * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
+ * play has the number round - base + 1, where base is the first round of the epoch.
+ *
+ * An epoch begins with a play that finds the base: the first round that no call is known to have got
+ * (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round that a
+ * failure has ended is in a result that somebody has. It is left out in an object's
+ * first epoch, where all begin with 0.
+ *
+ * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
+ * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
+ * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
+ * that ended without a failure has succeeded, as every failure is told to objects. */
+
+#include <stdio.h>
+
+static const double eager_add_bytes_per_ns = 4.0; /* as for plain calls: the same for all */
+static const double eager_bytes_per_ns = 1.0;
+
+struct mlfab__eager {
+  mlfab__comm *comm;
+  uint32_t channel;
+  uint32_t refuse_nan;
+  uint64_t signature;
+  mlfab__partial partial;
+  mlfab__play plays[2]; /* rounds, by parity */
+  mlfab__play settle;
+  mlfab_vec vecs[2][2], settle_vec;
+  uint64_t most;   /* settle: rounds that calls of any member have got */
+  uint64_t base;   /* the epoch's first round */
+  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;  /* 0: none stands */
+  uint8_t known;   /* has been through an epoch */
+  uint8_t closing; /* when nothing of its last round is borrowed any more */
+  mlfab_request request; /* the call that waits; 0: none */
+  mlfab_partial_info *info_p;
+  mlfab_request flush; /* 0: none */
+};
+
+/* --- rounds --- */
+
+static void eager_fail_memory(const mlfab__eager *e, int code) {
+  char text[80];
+  snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
+           mlfab_error_text(code));
+  mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
+}
+
+static void eager_arm(const mlfab__eager *e, mlfab__play *play) {
+  int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
+  if (code && code != MLFAB_ERR_STATE) eager_fail_memory(e, code);
+}
+
+/* Arms what may be armed, and starts what is due. */
+static void eager_go_on(mlfab__eager *e) {
+  mlfab__comm *comm = e->comm;
+  mlfab__partial *partial = &e->partial;
+  while (partial->settled && !e->closing && !comm->failing && !e->plays[e->armed & 1].armed) {
+    mlfab__play *play = &e->plays[e->armed & 1];
+    play->number = e->armed++ - e->base + 1;
+    eager_arm(e, play);
+  }
+  mlfab__play *open = &e->plays[partial->over & 1];
+  if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
+  uint32_t op = mlfab__partial_trigger(partial);
+  int take = mlfab__partial_may_take(partial);
+  /* A round that is over in the midst of this goes on by itself. */
+  if (take) mlfab__comm_trigger(comm, open, partial->plan.take, comm->now_ns);
+  if (op != MLFAB__DAG_NONE) mlfab__comm_trigger(comm, open, op, comm->now_ns);
+}
+
+static void eager_finish(mlfab__eager *e) {
+  mlfab__request *request = mlfab__request_find(e->comm->requests, e->request);
+  mlfab_partial_info *info = e->info_p;
+  e->request = 0;
+  e->info_p = NULL;
+  if (!request) return;
+  if (info) {
+    uint32_t size = info->size;
+    memcpy(info, &e->partial.answer, mlfab__min(size, sizeof *info));
+    info->size = size;
+  }
+  e->comm->collectives++;
+  mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
+}
+
+static int eager_compute(void *self, mlfab__play *play, const mlfab__dag_op *op) {
+  mlfab__eager *e = self;
+  mlfab__partial *partial = &e->partial;
+  int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
+  if (answered) eager_finish(e);
+  if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
+  e->comm->round = mlfab__max(e->comm->round, partial->over);
+  eager_go_on(e);
+  return 0;
+}
+
+/* --- epochs --- */
+
+static void eager_free(void *self) {
+  mlfab__eager *e = self;
+  mlfab__env *env = e->comm->env;
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->plays[i].dag);
+  mlfab__dag_free(&e->settle.dag);
+  mlfab__partial_free(&e->partial);
+  mlfab__free(env, e, sizeof *e);
+}
+
+static void eager_remove(mlfab__eager *e) {
+  mlfab__comm_object_remove(e->comm, e->channel);
+  eager_free(e);
+}
+
+/* Is something of a round that is over here still on its way? */
+static int eager_lends(const mlfab__eager *e) {
+  for (uint32_t i = 0; i < 2; i++)
+    if (e->plays[i].armed && !e->plays[i].running) return 1;
+  return 0;
+}
+
+static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)play, (void)now_ns;
+  if (status) return;
+  if (!e->closing) {
+    eager_go_on(e);
+  } else if (!eager_lends(e)) {
+    eager_remove(e);
+  }
+}
+
+/* All know where they are. */
+static void eager_settled(mlfab__eager *e, uint64_t base) {
+  mlfab__partial_settle(&e->partial, base);
+  e->base = e->armed = base;
+  e->comm->round = mlfab__max(e->comm->round, base);
+  eager_go_on(e);
+}
+
+static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)play, (void)now_ns;
+  if (!status && !e->closing) eager_settled(e, e->most);
+}
+
+static int eager_build_settle(mlfab__eager *e) {
+  const mlfab__comm *comm = e->comm;
+  const mlfab__ring_task task = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .algorithm = MLFAB_ALGORITHM_DOUBLING,
+                                 .members = comm->members,
+                                 .me = comm->me,
+                                 .width = sizeof e->most,
+                                 .count = 1,
+                                 .after = MLFAB__DAG_NONE};
+  uint32_t end, tag, culprit;
+  mlfab__dag_clear(&e->settle.dag);
+  int code = mlfab__ring_build(&e->settle.dag, &task, &end, &tag);
+  return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
+}
+
+/* The schedules for these members. */
+static int eager_build(mlfab__eager *e) {
+  const mlfab__comm *comm = e->comm;
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : eager_bytes_per_ns;
+  mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
+  mlfab__ring_task task = mlfab__partial_task(&e->partial);
+  uint8_t algorithm =
+      mlfab__ring_choose(&task, (double)comm->go.latency_ns, rate, eager_add_bytes_per_ns);
+  int code = 0;
+  for (uint32_t i = 0; i < 2 && !code; i++) {
+    code = mlfab__partial_build(&e->partial, &e->plays[i].dag, algorithm);
+    e->vecs[i][0] = (mlfab_vec){e->partial.data[i], e->partial.bytes};
+    e->vecs[i][1] = (mlfab_vec){e->partial.bitmap[i], sizeof e->partial.bitmap[i]};
+  }
+  return code ? code : eager_build_settle(e);
+}
+
+static void eager_fill_play(mlfab__eager *e, mlfab__play *play, uint64_t signature) {
+  play->channel = e->channel;
+  play->signature = signature;
+  play->self = e;
+  play->over = eager_round_over;
+}
+
+static void eager_fill_plays(mlfab__eager *e) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__play *play = &e->plays[i];
+    eager_fill_play(e, play, e->signature);
+    play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
+    play->dtype = spec->dtype;
+    play->op = MLFAB_SUM;
+    play->width = spec->width;
+    play->compute = eager_compute;
+    play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
+    play->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+  }
+  eager_fill_play(e, &e->settle, e->signature + 1);
+  e->settle.eager = 1;
+  e->settle.dtype = MLFAB_I64;
+  e->settle.op = MLFAB_MAX;
+  e->settle.width = sizeof e->most;
+  e->settle.over = eager_settle_over;
+  e->settle_vec = (mlfab_vec){&e->most, sizeof e->most};
+  e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
+}
+
+static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  (void)round, (void)now_ns;
+  int fresh = !e->known;
+  if (e->closing || e->epoch == e->comm->epoch) return;
+  e->epoch = e->comm->epoch;
+  e->known = 1;
+  eager_fill_plays(e);
+  int code = eager_build(e);
+  if (code) {
+    eager_fail_memory(e, code);
+  } else if (fresh) {
+    eager_settled(e, 0);
+  } else {
+    e->most = e->partial.given;
+    eager_arm(e, &e->settle);
+  }
+}
+
+/* Whether the flush is over, and how. */
+static void eager_look_at_flush(mlfab__eager *e) {
+  const mlfab__request *request = mlfab__request_find(e->comm->requests, e->flush);
+  if (!e->flush || (request && !request->done)) return;
+  mlfab__partial_flushed(&e->partial, !request || request->result.status == 0);
+  e->flush = 0;
+}
+
+static void eager_over(void *self, int code, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  mlfab_request request = e->request;
+  (void)code;
+  eager_look_at_flush(e);
+  mlfab__partial_end(&e->partial);
+  e->epoch = 0;
+  e->request = 0;
+  e->info_p = NULL;
+  if (request) mlfab__comm_end_request(e->comm, request, now_ns);
+  if (e->closing) eager_remove(e);
+}
+
+/* --- calls that do not end --- */
+
+/* From whom bytes of the open round are awaited. */
+static int32_t eager_sender(const mlfab__eager *e) {
+  const mlfab__play *play = &e->plays[e->partial.over & 1];
+  for (uint32_t id = 0; play->armed && play->running && id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    int message = op->kind != MLFAB__DAG_NOP && op->kind != MLFAB__DAG_COMPUTE;
+    if (message && !op->optional && mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)e->comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Whom the open round waits for, and why, as far as known. */
+static int32_t eager_awaited(const mlfab__eager *e, const char **why_p) {
+  const mlfab__comm *comm = e->comm;
+  int32_t rank = mlfab__comm_missing(e->comm, e->channel);
+  uint32_t drawn = mlfab__partial_awaits(&e->partial);
+  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
+  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
+  if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
+  *why_p = "is awaited";
+  return eager_sender(e);
+}
+
+static void eager_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__eager *e = self;
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "";
+  unsigned long long round = e->partial.over;
+  int32_t rank = (int32_t)e->comm->rank;
+  if (request->id != e->request) return;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (code == MLFAB_ERR_TIMEOUT) rank = eager_awaited(e, &why);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text, "a partial reduction (round %llu): withdrawn by worker %u after %s",
+             round, e->comm->rank, waited);
+  } else if (rank == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text,
+             "a partial reduction (round %llu): worker %u's deadline passed after %s", round,
+             e->comm->rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "a partial reduction (round %llu): worker %u's deadline passed after %s: worker %d %s",
+             round, e->comm->rank, waited, (int)rank, why);
+  }
+  mlfab__comm_fail(e->comm, code, rank, text);
+}
+
+/* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
+ * and has not, and where its queue is full. */
+static int eager_called(void *self, uint64_t number, int32_t *awaited_p) {
+  const mlfab__eager *e = self;
+  const mlfab__partial *partial = &e->partial;
+  const char *why;
+  uint64_t round = e->base + number - 1;
+  *awaited_p = e->request ? eager_awaited(e, &why) : MLFAB_NO_RANK;
+  if (number == 0 || !partial->settled || round < partial->over) return 1;
+  if (partial->taken && round == partial->over) return 1;
+  if (!partial->taken && !mlfab__partial_may_take(partial)) return 0;
+  if (partial->spec.mode == MLFAB_SOLO || partial->step > round) return 1;
+  return partial->spec.mode == MLFAB_MAJORITY && mlfab__partial_draw(partial, round) != partial->me;
+}
+
+/* --- opening --- */
+
+static int eager_refuse(mlfab_error *error, int code, const char *what) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a partial reduction: %s", what);
+}
+
+static int eager_check_type(const mlfab__comm *comm, uint64_t count, int dtype, uint32_t op,
+                            mlfab_error *error) {
+  uint32_t width = mlfab__element_bytes(dtype);
+  if (!width)
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %d is not an element type", dtype);
+  if (count == 0) return eager_refuse(error, MLFAB_ERR_ARGUMENT, "no elements");
+  if (count > comm->config->model_max_bytes / width)
+    return mlfab__error(
+        error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+        "a partial reduction: %llu elements, the limit is %llu bytes (model_max_bytes)",
+        (unsigned long long)count, (unsigned long long)comm->config->model_max_bytes);
+  if (op != MLFAB_SUM && op != MLFAB_MEAN)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: op is %u, and must be MLFAB_SUM or MLFAB_MEAN", op);
+  if (op == MLFAB_MEAN && dtype == MLFAB_I64)
+    return eager_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
+  return 0;
+}
+
+static int eager_check_options(const mlfab__comm *comm, const mlfab_partial_options *o,
+                               mlfab_error *error) {
+  uint32_t live = comm->phase == MLFAB__COMM_IN ? comm->members : comm->config->workers;
+  if (o->mode < MLFAB_SOLO || o->mode > MLFAB_QUORUM)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u is not a mode (MLFAB_SOLO ...)", o->mode);
+  if (o->mode == MLFAB_QUORUM && (o->quorum == 0 || o->quorum > live))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: quorum is %u, and must be 1..%u: so many workers "
+                        "take part",
+                        o->quorum, live);
+  if (o->results > MLFAB_QUEUED)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: results is %u, and must be MLFAB_LATEST or "
+                        "MLFAB_QUEUED",
+                        o->results);
+  if (o->queue_max > MLFAB__EAGER_QUEUE_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: queue_max is %u, the limit is %d", o->queue_max,
+                        MLFAB__EAGER_QUEUE_MAX);
+  if (o->algorithm > MLFAB_ALGORITHM_TREE)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u is not an algorithm of an exchange "
+                        "(MLFAB_ALGORITHM_AUTO ... TREE)",
+                        o->algorithm);
+  return 0;
+}
+
+static int eager_check_state(mlfab__comm *comm, mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0,
+                        "a partial reduction: server 0 is dead");
+  if (comm->leaving)
+    return eager_refuse(error, MLFAB_ERR_STATE, "this worker takes no further part");
+  if (comm->config->workers > MLFAB__ROLL_MEMBERS_MAX)
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %u workers, the limit is %u", comm->config->workers,
+                        MLFAB__ROLL_MEMBERS_MAX);
+  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
+}
+
+static mlfab__partial_spec eager_spec(const mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *o) {
+  return (mlfab__partial_spec){.mode = o->mode,
+                               .quorum = o->mode == MLFAB_QUORUM ? o->quorum : 0,
+                               .results = o->results,
+                               .queue_max = o->queue_max ? o->queue_max : 8,
+                               .segment = MLFAB__COMM_SEGMENT,
+                               .algorithm = (uint8_t)o->algorithm,
+                               .mean = o->op == MLFAB_MEAN,
+                               .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
+                               .dtype = dtype,
+                               .width = mlfab__element_bytes(dtype),
+                               .count = count,
+                               .seed = o->seed ? o->seed : comm->config->seed,
+                               .resync = o->resync};
+}
+
+/* What all workers must have in common. */
+static uint64_t eager_signature(const mlfab__partial_spec *spec) {
+  const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
+                         spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,
+                         spec->seed};
+  return mlfab__hash(0, of, sizeof of);
+}
+
+static mlfab__eager *eager_new(mlfab__comm *comm, const mlfab__partial_spec *spec,
+                               uint32_t refuse_nan) {
+  mlfab__eager *e = mlfab__alloc(comm->env, sizeof *e);
+  if (!e) return NULL;
+  e->comm = comm;
+  e->refuse_nan = refuse_nan;
+  e->signature = eager_signature(spec);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->plays[i].dag, comm->env);
+  mlfab__dag_init(&e->settle.dag, comm->env);
+  if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
+  eager_free(e);
+  return NULL;
+}
+
+/* All workers open it with the same options, or nobody does. */
+static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
+                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm *comm = e->comm;
+  const mlfab__comm_object object = {.self = e,
+                                     .begin = eager_begin,
+                                     .over = eager_over,
+                                     .withdraw = eager_withdraw,
+                                     .called = eager_called,
+                                     .free_self = eager_free};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                                 .salt = e->signature,
+                                 .words = "the opening of a partial reduction"};
+  if (mlfab__comm_object_add(comm, &object, &e->channel)) {
+    eager_free(e);
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a partial reduction: %d objects are open", MLFAB__COMM_OBJECTS);
+  }
+  if (comm->phase == MLFAB__COMM_IN) eager_begin(e, comm->go.round, now_ns);
+  int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code) eager_remove(e);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                      mlfab_error *error) {
+  mlfab_partial_options given = {0};
+  if (!options || options->size < offsetof(mlfab_partial_options, quorum))
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
+  memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  int code = eager_check_type(comm, count, dtype, given.op, error);
+  if (!code) code = eager_check_options(comm, &given, error);
+  if (!code) code = eager_check_state(comm, error);
+  if (code) return code;
+  mlfab__partial_spec spec = eager_spec(comm, count, dtype, &given);
+  mlfab__eager *e = eager_new(comm, &spec, given.refuse_nan);
+  if (!e) return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  mlfab__comm_enter(comm, now_ns);
+  code = eager_gather(e, timeout_ns, now_ns, request_p, error);
+  if (!code) *id_p = e->channel;
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* --- calls --- */
+
+/* One that is open, or NULL. */
+static mlfab__eager *eager_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  mlfab__eager *e = object && object->begin == eager_begin ? object->self : NULL;
+  if (e && !e->closing) return e;
+  (void)mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                     "no partial reduction with the number %u is open", id);
+  return NULL;
+}
+
+static int eager_check_call(mlfab__eager *e, const void *data, mlfab_error *error) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  if (!data) return eager_refuse(error, MLFAB_ERR_ARGUMENT, "data is NULL");
+  if ((uintptr_t)data % spec->width)
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "data is not aligned to its elements");
+  eager_look_at_flush(e);
+  if (e->request) return eager_refuse(error, MLFAB_ERR_AGAIN, "a step is under way");
+  if (e->flush) return eager_refuse(error, MLFAB_ERR_AGAIN, "a flush is under way");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p,
+                                       mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  int code = eager_check_call(e, data, error);
+  if (!code) code = eager_check_state(comm, error);
+  if (code) return code;
+  if (e->refuse_nan && !mlfab__combine_finite(spec->dtype, data, spec->count))
+    return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
+                        "a partial reduction: worker %u has NaN or infinity in its data",
+                        comm->rank);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, MLFAB__COMM_REQUEST(id),
+                          now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return eager_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+  e->request = *request_p = request->id;
+  e->info_p = info_p;
+  mlfab__comm_enter(comm, now_ns);
+  if (mlfab__partial_call(&e->partial, data)) eager_finish(e);
+  eager_go_on(e);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  const mlfab_vec vec = {data, spec->count};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .algorithm = spec->algorithm,
+                                 .dtype = spec->dtype,
+                                 .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = e->channel,
+                                 .words = "the flush of a partial reduction"};
+  int code = eager_check_call(e, data, error);
+  if (code) return code;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__partial_flush(&e->partial, data);
+  code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code) {
+    mlfab__partial_flushed(&e->partial, 0);
+  } else {
+    e->flush = *request_p;
+  }
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  const mlfab_vec vec = {model, count};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
+                                 .dtype = dtype,
+                                 .op = MLFAB_MEAN,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = id,
+                                 .words = "the resynchronization of a partial reduction"};
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__eager *e = eager_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  eager_look_at_flush(e);
+  if (e->request || e->flush)
+    return eager_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
+  if (eager_lends(e)) {
+    e->closing = 1;
+  } else {
+    eager_remove(e);
+  }
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/gossip.c
+ * ============================================================================================== */
+/* gossip.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
+ * notify.h's.
+ *
+ * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each
+ * sender, which frames of its models are written to as they come, and one of its own, which its
+ * receivers are sent from: so the caller's data is replaced by the mean without waiting for
+ * anybody's acknowledgement. That array is written again when all have given it back. Small models
+ * are copied by the streams instead.
+ *
+ * Messages: (channel, iteration, tag), never EAGER: they go to their place, or are numbers. The
+ * footer of a model is its last byte: the stream hands on nothing that is not in order, so NOTIFY
+ * needs no message of its own. BSP's barrier is REACHED from everybody, sent before the models, so
+ * that it says nothing of their bytes: as barriers beside one-sided writes.
+ *
+ * Iterations count from 1 in every epoch; those of a failed epoch leave nothing but the callers'
+ * data as it was. The graph is built anew for the members: where that cannot be, the object is
+ * `wrong` as long as the epoch stands, on all of them alike, and that fails no other call.
+ *
+ * The mean is of the arrays in the order of members, with one rounding an addition and one for the
+ * division: the same inputs give the same bits.
+ *
+ * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+#include <stdio.h>
+
+enum { GOSSIP_MODEL = 1, GOSSIP_ACK, GOSSIP_REACHED }; /* tags */
+enum { GOSSIP_BLOCK = 16 << 10 }; /* bytes that are summed and divided in cache */
+
+typedef struct gossip_slot {
+  uint8_t *bytes;
+  uint64_t got; /* of the model that is coming */
+} gossip_slot;
+
+struct mlfab__gossip {
+  mlfab__comm *comm;
+  uint32_t channel;
+  mlfab_stochastic_options options; /* complete; edges are a copy */
+  int dtype;
+  uint32_t width;
+  uint64_t count, bytes, signature;
+  uint64_t iterations; /* that this worker has finished, of all epochs */
+  int closing;         /* when its array is given back */
+  mlfab_request opening;
+  /* The epoch's. */
+  uint32_t epoch; /* 0: none */
+  int wrong;      /* there is no graph: why */
+  mlfab_error why;
+  mlfab__notify notify;
+  uint32_t room;                    /* of the four lists: members */
+  uint32_t *out_member, *in_member; /* ascending */
+  uint32_t *out_rank, *in_rank;
+  gossip_slot *slots;  /* by in-edge */
+  const void **inputs; /* of a mean: room for all senders and itself */
+  uint64_t *reached;   /* BSP: iterations, by member */
+  uint8_t *own, *sum;  /* what is sent; a block, where inputs are too many for a pass */
+  uint32_t lent;       /* messages of `own` */
+  /* The iteration that is called. */
+  mlfab_request request; /* 0: none */
+  void *data;
+  mlfab_stochastic_info *info_p;
+};
+
+/* --- the graph of an epoch --- */
+
+static void gossip_forget(mlfab__gossip *g) {
+  mlfab__env *env = g->comm->env;
+  for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
+    mlfab__free_aligned(env, g->slots[i].bytes, g->bytes);
+  mlfab__free(env, g->slots, g->notify.ins * sizeof *g->slots);
+  mlfab__free(env, g->inputs, (g->notify.ins + 1) * sizeof *g->inputs);
+  mlfab__free(env, g->reached, g->room * sizeof *g->reached);
+  mlfab__free(env, g->out_member, 4 * (size_t)g->room * sizeof *g->out_member);
+  mlfab__free_aligned(env, g->own, g->bytes);
+  mlfab__free_aligned(env, g->sum, GOSSIP_BLOCK);
+  mlfab__notify_free(&g->notify, env);
+  g->slots = NULL;
+  g->inputs = NULL;
+  g->reached = NULL;
+  g->out_member = NULL;
+  g->own = g->sum = NULL;
+  g->epoch = g->room = g->lent = 0;
+  g->wrong = 0;
+}
+
+static int gossip_copies(const mlfab__gossip *g) { return g->bytes <= MLFAB__STREAM_COPY; }
+
+static int gossip_no_memory(mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                      "a stochastic reduction: out of memory");
+}
+
+/* The graph while it is built. Nodes of a built one are members, in their order, which has those of
+ * one host beside each other; nodes of the user's are members by rank. */
+typedef struct gossip_graph {
+  mlfab_edge *edges;
+  uint32_t n, room;
+  uint32_t *member; /* by node */
+  uint32_t *node;   /* by rank, plus one; 0: no member */
+  uint32_t *peers;  /* nodes */
+  uint8_t *marks;   /* by member */
+} gossip_graph;
+
+static void gossip_drop_graph(const mlfab__comm *comm, gossip_graph *graph) {
+  mlfab__free(comm->env, graph->edges, graph->room * sizeof *graph->edges);
+  mlfab__free(comm->env, graph->member, comm->members * sizeof *graph->member);
+  mlfab__free(comm->env, graph->node, comm->config->workers * sizeof *graph->node);
+  mlfab__free(comm->env, graph->peers, comm->members * sizeof *graph->peers);
+  mlfab__free(comm->env, graph->marks, comm->members);
+}
+
+static int gossip_number(const mlfab__gossip *g, gossip_graph *graph) {
+  const mlfab__comm *comm = g->comm;
+  uint32_t workers = comm->config->workers, n = 0;
+  graph->member = mlfab__alloc_array(comm->env, comm->members, sizeof *graph->member);
+  graph->node = mlfab__alloc_array(comm->env, workers, sizeof *graph->node);
+  graph->peers = mlfab__alloc_array(comm->env, comm->members, sizeof *graph->peers);
+  graph->marks = mlfab__alloc(comm->env, comm->members);
+  if (!graph->member || !graph->node || !graph->peers || !graph->marks) return MLFAB_ERR_MEMORY;
+  if (g->options.graph == MLFAB_GRAPH_USER) {
+    for (uint32_t m = 0; m < comm->members; m++) graph->node[comm->ranks[m]] = m + 1;
+    for (uint32_t r = 0; r < workers; r++) {
+      if (!graph->node[r]) continue;
+      graph->member[n] = graph->node[r] - 1;
+      graph->node[r] = ++n;
+    }
+  } else {
+    for (uint32_t m = 0; m < comm->members; m++) {
+      graph->member[m] = m;
+      graph->node[comm->ranks[m]] = m + 1;
+    }
+  }
+  return 0;
+}
+
+/* The user's edges among members. */
+static int gossip_users_edges(const mlfab__gossip *g, gossip_graph *graph) {
+  const mlfab_stochastic_options *o = &g->options;
+  graph->edges = mlfab__alloc_array(g->comm->env, o->nedges, sizeof *graph->edges);
+  if (!graph->edges) return MLFAB_ERR_MEMORY;
+  graph->room = o->nedges;
+  for (uint32_t k = 0; k < o->nedges; k++) {
+    uint32_t from = graph->node[o->edges[k].from], to = graph->node[o->edges[k].to];
+    if (from && to) graph->edges[graph->n++] = (mlfab_edge){from - 1, to - 1};
+  }
+  return 0;
+}
+
+static int gossip_build_edges(const mlfab__gossip *g, gossip_graph *graph, mlfab_error *error) {
+  const mlfab_stochastic_options *o = &g->options;
+  uint32_t members = g->comm->members;
+  int code = mlfab_graph_build(o->graph, members, o->degree, o->seed, NULL, 0, &graph->n);
+  if (code == MLFAB_ERR_LIMIT) {
+    graph->edges = mlfab__alloc_array(g->comm->env, graph->n, sizeof *graph->edges);
+    if (!graph->edges) return MLFAB_ERR_MEMORY;
+    graph->room = graph->n;
+    code = mlfab_graph_build(o->graph, members, o->degree, o->seed, graph->edges, graph->room,
+                             &graph->n);
+  }
+  if (code != MLFAB_ERR_ARGUMENT) return code;
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0,
+                      "a stochastic reduction: no graph of kind %u and degree %u for %u workers",
+                      o->graph, o->degree, members);
+}
+
+/* Those that are built by rule are known to be good. */
+static int gossip_check(const mlfab__gossip *g, const gossip_graph *graph, mlfab_error *error) {
+  mlfab_graph_info info;
+  mlfab_error what;
+  uint32_t members = g->comm->members;
+  if (g->options.graph != MLFAB_GRAPH_USER && g->options.graph != MLFAB_GRAPH_REGULAR) return 0;
+  int code = mlfab_graph_check(graph->edges, graph->n, members, &info, &what);
+  if (!code) return 0;
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0,
+                      "a stochastic reduction: %.140s (nodes: the %u workers that take part)",
+                      what.text, members);
+}
+
+/* This worker's receivers or senders, ascending. Returns how many. */
+static uint32_t gossip_peers(const mlfab__comm *comm, const gossip_graph *graph, int incoming,
+                             uint32_t *member, uint32_t *rank) {
+  uint32_t me = graph->node[comm->rank] - 1, n = 0;
+  uint32_t peers = mlfab__graph_peers(graph->edges, graph->n, me, incoming, graph->peers);
+  memset(graph->marks, 0, comm->members);
+  for (uint32_t i = 0; i < peers; i++) graph->marks[graph->member[graph->peers[i]]] = 1;
+  for (uint32_t m = 0; m < comm->members; m++) {
+    if (!graph->marks[m]) continue;
+    member[n] = m;
+    rank[n++] = comm->ranks[m];
+  }
+  return n;
+}
+
+/* The lists, and who waits for whom. */
+static int gossip_connect(mlfab__gossip *g, const gossip_graph *graph) {
+  mlfab__comm *comm = g->comm;
+  uint32_t members = comm->members;
+  g->out_member = mlfab__alloc_array(comm->env, 4 * (size_t)members, sizeof *g->out_member);
+  if (!g->out_member) return MLFAB_ERR_MEMORY;
+  g->room = members;
+  g->out_rank = g->out_member + members;
+  g->in_member = g->out_rank + members;
+  g->in_rank = g->in_member + members;
+  uint32_t outs = gossip_peers(comm, graph, 0, g->out_member, g->out_rank);
+  uint32_t ins = gossip_peers(comm, graph, 1, g->in_member, g->in_rank);
+  return mlfab__notify_init(&g->notify, comm->env, g->options.mode, g->out_rank, outs, g->in_rank,
+                            ins);
+}
+
+static int gossip_arrays(mlfab__gossip *g) {
+  mlfab__env *env = g->comm->env;
+  uint32_t ins = g->notify.ins;
+  g->slots = mlfab__alloc_array(env, ins, sizeof *g->slots);
+  g->inputs = mlfab__alloc_array(env, ins + 1, sizeof *g->inputs);
+  if ((!g->slots && ins > 0) || !g->inputs) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < ins; i++) {
+    g->slots[i].bytes = mlfab__alloc_aligned(env, g->bytes);
+    if (!g->slots[i].bytes) return MLFAB_ERR_MEMORY;
+  }
+  if (g->options.mode == MLFAB_NOTIFY_BSP) {
+    g->reached = mlfab__alloc_array(env, g->room, sizeof *g->reached);
+    if (!g->reached) return MLFAB_ERR_MEMORY;
+  }
+  if (!gossip_copies(g)) g->own = mlfab__alloc_aligned(env, g->bytes);
+  if (ins + 1 > MLFAB__COMBINE_MOST) g->sum = mlfab__alloc_aligned(env, GOSSIP_BLOCK);
+  return (!gossip_copies(g) && !g->own) || (ins + 1 > MLFAB__COMBINE_MOST && !g->sum)
+             ? MLFAB_ERR_MEMORY
+             : 0;
+}
+
+/* Errors: MEMORY; else `error` tells. */
+static int gossip_build(mlfab__gossip *g, mlfab_error *error) {
+  gossip_graph graph = {0};
+  int code = gossip_number(g, &graph);
+  if (!code && g->comm->members > 1) {
+    code = g->options.graph == MLFAB_GRAPH_USER ? gossip_users_edges(g, &graph)
+                                                : gossip_build_edges(g, &graph, error);
+    if (!code) code = gossip_check(g, &graph, error);
+  }
+  if (!code) code = gossip_connect(g, &graph);
+  if (!code) code = gossip_arrays(g);
+  gossip_drop_graph(g->comm, &graph);
+  return code;
+}
+
+static void gossip_finish(mlfab__gossip *g, int code, const char *text) {
+  mlfab__request *request = mlfab__request_find(g->comm->requests, g->request);
+  g->request = 0;
+  g->data = NULL;
+  if (request)
+    mlfab__request_finish(g->comm->requests, request, code, MLFAB_NO_RANK, 0, g->comm->now_ns, "%s",
+                          text);
+}
+
+static void gossip_fail_memory(const mlfab__gossip *g) {
+  char text[80];
+  snprintf(text, sizeof text, "a stochastic reduction: worker %u is out of memory", g->comm->rank);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_MEMORY, (int32_t)g->comm->rank, text);
+}
+
+/* The members are known: whoever is in the epoch already may send. */
+static void gossip_prepare(mlfab__gossip *g) {
+  if (g->epoch == g->comm->epoch) return;
+  gossip_forget(g);
+  g->epoch = g->comm->epoch;
+  int code = gossip_build(g, &g->why);
+  if (code == MLFAB_ERR_MEMORY) {
+    gossip_fail_memory(g);
+  } else if (code) {
+    g->wrong = code;
+    if (g->request) gossip_finish(g, code, g->why.text);
+  }
+}
+
+/* --- an iteration --- */
+
+static mlfab__coll gossip_head(const mlfab__gossip *g, uint32_t tag, uint64_t iteration,
+                               uint64_t total) {
+  return (mlfab__coll){.channel = g->channel,
+                       .number = iteration,
+                       .tag = tag,
+                       .signature = g->signature,
+                       .total = total};
+}
+
+static void gossip_send(mlfab__gossip *g, uint32_t member, uint32_t tag, const void *bytes,
+                        uint64_t n, uint64_t iteration) {
+  mlfab__coll head = gossip_head(g, tag, iteration, n);
+  int copy = bytes == NULL || gossip_copies(g);
+  int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
+                                MLFAB__COMM_COOKIE(g->channel, 0));
+  if (code) {
+    gossip_fail_memory(g);
+  } else if (!copy) {
+    g->lent++;
+  }
+}
+
+/* The model to all receivers in one go, when it may go. */
+static void gossip_send_all(mlfab__gossip *g) {
+  mlfab__notify *notify = &g->notify;
+  const mlfab__comm *comm = g->comm;
+  const uint8_t *bytes = gossip_copies(g) ? g->data : g->own;
+  uint64_t k = notify->iteration;
+  if (notify->unsent == 0 || !mlfab__notify_may_send(notify, 0) || g->lent > 0) return;
+  for (uint32_t m = 0; g->reached && m < comm->members; m++) {
+    if (m != comm->me) gossip_send(g, m, GOSSIP_REACHED, NULL, 0, k);
+  }
+  if (g->own) memcpy(g->own, g->data, g->bytes);
+  for (uint32_t i = 0; i < notify->outs && !comm->failing; i++) {
+    gossip_send(g, g->out_member[i], GOSSIP_MODEL, bytes, g->bytes, k);
+    (void)mlfab__notify_sent(notify, i);
+  }
+}
+
+/* BSP: the first member that has not come as far, or NO_RANK. */
+static int32_t gossip_behind(const mlfab__gossip *g) {
+  const mlfab__comm *comm = g->comm;
+  for (uint32_t m = 0; m < comm->members; m++) {
+    if (m != comm->me && g->reached[m] < g->notify.iteration) return (int32_t)comm->ranks[m];
+  }
+  return MLFAB_NO_RANK;
+}
+
+static mlfab__notify_stamps gossip_stamps(const mlfab__gossip *g, uint32_t edge) {
+  return (mlfab__notify_stamps){g->notify.in[edge].header, g->notify.in[edge].footer};
+}
+
+/* What is averaged, in the order of members. Returns how many. */
+static uint32_t gossip_inputs(mlfab__gossip *g) {
+  uint32_t n = 0, own = 0;
+  for (uint32_t i = 0; i <= g->notify.ins; i++) {
+    if (!own && (i == g->notify.ins || g->in_member[i] > g->comm->me)) {
+      g->inputs[n++] = g->data;
+      own = 1;
+    }
+    if (i < g->notify.ins &&
+        mlfab__notify_look(&g->notify, i, gossip_stamps(g, i)) == MLFAB__NOTIFY_WHOLE)
+      g->inputs[n++] = g->slots[i].bytes;
+  }
+  return n;
+}
+
+/* The mean of `n` inputs from the byte `at` on, in place of the data. */
+static void gossip_mean(const mlfab__gossip *g, uint32_t n, uint64_t at, uint64_t bytes) {
+  const void *in[MLFAB__COMBINE_MOST];
+  void *data = (uint8_t *)g->data + at;
+  for (uint32_t done = 0; done < n;) {
+    uint32_t k = 0;
+    if (done > 0) in[k++] = g->sum;
+    for (; k < MLFAB__COMBINE_MOST && done < n; done++)
+      in[k++] = (const uint8_t *)g->inputs[done] + at;
+    void *dst = done < n ? g->sum : data;
+    mlfab__combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+  }
+  mlfab__combine_divide(g->dtype, data, bytes / g->width, n);
+}
+
+/* Each slot is done with. */
+static void gossip_consume(mlfab__gossip *g) {
+  mlfab_error error;
+  for (uint32_t i = 0; i < g->notify.ins && !g->comm->failing; i++) {
+    mlfab__notify_stamps stamps = gossip_stamps(g, i);
+    uint64_t ack = 0;
+    int input = mlfab__notify_consumed(&g->notify, i, stamps, stamps, &ack, &error);
+    if (input < 0) {
+      mlfab__comm_fail(g->comm, input, error.rank, error.text);
+    } else if (ack) {
+      gossip_send(g, g->in_member[i], GOSSIP_ACK, NULL, 0, ack);
+    }
+  }
+}
+
+static void gossip_reduce(mlfab__gossip *g) {
+  mlfab__notify_tally tally;
+  uint32_t n = gossip_inputs(g);
+  for (uint64_t at = 0; n > 1 && at < g->bytes; at += GOSSIP_BLOCK)
+    gossip_mean(g, n, at, mlfab__min(GOSSIP_BLOCK, g->bytes - at));
+  gossip_consume(g);
+  if (g->comm->failing || mlfab__notify_end(&g->notify, &tally)) return;
+  g->iterations++;
+  g->comm->collectives++;
+  if (g->info_p) {
+    *g->info_p = (mlfab_stochastic_info){.size = sizeof *g->info_p,
+                                         .senders = g->notify.ins,
+                                         .whole = tally.whole,
+                                         .torn = tally.torn,
+                                         .stale = tally.stale,
+                                         .iteration = g->iterations,
+                                         .sent_bytes = g->notify.outs * g->bytes};
+  }
+  gossip_finish(g, 0, "");
+}
+
+/* As far as it goes. */
+static void gossip_run(mlfab__gossip *g) {
+  const mlfab__comm *comm = g->comm;
+  mlfab__notify *notify = &g->notify;
+  if (!g->request || g->wrong || comm->phase != MLFAB__COMM_IN || g->epoch != comm->epoch) return;
+  if (notify->iteration == notify->ended) {
+    (void)mlfab__notify_begin(notify, notify->ended + 1);
+    mlfab__comm_object_find(g->comm, g->channel)->waits_for = notify->iteration;
+  }
+  gossip_send_all(g);
+  if (comm->failing) return;
+  if (g->reached && notify->unsent == 0 && gossip_behind(g) == MLFAB_NO_RANK)
+    (void)mlfab__notify_barrier(notify, notify->iteration);
+  if (mlfab__notify_ready(notify)) gossip_reduce(g);
+}
+
+/* --- what came --- */
+
+static void gossip_wrong(const mlfab__gossip *g, uint32_t member, const char *what) {
+  char text[120];
+  uint32_t rank = g->comm->ranks[member];
+  snprintf(text, sizeof text, "a stochastic reduction: worker %u sent %s", rank, what);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_FRAME, (int32_t)rank, text);
+}
+
+/* Bytes of a model go to their place. */
+static void gossip_model(mlfab__gossip *g, uint32_t member, const mlfab__coll *head,
+                         const void *bulk, uint32_t bytes) {
+  int32_t edge = mlfab__notify_edge(g->in_member, g->notify.ins, member);
+  mlfab_error error;
+  int code = 0;
+  if (edge < 0 || head->total != g->bytes) {
+    gossip_wrong(g, member, edge < 0 ? "a model and is no sender" : "a model of another size");
+    return;
+  }
+  gossip_slot *slot = &g->slots[edge];
+  if (slot->got == g->bytes) slot->got = 0;
+  if (head->offset != slot->got) {
+    gossip_wrong(g, member, "a model's bytes out of order");
+    return;
+  }
+  if (head->offset == 0)
+    code = mlfab__notify_arrives(&g->notify, (uint32_t)edge, head->number, &error);
+  if (!code) {
+    memcpy(slot->bytes + slot->got, bulk, bytes);
+    slot->got += bytes;
+    if (slot->got == g->bytes)
+      code = mlfab__notify_notified(&g->notify, (uint32_t)edge, head->number, head->number, &error);
+  }
+  if (code) mlfab__comm_fail(g->comm, code, error.rank, error.text);
+}
+
+static void gossip_ack(mlfab__gossip *g, uint32_t member, uint64_t iteration) {
+  int32_t edge = mlfab__notify_edge(g->out_member, g->notify.outs, member);
+  mlfab_error error;
+  if (edge < 0) {
+    gossip_wrong(g, member, "an acknowledgement and is no receiver");
+  } else if (mlfab__notify_acked(&g->notify, (uint32_t)edge, iteration, &error)) {
+    mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+  }
+}
+
+static void gossip_reaches(mlfab__gossip *g, uint32_t member, uint64_t iteration) {
+  if (!g->reached || iteration != g->reached[member] + 1) {
+    gossip_wrong(g, member, "the barrier of another iteration");
+  } else {
+    g->reached[member] = iteration;
+  }
+}
+
+/* It is closed here: what is over may still come. Nobody waits for an ASYNC one. */
+static void gossip_closed(const mlfab__gossip *g, uint64_t iteration) {
+  char text[64];
+  if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
+  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->channel);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, (int32_t)g->comm->rank, text);
+}
+
+static void gossip_frame(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
+                         uint32_t bytes, uint64_t now_ns) {
+  mlfab__gossip *g = self;
+  (void)now_ns;
+  if (!g->closing) gossip_prepare(g);
+  if (g->comm->failing || g->wrong) return;
+  if (g->closing) {
+    gossip_closed(g, head->number);
+  } else if (head->signature != g->signature) {
+    char text[96];
+    snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
+             g->comm->rank, g->comm->ranks[member], g->channel);
+    mlfab__comm_fail(g->comm, MLFAB_ERR_SHAPE, (int32_t)g->comm->ranks[member], text);
+  } else if (head->tag == GOSSIP_MODEL) {
+    gossip_model(g, member, head, bulk, bytes);
+  } else if (head->tag == GOSSIP_ACK) {
+    gossip_ack(g, member, head->number);
+  } else if (head->tag == GOSSIP_REACHED) {
+    gossip_reaches(g, member, head->number);
+  } else {
+    gossip_wrong(g, member, "a message of an unknown kind");
+  }
+  if (!g->comm->failing) gossip_run(g);
+}
+
+/* --- the end of it --- */
+
+static void gossip_free(void *self) {
+  mlfab__gossip *g = self;
+  mlfab__env *env = g->comm->env;
+  gossip_forget(g);
+  mlfab__free(env, (void *)(uintptr_t)g->options.edges,
+              g->options.nedges * sizeof *g->options.edges);
+  mlfab__free(env, g, sizeof *g);
+}
+
+static void gossip_remove(mlfab__gossip *g) {
+  mlfab__comm_object *object = mlfab__comm_object_find(g->comm, g->channel);
+  object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  mlfab__comm_object_remove(g->comm, g->channel);
+  gossip_free(g);
+}
+
+static void gossip_given_back(void *self, uint32_t member, uint64_t cookie) {
+  mlfab__gossip *g = self;
+  (void)member, (void)cookie;
+  g->lent--;
+  if (!g->closing) {
+    gossip_run(g);
+  } else if (g->lent == 0) {
+    gossip_remove(g);
+  }
+}
+
+static void gossip_begin(void *self, uint64_t round, uint64_t now_ns) {
+  mlfab__gossip *g = self;
+  (void)round, (void)now_ns;
+  gossip_prepare(g);
+  if (!g->comm->failing) gossip_run(g);
+}
+
+static void gossip_over(void *self, int code, uint64_t now_ns) {
+  mlfab__gossip *g = self;
+  (void)code;
+  if (g->request) mlfab__comm_end_request(g->comm, g->request, now_ns);
+  g->request = 0;
+  g->data = NULL;
+  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);
+  int never_open = opening && opening->done && opening->result.status;
+  if (g->closing || never_open) {
+    gossip_remove(g);
+  } else {
+    gossip_forget(g);
+  }
+}
+
+/* Whom the open iteration waits for, and why, as far as known. */
+static int32_t gossip_awaited(const mlfab__gossip *g, const char **why_p) {
+  const mlfab__comm *comm = g->comm;
+  int32_t rank = mlfab__comm_missing(g->comm, g->channel);
+  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
+  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
+  *why_p = "is awaited";
+  if (mlfab__notify_awaits(&g->notify, &rank) == MLFAB__NOTIFY_FOR_BARRIER) rank = gossip_behind(g);
+  return rank;
+}
+
+static void gossip_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__gossip *g = self;
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "";
+  unsigned long long iteration = g->iterations + 1;
+  int32_t rank = (int32_t)g->comm->rank;
+  if (request->id != g->request) return;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (code == MLFAB_ERR_TIMEOUT) rank = gossip_awaited(g, &why);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text,
+             "a stochastic reduction (iteration %llu): withdrawn by worker %u after %s", iteration,
+             g->comm->rank, waited);
+  } else if (rank == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text,
+             "a stochastic reduction (iteration %llu): worker %u's deadline passed after %s",
+             iteration, g->comm->rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "a stochastic reduction (iteration %llu): worker %u's deadline passed after %s: "
+             "worker %d %s",
+             iteration, g->comm->rank, waited, (int)rank, why);
+  }
+  mlfab__comm_fail(g->comm, code, rank, text);
+}
+
+/* One that waits itself has done what it can. */
+static int gossip_called(void *self, uint64_t number, int32_t *awaited_p) {
+  const mlfab__gossip *g = self;
+  const char *why;
+  *awaited_p = g->request ? gossip_awaited(g, &why) : MLFAB_NO_RANK;
+  return g->request || number <= g->notify.ended;
+}
+
+/* --- calls --- */
+
+static int gossip_refuse(mlfab_error *error, int code, const char *what) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a stochastic reduction: %s", what);
+}
+
+static int gossip_check_edges(const mlfab__comm *comm, const mlfab_stochastic_options *o,
+                              mlfab_error *error) {
+  uint32_t workers = comm->config->workers;
+  if (o->nedges == 0 || !o->edges) return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "no edges");
+  if (o->nedges > MLFAB__GRAPH_NODES_MAX * MLFAB__GRAPH_NODES_MAX)
+    return gossip_refuse(error, MLFAB_ERR_LIMIT, "more than 1048576 edges");
+  for (uint32_t k = 0; k < o->nedges; k++) {
+    if (o->edges[k].from < workers && o->edges[k].to < workers) continue;
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: edge %u leads from %u to %u, and there are %u "
+                        "workers, from 0",
+                        k, o->edges[k].from, o->edges[k].to, workers);
+  }
+  return 0;
+}
+
+static int gossip_check_options(const mlfab__comm *comm, uint64_t count, int dtype,
+                                const mlfab_stochastic_options *o, mlfab_error *error) {
+  if (dtype != MLFAB_F32 && dtype != MLFAB_F64)
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: type %d, and only MLFAB_F32 and MLFAB_F64 can be",
+                        dtype);
+  if (count == 0) return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "no elements");
+  if (count > comm->config->model_max_bytes / mlfab__element_bytes(dtype))
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: %llu elements, the limit is %llu bytes "
+                        "(model_max_bytes)",
+                        (unsigned long long)count,
+                        (unsigned long long)comm->config->model_max_bytes);
+  if (o->graph < MLFAB_GRAPH_ALL || o->graph > MLFAB_GRAPH_USER || o->graph == MLFAB_GRAPH_STAR)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: %u is not a graph to reduce over (MLFAB_GRAPH_*, "
+                        "not STAR)",
+                        o->graph);
+  if (o->mode > MLFAB_NOTIFY_ASYNC)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
+  return o->graph == MLFAB_GRAPH_USER ? gossip_check_edges(comm, o, error) : 0;
+}
+
+static int gossip_check_state(mlfab__comm *comm, mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0,
+                        "a stochastic reduction: server 0 is dead");
+  if (comm->leaving)
+    return gossip_refuse(error, MLFAB_ERR_STATE, "this worker takes no further part");
+  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
+}
+
+/* What all workers must have in common. */
+static uint64_t gossip_signature(const mlfab__gossip *g) {
+  const mlfab_stochastic_options *o = &g->options;
+  const uint64_t of[] = {(uint64_t)g->dtype, g->count, o->graph, o->degree, o->mode,
+                         o->refuse_nan,      o->seed,  o->nedges};
+  uint64_t hash = mlfab__hash(0, of, sizeof of);
+  if (o->nedges > 0) hash = mlfab__hash(hash, o->edges, o->nedges * sizeof *o->edges);
+  return hash;
+}
+
+static mlfab__gossip *gossip_new(mlfab__comm *comm, uint64_t count, int dtype,
+                                 const mlfab_stochastic_options *options) {
+  mlfab__gossip *g = mlfab__alloc(comm->env, sizeof *g);
+  if (!g) return NULL;
+  g->comm = comm;
+  g->dtype = dtype;
+  g->width = mlfab__element_bytes(dtype);
+  g->count = count;
+  g->bytes = count * g->width;
+  g->options = *options;
+  g->options.refuse_nan = options->refuse_nan != 0;
+  if (!g->options.mode) g->options.mode = MLFAB_NOTIFY_ACK;
+  if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.degree = 0;
+  if (!g->options.seed) g->options.seed = comm->config->seed;
+  if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.seed = 0;
+  if (g->options.graph != MLFAB_GRAPH_USER) g->options.nedges = 0;
+  g->options.edges = NULL;
+  if (g->options.nedges > 0) {
+    mlfab_edge *edges = mlfab__alloc_array(comm->env, options->nedges, sizeof *edges);
+    g->options.edges = edges;
+    if (!edges) {
+      g->options.nedges = 0;
+      gossip_free(g);
+      return NULL;
+    }
+    memcpy(edges, options->edges, options->nedges * sizeof *edges);
+  }
+  g->signature = gossip_signature(g);
+  return g;
+}
+
+/* All workers open it with the same options, or nobody does. */
+static int gossip_gather(mlfab__gossip *g, uint64_t timeout_ns, uint64_t now_ns,
+                         mlfab_request *request_p, mlfab_error *error) {
+  const mlfab__comm_object object = {.self = g,
+                                     .frame = gossip_frame,
+                                     .given_back = gossip_given_back,
+                                     .begin = gossip_begin,
+                                     .over = gossip_over,
+                                     .withdraw = gossip_withdraw,
+                                     .called = gossip_called,
+                                     .free_self = gossip_free};
+  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                                 .salt = g->signature,
+                                 .words = "the opening of a stochastic reduction"};
+  if (mlfab__comm_object_add(g->comm, &object, &g->channel)) {
+    gossip_free(g);
+    return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a stochastic reduction: %d objects are open", MLFAB__COMM_OBJECTS);
+  }
+  int code = mlfab__comm_start(g->comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code) {
+    gossip_remove(g);
+  } else {
+    g->opening = *request_p;
+  }
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                       const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                       uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                       mlfab_error *error) {
+  mlfab_stochastic_options given = {0};
+  if (!options || options->size < offsetof(mlfab_stochastic_options, degree))
+    return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
+  memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  int code = gossip_check_options(comm, count, dtype, &given, error);
+  if (!code) code = gossip_check_state(comm, error);
+  if (code) return code;
+  mlfab__gossip *g = gossip_new(comm, count, dtype, &given);
+  if (!g) return gossip_no_memory(error);
+  mlfab__comm_enter(comm, now_ns);
+  code = gossip_gather(g, timeout_ns, now_ns, request_p, error);
+  if (!code) *id_p = g->channel;
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* One that is open, or NULL. */
+static mlfab__gossip *gossip_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  mlfab__gossip *g = object && object->frame == gossip_frame ? object->self : NULL;
+  if (g && !g->closing) return g;
+  (void)mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                     "no stochastic reduction with the number %u is open", id);
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__gossip_state(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__gossip *g = gossip_find(comm, id, error);
+  if (!g) return MLFAB_ERR_ARGUMENT;
+  mlfab__comm_enter(comm, 0);
+  if (comm->phase == MLFAB__COMM_IN) gossip_prepare(g);
+  mlfab__comm_exit(comm);
+  if (g->wrong && error) *error = g->why;
+  return g->wrong;
+}
+
+static int gossip_check_call(const mlfab__gossip *g, const void *data, mlfab_error *error) {
+  if (!data) return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "data is NULL");
+  if ((uintptr_t)data % g->width)
+    return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "data is not aligned to its elements");
+  if (g->request) return gossip_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
+  if (!g->options.refuse_nan || mlfab__combine_finite(g->dtype, data, g->count)) return 0;
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)g->comm->rank, 0, 0,
+                      "a stochastic reduction: worker %u has NaN or infinity in its data",
+                      g->comm->rank);
+}
+
+MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *data,
+                                        uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                        mlfab_error *error) {
+  mlfab__gossip *g = gossip_find(comm, id, error);
+  if (!g) return MLFAB_ERR_ARGUMENT;
+  int code = gossip_check_call(g, data, error);
+  if (!code) code = gossip_check_state(comm, error);
+  if (!code) code = mlfab__gossip_state(comm, id, error);
+  if (code) return code;
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, MLFAB__COMM_REQUEST(id),
+                          now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return gossip_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+  g->request = *request_p = request->id;
+  g->data = data;
+  g->info_p = info_p;
+  mlfab__comm_enter(comm, now_ns);
+  gossip_run(g);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+/* Has somebody begun an iteration that this worker has not called? */
+static int gossip_is_wanted(const mlfab__gossip *g) {
+  for (uint32_t i = 0; i < g->notify.ins; i++) {
+    if (g->notify.in[i].header > g->notify.ended) return 1;
+  }
+  for (uint32_t m = 0; g->reached && m < g->room; m++) {
+    if (g->reached[m] > g->notify.ended) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__gossip *g = gossip_find(comm, id, error);
+  if (!g) return MLFAB_ERR_ARGUMENT;
+  if (g->request) return gossip_refuse(error, MLFAB_ERR_STATE, "an iteration is under way");
+  mlfab__comm_enter(comm, 0);
+
+  if (g->lent > 0) {
+    g->closing = 1;
+  } else {
+    gossip_remove(g);
+  }
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+#endif
+
+/* ==============================================================================================
+ * core/roll.h
+ * ============================================================================================== */
+/* roll.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+ *
+ *    IDLE --a worker's ROLL--> GATHERING --ROLL of every live worker that is not done--> LISTED: ROLL_LIST to all
+ *      LISTED --ROLL_READY of all--> RUNNING: ROLL_GO to all
+ *      LISTED, RUNNING --verdict: ROLL_OVER to all--> GATHERING
+ *
+ * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
+ * calls (AGAIN), a member says ROLL_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
+ * leaves in good order (ROLL_LEAVE, DONE) ends nothing: the others are told how far it came (ROLL_LEFT), and fail what it
+ * has not called by themselves.
+ *
+ * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
+ * another: ROLL_MISSING of epoch 0, where the rank has not said ROLL, or ROLL_READY.
+ *
+ * Stuck. A worker whose call is open for longer than a heartbeat says so (ROLL_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (ROLL_ASK): one call at a time, four a beat at most, and
+ * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
+ * From the answers (ROLL_TELL) it finds who has not, and tells all (ROLL_MISSING: the lowest rank, or else
+ * one that did not answer for two beats, or nobody). When all have and signatures differ, the
+ * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * lowest rank count), with both calls in words.
+ *
+ * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
+ * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
+ * its last bytes.
+ *
+ * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
+ * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
+ * (3) Each member hears exactly one ROLL_OVER an epoch, said again on a new link until its ROLL
+ * tells that it knows (roll_ask.epoch); until then it is no member of another. (4) What a worker
+ * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
+ * one call under inquiry a time.
+ *
+ * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
+ * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
+ * An epoch has at most MLFAB__ROLL_MEMBERS_MAX members: one that would have more is over at once,
+ * with LIMIT. */
+
+enum mlfab__roll_phase {
+  MLFAB__ROLL_IDLE, /* nobody has ever asked */
+  MLFAB__ROLL_GATHERING,
+  MLFAB__ROLL_LISTED,
+  MLFAB__ROLL_RUNNING
+};
+
+typedef struct mlfab__roll_entry { /* a worker */
+  uint8_t alive, done;             /* alive: also while it is awaited at first */
+  uint8_t asked;                   /* for the epoch that forms */
+  uint8_t member, ready, arena;    /* of the epoch that stands */
+  uint8_t left;                    /* a member that takes no further part ... */
+  uint64_t calls;                  /* ... but for so many calls */
+  uint32_t over_owed;              /* epoch whose verdict it has not confirmed; 0: none */
+  uint32_t incarnation;
+  int32_t missing; /* who it was told is missing */
+  uint32_t lead;   /* the lowest rank among the members of its host */
+  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  /* The inquiry. */
+  uint8_t told, called;
+  uint64_t signature;
+  char words[MLFAB__TEXT_MAX];
+  mlfab__roll_ask ask;
+} mlfab__roll_entry;
+
+/* Which call is under inquiry, and since when; pending: another is to be. */
+typedef struct mlfab__roll_inquiry {
+  uint8_t open, pending;
+  uint32_t channel, pending_channel;
+  uint64_t number, pending_number;
+  uint64_t asked_ns; /* 0: nothing was asked in this epoch */
+} mlfab__roll_inquiry;
+
+typedef struct mlfab__roll {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  enum mlfab__roll_phase phase;
+  uint32_t epoch; /* that stands, or was the last */
+  uint32_t members;
+  mlfab__roll_entry *entries; /* by rank */
+  uint32_t *order;            /* members */
+  uint8_t *list;              /* ROLL_LIST of the epoch */
+  uint32_t list_bytes;
+  mlfab__roll_member *table; /* what it is made of */
+  mlfab__roll_go go;
+  mlfab__roll_over verdict; /* the last one */
+  mlfab__roll_inquiry inquiry;
+} mlfab__roll;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__roll_init(mlfab__roll *roll, mlfab__env *env, const mlfab_config *config,
+                                     const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__roll_free(mlfab__roll *roll);
+/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
+ * goodbye); it has said DONE. */
+MLFAB__INTERNAL void mlfab__roll_hello(mlfab__roll *roll, uint32_t worker, uint32_t incarnation,
+                                       uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__roll_gone(mlfab__roll *roll, uint32_t worker, int left,
+                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__roll_done(mlfab__roll *roll, uint32_t worker, uint64_t now_ns);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__roll_frame(mlfab__roll *roll, uint32_t worker,
+                                      const mlfab__frame_in *frame, uint64_t now_ns);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__roll_tick(mlfab__roll *roll, uint64_t now_ns);
+
+
+/* ==============================================================================================
+ * core/roll.c
+ * ============================================================================================== */
+/* roll.c - server 0 keeps the roll of collectives. See roll.h.
+ *
+ * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
+ * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
+ * only verdicts, departures and open questions, after which a worker is silent, are repeated at
+ * its greeting. */
+
+#include <stdio.h>
+
+enum {
+  ROLL_LIST_BYTES = 8,
+  ROLL_MEMBER_BYTES = 40,
+  ROLL_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
+  ROLL_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
+  ROLL_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
+};
+static const double roll_rate_inside = 4e9; /* bytes a second */
+static const double roll_rate_unknown = 1.25e9;
+
+static void roll_check(mlfab__roll *roll);
+
+static uint32_t roll_room(const mlfab__roll *roll) {
+  return (uint32_t)mlfab__min(roll->workers, MLFAB__ROLL_MEMBERS_MAX);
+}
+
+MLFAB__INTERNAL int mlfab__roll_init(mlfab__roll *roll, mlfab__env *env, const mlfab_config *config,
+                                     const mlfab__port *port) {
+  memset(roll, 0, sizeof *roll);
+  roll->env = env;
+  roll->config = config;
+  roll->port = *port;
+  roll->workers = config->workers;
+  uint32_t room = roll_room(roll);
+  roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
+  roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
+  roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
+  roll->list = mlfab__alloc(env, ROLL_LIST_BYTES + room * ROLL_MEMBER_BYTES);
+  if (!roll->entries || !roll->order || !roll->table || !roll->list) return MLFAB_ERR_MEMORY;
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    roll->entries[w].alive = 1;
+    roll->entries[w].missing = ROLL_UNTOLD;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__roll_free(mlfab__roll *roll) {
+  if (!roll->env) return;
+  uint32_t room = roll_room(roll);
+  mlfab__free(roll->env, roll->entries, roll->workers * sizeof *roll->entries);
+  mlfab__free(roll->env, roll->order, room * sizeof *roll->order);
+  mlfab__free(roll->env, roll->table, room * sizeof *roll->table);
+  mlfab__free(roll->env, roll->list, ROLL_LIST_BYTES + room * ROLL_MEMBER_BYTES);
+  memset(roll, 0, sizeof *roll);
+}
+
+static int roll_stands(const mlfab__roll *roll) {
+  return roll->phase == MLFAB__ROLL_LISTED || roll->phase == MLFAB__ROLL_RUNNING;
+}
+
+/* The members in their order. */
+static mlfab__roll_entry *roll_member(const mlfab__roll *roll, uint32_t i) {
+  return &roll->entries[roll->order[i]];
+}
+
+/* --- what is said --- */
+
+static void roll_post(mlfab__roll *roll, uint32_t worker, uint8_t type, const void *meta,
+                      uint32_t bytes) {
+  roll->port.post(roll->port.self, worker, type, meta, bytes);
+}
+
+/* To all members that have not left. */
+static void roll_post_all(mlfab__roll *roll, uint8_t type, const void *meta, uint32_t bytes) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__roll_entry *entry = roll_member(roll, i);
+    if (entry->member && !entry->left) roll_post(roll, roll->order[i], type, meta, bytes);
+  }
+}
+
+/* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
+ * one than the last. */
+static void roll_post_over(mlfab__roll *roll, uint32_t worker) {
+  mlfab__roll_over over = roll->verdict;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  uint32_t epoch = roll->entries[worker].over_owed;
+  if (epoch != over.epoch) {
+    over.epoch = epoch;
+    over.code = MLFAB_ERR_PEER_DEAD;
+    over.rank = (int32_t)worker;
+    snprintf(over.text, sizeof over.text, "worker %u was taken for dead", worker);
+  }
+  roll_post(roll, worker, MLFAB__ROLL_OVER, meta, mlfab__encode_roll_over(meta, &over));
+}
+
+static uint32_t roll_left_meta(const mlfab__roll *roll, uint32_t worker, uint8_t *meta) {
+  mlfab__roll_leave left = {roll->epoch, (int32_t)worker, roll->entries[worker].calls};
+  return mlfab__encode_roll_leave(meta, &left);
+}
+
+static void roll_post_go(mlfab__roll *roll, uint32_t worker) {
+  uint8_t meta[64];
+  roll_post(roll, worker, MLFAB__ROLL_GO, meta, mlfab__encode_roll_go(meta, &roll->go));
+}
+
+/* Everything that a member of a running epoch may have missed. */
+static void roll_post_departures(mlfab__roll *roll, uint32_t worker) {
+  uint8_t meta[32];
+  for (uint32_t i = 0; i < roll->members; i++) {
+    if (roll_member(roll, i)->left && roll->order[i] != worker)
+      roll_post(roll, worker, MLFAB__ROLL_LEFT, meta, roll_left_meta(roll, roll->order[i], meta));
+  }
+}
+
+/* --- verdicts --- */
+
+/* The epoch is over for all members. */
+static void roll_verdict(mlfab__roll *roll, int32_t code, int32_t rank, const char *text) {
+  roll->verdict.epoch = roll->epoch;
+  roll->verdict.code = code;
+  roll->verdict.rank = rank;
+  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
+  roll->phase = MLFAB__ROLL_GATHERING;
+  memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  for (uint32_t i = 0; i < roll->members; i++) {
+    mlfab__roll_entry *entry = roll_member(roll, i);
+    if (!entry->member) continue; /* its process is another now */
+    entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+    entry->over_owed = roll->epoch;
+    roll_post_over(roll, roll->order[i]);
+  }
+  roll->members = 0;
+  roll_check(roll);
+}
+
+/* --- forming an epoch --- */
+
+/* What a member says that its link carries; 0: it does not know. */
+static double roll_rate(const mlfab__roll_ask *ask) {
+  double rate = ask->in < ask->out ? ask->in : ask->out;
+  return rate > 0.0 && rate < 1e18 ? rate : 0.0;
+}
+
+/* Members of one host share its link: each tells what it has seen of it. */
+static void roll_look_at_hosts(mlfab__roll *roll) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    mlfab__roll_entry *entry = roll_member(roll, i);
+    entry->lead = MLFAB__NO_NODE;
+    entry->rate = 0.0;
+    for (uint32_t k = 0; k < roll->members; k++) {
+      const mlfab__roll_entry *other = roll_member(roll, k);
+      if (other->ask.host != entry->ask.host) continue;
+      if (roll->order[k] < entry->lead) entry->lead = roll->order[k];
+      if (roll_rate(&other->ask) > entry->rate) entry->rate = roll_rate(&other->ask);
+    }
+  }
+}
+
+static int roll_before(const mlfab__roll *roll, uint32_t a, uint32_t b) {
+  const mlfab__roll_entry *x = &roll->entries[a], *y = &roll->entries[b];
+  if (roll->config->order_by_rate && x->rate > y->rate) return 1;
+  if (roll->config->order_by_rate && x->rate < y->rate) return 0;
+  return x->lead != y->lead ? x->lead < y->lead : a < b;
+}
+
+static void roll_arrange(mlfab__roll *roll) {
+  roll_look_at_hosts(roll);
+  for (uint32_t i = 1; i < roll->members; i++) {
+    uint32_t worker = roll->order[i], at = i;
+    for (; at > 0 && roll_before(roll, worker, roll->order[at - 1]); at--)
+      roll->order[at] = roll->order[at - 1];
+    roll->order[at] = worker;
+  }
+}
+
+static void roll_make_list(mlfab__roll *roll) {
+  mlfab__roll_list list = {roll->epoch, roll->members};
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__roll_entry *entry = roll_member(roll, i);
+    const mlfab__roll_ask *ask = &entry->ask;
+    roll->table[i] =
+        (mlfab__roll_member){roll->order[i],   entry->incarnation, ask->arena_pid, ask->arena_fd,
+                             ask->arena_nonce, ask->arena_bytes,   ask->host};
+  }
+  roll->list_bytes = mlfab__encode_roll_list(roll->list, &list, roll->table);
+}
+
+/* More have asked than an epoch can have: it is over as it begins. */
+static void roll_refuse(mlfab__roll *roll, uint32_t asked) {
+  roll->verdict = (mlfab__roll_over){roll->epoch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, {0}};
+  snprintf(roll->verdict.text, sizeof roll->verdict.text,
+           "%u workers call collectives, which are for %u at most", asked, roll_room(roll));
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    if (!roll->entries[w].asked) continue;
+    roll->entries[w].asked = 0;
+    roll->entries[w].over_owed = roll->epoch;
+    roll_post_over(roll, w);
+  }
+}
+
+/* Those who have asked are the next epoch. */
+static void roll_form(mlfab__roll *roll, uint32_t asked) {
+  roll->epoch++;
+  if (asked > roll_room(roll)) {
+    roll_refuse(roll, asked);
+    return;
+  }
+  roll->phase = MLFAB__ROLL_LISTED;
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    mlfab__roll_entry *entry = &roll->entries[w];
+    if (!entry->asked) continue;
+    entry->asked = 0;
+    entry->member = 1;
+    entry->missing = ROLL_UNTOLD;
+    roll->order[roll->members++] = w;
+  }
+  roll_arrange(roll);
+  roll_make_list(roll);
+  roll_post_all(roll, MLFAB__ROLL_LIST, roll->list, roll->list_bytes);
+}
+
+/* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
+static int32_t roll_missing(const mlfab__roll *roll) {
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    const mlfab__roll_entry *entry = &roll->entries[w];
+    if (roll->phase == MLFAB__ROLL_GATHERING && entry->alive && !entry->done && !entry->asked)
+      return (int32_t)w;
+    if (roll->phase == MLFAB__ROLL_LISTED && entry->member && !entry->ready) return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Tells those who wait who is missing, where it is another than they were told. */
+static void roll_tell_missing(mlfab__roll *roll) {
+  mlfab__roll_missing missing = {0, 0, 0, roll_missing(roll)};
+  uint8_t meta[32];
+  uint32_t bytes = mlfab__encode_roll_missing(meta, &missing);
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    mlfab__roll_entry *entry = &roll->entries[w];
+    int waits = roll->phase == MLFAB__ROLL_GATHERING ? entry->asked : entry->member && entry->ready;
+    if (!waits || entry->left || entry->missing == missing.rank) continue;
+    entry->missing = missing.rank;
+    roll_post(roll, w, MLFAB__ROLL_MISSING, meta, bytes);
+  }
+}
+
+/* Has everybody asked who is awaited? */
+static void roll_check(mlfab__roll *roll) {
+  uint32_t asked = 0;
+  if (roll->phase != MLFAB__ROLL_GATHERING) return;
+  for (uint32_t w = 0; w < roll->workers; w++) asked += roll->entries[w].asked;
+  if (asked > 0 && roll_missing(roll) == MLFAB_NO_RANK) roll_form(roll, asked);
+}
+
+/* What members choose their algorithms by. */
+static void roll_make_go(mlfab__roll *roll) {
+  const mlfab__roll_entry *first = roll_member(roll, 0);
+  mlfab__roll_go *go = &roll->go;
+  int inside = 1;
+  *go = (mlfab__roll_go){.epoch = roll->epoch, .arena = 1};
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__roll_entry *entry = roll_member(roll, i);
+    go->arena &= entry->arena;
+    go->round = mlfab__max(go->round, entry->ask.round);
+    inside &= entry->ask.host == first->ask.host;
+    if (entry->rate > 0.0 && (go->rate <= 0.0 || entry->rate < go->rate)) go->rate = entry->rate;
+  }
+  go->latency_ns = inside ? ROLL_LATENCY_INSIDE : ROLL_LATENCY_BETWEEN;
+  if (inside) go->rate = roll_rate_inside;
+  if (go->rate <= 0.0) go->rate = roll_rate_unknown;
+}
+
+/* Is everybody ready who is awaited? */
+static void roll_check_ready(mlfab__roll *roll) {
+  if (roll->phase != MLFAB__ROLL_LISTED || roll_missing(roll) != MLFAB_NO_RANK) return;
+  roll->phase = MLFAB__ROLL_RUNNING;
+  roll_make_go(roll);
+  for (uint32_t i = 0; i < roll->members; i++) {
+    uint32_t worker = roll->order[i];
+    if (!roll_member(roll, i)->alive) continue;
+    roll_post_go(roll, worker);
+    roll_post_departures(roll, worker);
+  }
+}
+
+/* --- a call that is stuck --- */
+
+static int roll_awaited(const mlfab__roll_entry *entry) { return entry->member && !entry->left; }
+
+static void roll_ask_all(mlfab__roll *roll, uint32_t channel, uint64_t number, uint64_t now_ns) {
+  mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  mlfab__roll_call call = {roll->epoch, channel, number};
+  uint8_t meta[32];
+  inquiry->open = 1;
+  if (inquiry->pending_channel == channel && inquiry->pending_number == number)
+    inquiry->pending = 0;
+  inquiry->channel = channel;
+  inquiry->number = number;
+  inquiry->asked_ns = mlfab__max(now_ns, 1);
+  for (uint32_t i = 0; i < roll->members; i++) roll_member(roll, i)->told = 0;
+  roll_post_all(roll, MLFAB__ROLL_ASK, meta, mlfab__encode_roll_call(meta, &call));
+}
+
+/* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
+static void roll_answer(mlfab__roll *roll, int32_t rank) {
+  mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  mlfab__roll_missing missing = {roll->epoch, inquiry->channel, inquiry->number, rank};
+  uint8_t meta[32];
+  inquiry->open = 0;
+  roll_post_all(roll, MLFAB__ROLL_MISSING, meta, mlfab__encode_roll_missing(meta, &missing));
+}
+
+/* Has told what it has called; 0: that is over there, and cannot have been anything else. */
+static int roll_knows(const mlfab__roll_entry *entry) {
+  return roll_awaited(entry) && entry->signature != 0;
+}
+
+/* How many have called the same as this one. */
+static uint32_t roll_agreeing(const mlfab__roll *roll, uint64_t signature) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__roll_entry *entry = roll_member(roll, i);
+    n += roll_knows(entry) && entry->signature == signature;
+  }
+  return n;
+}
+
+/* All have called. When not all have called the same, the verdict. */
+static void roll_compare(mlfab__roll *roll) {
+  const mlfab__roll_entry *usual = NULL, *odd = NULL;
+  uint32_t most = 0;
+  char text[MLFAB__TEXT_MAX];
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    const mlfab__roll_entry *entry = &roll->entries[w];
+    if (!roll_knows(entry) || (usual && entry->signature == usual->signature)) continue;
+    uint32_t n = roll_agreeing(roll, entry->signature);
+    if (n <= most) continue;
+    most = n;
+    usual = entry;
+    if (n == roll->members) break;
+  }
+  for (uint32_t w = 0; w < roll->workers && usual && !odd; w++) {
+    const mlfab__roll_entry *entry = &roll->entries[w];
+    if (roll_knows(entry) && entry->signature != usual->signature) odd = entry;
+  }
+  if (!odd) {
+    roll_answer(roll, MLFAB_NO_RANK);
+    return;
+  }
+  uint32_t worker = (uint32_t)(odd - roll->entries);
+  snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
+           odd->words, (uint32_t)(usual - roll->entries), usual->words);
+  roll_verdict(roll, MLFAB_ERR_SHAPE, (int32_t)worker, text);
+}
+
+/* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
+static void roll_look_at_answers(mlfab__roll *roll, int late) {
+  int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
+  if (!roll->inquiry.open) return;
+  for (uint32_t w = roll->workers; w-- > 0;) {
+    const mlfab__roll_entry *entry = &roll->entries[w];
+    if (!roll_awaited(entry)) continue;
+    if (!entry->told) {
+      silent = (int32_t)w;
+    } else if (!entry->called) {
+      missing = (int32_t)w;
+    }
+  }
+  if (silent != MLFAB_NO_RANK && !late) return;
+  if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
+    roll_answer(roll, missing != MLFAB_NO_RANK ? missing : silent);
+  } else {
+    roll_compare(roll);
+  }
+}
+
+static int roll_may_ask(const mlfab__roll *roll, uint64_t now_ns) {
+  const mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns / 4;
+}
+
+static void roll_stuck(mlfab__roll *roll, const mlfab__roll_call *in, uint64_t now_ns) {
+  mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  int beat = now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns;
+  int same = in->channel == inquiry->channel && in->number == inquiry->number;
+  if (inquiry->asked_ns && same && (inquiry->open || !beat)) return;
+  if (!inquiry->open && roll_may_ask(roll, now_ns)) {
+    roll_ask_all(roll, in->channel, in->number, now_ns);
+    return;
+  }
+  if (inquiry->pending &&
+      (inquiry->pending_number < in->number ||
+       (inquiry->pending_number == in->number && inquiry->pending_channel <= in->channel)))
+    return;
+  inquiry->pending = 1;
+  inquiry->pending_channel = in->channel;
+  inquiry->pending_number = in->number;
+}
+
+static void roll_tell(mlfab__roll *roll, mlfab__roll_entry *entry, const mlfab__roll_tell *in) {
+  const mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  if (!inquiry->open || in->channel != inquiry->channel || in->number != inquiry->number) return;
+  entry->told = 1;
+  entry->called = in->called != 0;
+  entry->signature = in->signature;
+  memcpy(entry->words, in->text, sizeof entry->words);
+  roll_look_at_answers(roll, 0);
+}
+
+/* --- what workers say --- */
+
+/* It wants to take part. */
+static void roll_asks(mlfab__roll *roll, uint32_t worker, const mlfab__roll_ask *in) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  if (entry->over_owed > in->epoch) { /* said before it heard of it */
+    roll_post_over(roll, worker);
+    return;
+  }
+  if (entry->done) return;
+  entry->over_owed = 0;
+  if (entry->member) { /* a repetition: the list may have been lost */
+    roll_post(roll, worker, MLFAB__ROLL_LIST, roll->list, roll->list_bytes);
+    return;
+  }
+  entry->asked = 1;
+  entry->ask = *in;
+  entry->missing = ROLL_UNTOLD;
+  if (roll->phase == MLFAB__ROLL_IDLE) roll->phase = MLFAB__ROLL_GATHERING;
+  if (roll_stands(roll)) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
+    roll_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+  } else {
+    roll_check(roll);
+  }
+}
+
+static void roll_is_ready(mlfab__roll *roll, uint32_t worker, const mlfab__roll_ready *in) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  if (roll->phase == MLFAB__ROLL_RUNNING) { /* a repetition: what followed may have been lost */
+    roll_post_go(roll, worker);
+    roll_post_departures(roll, worker);
+    return;
+  }
+  if (entry->ready) return;
+  entry->ready = 1;
+  entry->arena = in->arena == 1 && !entry->left;
+  roll_check_ready(roll);
+}
+
+static void roll_fails(mlfab__roll *roll, uint32_t worker, const mlfab__roll_over *in) {
+  int known = in->rank >= 0 && (uint32_t)in->rank < roll->workers;
+  roll_verdict(roll, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
+               known ? in->rank : (int32_t)worker, in->text);
+}
+
+/* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
+static void roll_leaves(mlfab__roll *roll, uint32_t worker, const mlfab__roll_leave *in) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  uint8_t meta[32];
+  entry->done = 1;
+  entry->asked = 0;
+  if (!entry->member) {
+    roll_check(roll);
+    return;
+  }
+  if (entry->left) return;
+  int knows = in->epoch == roll->epoch;
+  entry->left = 1;
+  entry->calls = knows ? in->calls : 0;
+  entry->arena = 0;
+  if (!knows) entry->ready = 1;
+  if (roll->phase == MLFAB__ROLL_RUNNING)
+    roll_post_all(roll, MLFAB__ROLL_LEFT, meta, roll_left_meta(roll, worker, meta));
+  roll_check_ready(roll);
+  roll_look_at_answers(roll, 0);
+}
+
+static void roll_broken(mlfab__roll *roll, uint32_t worker, const char *text) {
+  roll->port.drop(roll->port.self, worker, MLFAB_ERR_FRAME, text);
+}
+
+/* Frames of members about the epoch that stands. Others are of what is over. */
+#define ROLL_DECODE(name) \
+  mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
+static int roll_member_frame(mlfab__roll *roll, uint32_t worker, const mlfab__frame_in *frame,
+                             uint64_t now_ns) {
+  union {
+    mlfab__roll_ready roll_ready;
+    mlfab__roll_over roll_over;
+    mlfab__roll_call roll_call;
+    mlfab__roll_tell roll_tell;
+  } in;
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
+  int running = roll->phase == MLFAB__ROLL_RUNNING, fits;
+  switch (frame->type) {
+    case MLFAB__ROLL_READY:
+      fits = ROLL_DECODE(roll_ready);
+      if (fits > 0 && epoch) roll_is_ready(roll, worker, &in.roll_ready);
+      break;
+    case MLFAB__ROLL_FAIL:
+      fits = ROLL_DECODE(roll_over);
+      if (fits > 0 && epoch) roll_fails(roll, worker, &in.roll_over);
+      break;
+    case MLFAB__ROLL_STUCK:
+      fits = ROLL_DECODE(roll_call);
+      if (fits > 0 && epoch && running) roll_stuck(roll, &in.roll_call, now_ns);
+      break;
+    case MLFAB__ROLL_TELL:
+      fits = ROLL_DECODE(roll_tell);
+      if (fits > 0 && epoch && running) roll_tell(roll, entry, &in.roll_tell);
+      break;
+    default:
+      return 0;
+  }
+  if (fits < 0) roll_broken(roll, worker, "a frame of the roll that does not parse");
+  return 1;
+}
+#undef ROLL_DECODE
+
+MLFAB__INTERNAL int mlfab__roll_frame(mlfab__roll *roll, uint32_t worker,
+                                      const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__roll_ask ask;
+  mlfab__roll_leave leave;
+  if (frame->type == MLFAB__ROLL) {
+    if (mlfab__decode_roll_ask(frame->meta, frame->meta_bytes, &ask) || ask.epoch > roll->epoch) {
+      roll_broken(roll, worker, "a ROLL that does not parse, or of an epoch that never was");
+    } else if (roll->entries[worker].alive) {
+      roll_asks(roll, worker, &ask);
+    }
+    return 1;
+  }
+  if (frame->type == MLFAB__ROLL_LEAVE) {
+    if (mlfab__decode_roll_leave(frame->meta, frame->meta_bytes, &leave)) {
+      roll_broken(roll, worker, "a ROLL_LEAVE that does not parse");
+    } else if (roll->entries[worker].alive) {
+      roll_leaves(roll, worker, &leave);
+    }
+    return 1;
+  }
+  return roll_member_frame(roll, worker, frame, now_ns);
+}
+
+/* --- who comes and goes --- */
+
+/* What a member may have missed while it had no link. What it repeats itself is answered then. */
+static void roll_repeat(mlfab__roll *roll, uint32_t worker) {
+  const mlfab__roll_entry *entry = &roll->entries[worker];
+  const mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  uint8_t meta[32];
+  if (entry->over_owed) roll_post_over(roll, worker);
+  if (!entry->member || roll->phase != MLFAB__ROLL_RUNNING) return;
+  roll_post_departures(roll, worker);
+  if (!inquiry->open || entry->told || entry->left) return;
+  mlfab__roll_call call = {roll->epoch, inquiry->channel, inquiry->number};
+  roll_post(roll, worker, MLFAB__ROLL_ASK, meta, mlfab__encode_roll_call(meta, &call));
+}
+
+MLFAB__INTERNAL void mlfab__roll_hello(mlfab__roll *roll, uint32_t worker, uint32_t incarnation,
+                                       uint64_t now_ns) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  (void)now_ns;
+  if (entry->incarnation == incarnation) {
+    entry->alive = 1;
+    entry->missing = ROLL_UNTOLD;
+    roll_repeat(roll, worker);
+    return;
+  }
+  int ends = entry->member;
+  memset(entry, 0, sizeof *entry);
+  entry->alive = 1;
+  entry->incarnation = incarnation;
+  entry->missing = ROLL_UNTOLD;
+  if (ends) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u is back as a new process", worker);
+    roll_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roll_gone(mlfab__roll *roll, uint32_t worker, int left,
+                                      uint64_t now_ns) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  (void)now_ns;
+  entry->alive = entry->asked = 0;
+  if (entry->member && left && entry->left) { /* as it has said */
+    entry->ready = 1;
+    roll_check_ready(roll);
+  } else if (entry->member) {
+    char text[64];
+    snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
+    roll_verdict(roll, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker, text);
+  } else {
+    roll_check(roll);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roll_done(mlfab__roll *roll, uint32_t worker, uint64_t now_ns) {
+  (void)now_ns;
+  roll->entries[worker].done = 1;
+  roll->entries[worker].asked = 0;
+  roll_check(roll);
+}
+
+MLFAB__INTERNAL void mlfab__roll_tick(mlfab__roll *roll, uint64_t now_ns) {
+  mlfab__roll_inquiry *inquiry = &roll->inquiry;
+  if (roll->phase == MLFAB__ROLL_GATHERING || roll->phase == MLFAB__ROLL_LISTED)
+    roll_tell_missing(roll);
+  if (roll->phase != MLFAB__ROLL_RUNNING) return;
+  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * roll->config->heartbeat_ns)
+    roll_look_at_answers(roll, 1);
+  if (!inquiry->open && inquiry->pending && roll_may_ask(roll, now_ns))
+    roll_ask_all(roll, inquiry->pending_channel, inquiry->pending_number, now_ns);
+}
+
+/* ==============================================================================================
  * core/aggregator.h
  * ============================================================================================== */
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
@@ -25989,8 +35273,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to another worker's node, as an aggregator or in a tree of allreduce:
- *             MEET, then updates up and the model down;
+ *    HOP      from our worker role to another worker's node, as an aggregator, in a tree of allreduce
+ *             or in collectives: MEET, then updates up and the model down, and messages up;
  *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
  *    SHIFT    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
@@ -26036,7 +35320,8 @@ typedef struct mlfab__link {
   uint8_t doomed;  /* to be given up when the role has returned */
   uint8_t welcome; /* a WELCOME is to be sent */
   uint8_t suspect;
-  uint32_t id; /* the driver's number */
+  uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
+  uint32_t id;        /* the driver's number */
   uint32_t caps;
   uint32_t
       peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
@@ -26096,9 +35381,11 @@ struct mlfab_node {
   mlfab__worker worker;
   mlfab__guest guest;
   mlfab__tree tree;
+  mlfab__comm comm;
   mlfab__server server;
   mlfab__host host;
   mlfab__muster muster;
+  mlfab__roll roll;
   mlfab__reslice reslice;
   mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
   mlfab__scheduler *scheduler;
@@ -26152,6 +35439,7 @@ struct mlfab_node {
     MLFAB__OUT_TREE_UP,
     MLFAB__OUT_TREE_DOWN,
     MLFAB__OUT_SHIFT,
+    MLFAB__OUT_COLLECTIVE,
     MLFAB__OUT_ACTION
   } out;
   uint32_t out_link;
@@ -26159,7 +35447,10 @@ struct mlfab_node {
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns, scan_ns;
-  int leaving; /* 1: the worker role is; 2: all of it */
+  /* 1: the worker role, 2: all of it. Parting: it takes no calls any more, but finishes what other
+   * workers wait for, until part_ns at most; leaving: it has said goodbye. */
+  int parting, leaving;
+  uint64_t part_ns;
 };
 
 /* --- between node.c and boot.c --- */
@@ -26225,6 +35516,12 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 /* Says why, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
+/* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
+ * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
+ * set off, and returns its code. */
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error);
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
 /* A scheduler of its own: every server has closed or died. */
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
@@ -26233,6 +35530,40 @@ MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns)
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
                                       uint32_t incarnation, int code, const char *text);
+
+
+/* ==============================================================================================
+ * core/calls.h
+ * ============================================================================================== */
+/* calls.h - a node: collectives between workers, as they are called. Layer 5. */
+
+/* A call: what it does not have is 0. Memory is the caller's. */
+typedef struct mlfab__collective {
+  uint8_t kind; /* MLFAB__RING_* */
+  uint8_t plan; /* 1: allreduce that goes by the scheduler's tree, where there is one and it pays */
+  uint8_t block; /* 1: the caller waits, and has memory in common with others of its host */
+  int dtype;     /* 0: bytes */
+  int32_t root;  /* of a broadcast */
+  const mlfab_vec *bufs;
+  uint32_t n;
+  void *data; /* instead of bufs: `counts` elements a rank, or `bytes` */
+  uint64_t bytes;
+  const uint64_t *counts;
+  const mlfab_collective *options; /* or NULL */
+  /* Filled by mlfab__node_collective. call.outside: it got a number, and is to be run by the caller
+   * when mlfab__comm_outside says so. call.vecs may point into this. */
+  mlfab_vec one;
+  mlfab__comm_call call;
+} mlfab__collective;
+
+/* Checks it and begins it. Errors: as of its public form. */
+MLFAB__INTERNAL int mlfab__node_collective(mlfab_node *node, mlfab__collective *c, uint64_t now_ns,
+                                           mlfab_request *request_p);
+/* One with call.outside was carried out, or failed: see mlfab__comm_finish. */
+MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request request, int code,
+                                             int32_t rank, uint64_t now_ns);
+/* The others' memory was mapped, or not: see mlfab__comm_mapped. */
+MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok);
 
 
 /* ==============================================================================================
@@ -26521,6 +35852,10 @@ static int node_init_worker(mlfab_node *node) {
   mlfab__guest_init(&node->guest, c, c->rank, &up, &node->requests);
   mlfab__tree_init(&node->tree, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
                    &node->requests);
+  if (mlfab__comm_init(&node->comm, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
+                       &node->requests))
+    return MLFAB_ERR_MEMORY;
+  node->comm.host = c->host;
   node->hops = mlfab__alloc_array(&node->env, c->workers, sizeof *node->hops);
   node->member_links = node_no_links(node, c->workers);
   if (!node->hops || !node->member_links) return MLFAB_ERR_MEMORY;
@@ -26548,7 +35883,9 @@ static int node_init_server(mlfab_node *node) {
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-  if (mlfab__host_init(&node->host, &node->env, c, &down)) return MLFAB_ERR_MEMORY;
+  if (mlfab__host_init(&node->host, &node->env, c, &down) ||
+      mlfab__roll_init(&node->roll, &node->env, c, &down))
+    return MLFAB_ERR_MEMORY;
   return mlfab__muster_init(&node->muster, &node->env, c, &down);
 }
 
@@ -26656,8 +35993,10 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__scheduler_destroy(&node->scheduler);
   mlfab__host_free(&node->host);
   mlfab__muster_free(&node->muster);
+  mlfab__roll_free(&node->roll);
   mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
+  mlfab__comm_free(&node->comm);
   for (uint32_t i = 0; i < node->nlinks; i++)
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
@@ -26721,6 +36060,7 @@ static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
   if (node->is_coordinator) {
     mlfab__host_gone(&node->host, worker);
     mlfab__muster_gone(&node->muster, worker, left, node->now_ns);
+    mlfab__roll_gone(&node->roll, worker, left, node->now_ns);
     mlfab__reslice_gone(&node->reslice, worker);
   }
   mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
@@ -26755,6 +36095,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   if (server == 0) {
     mlfab__guest_dead(&node->guest, silent, node->now_ns);
     mlfab__tree_dead(&node->tree, silent, node->now_ns);
+    mlfab__comm_dead(&node->comm, node->now_ns);
   }
   snprintf(text, sizeof text, "dead: %s", why);
   mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
@@ -26877,6 +36218,7 @@ static void node_settle(mlfab_node *node) {
 static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
   mlfab__host_hello(&node->host, worker, fresh);
   mlfab__muster_hello(&node->muster, worker, fresh, node->now_ns);
+  mlfab__roll_hello(&node->roll, worker, node->server.peers[worker].incarnation, node->now_ns);
   mlfab__reslice_hello(&node->reslice, worker, fresh);
 }
 
@@ -26884,6 +36226,13 @@ static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh)
 static void node_across_up(mlfab_node *node, uint32_t server) {
   mlfab__shift_up(&node->server, server);
   if (node->is_coordinator) mlfab__reslice_up(&node->reslice, server);
+}
+
+/* The worker role's link to server 0 stands. */
+static void node_coordinator_greeted(mlfab_node *node) {
+  mlfab__guest_hello(&node->guest);
+  mlfab__tree_hello(&node->tree);
+  mlfab__comm_hello(&node->comm);
 }
 
 /* The roles of this node greet each other, where they have links inside. */
@@ -26905,10 +36254,7 @@ static void node_greet_self(mlfab_node *node, int fresh) {
   if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
   ack.was_dead = 0;
   mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) {
-    mlfab__guest_hello(&node->guest);
-    mlfab__tree_hello(&node->tree);
-  }
+  if (server == 0) node_coordinator_greeted(node);
 }
 
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
@@ -27182,10 +36528,7 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead < 2) {
-        mlfab__guest_hello(&node->guest);
-        mlfab__tree_hello(&node->tree);
-      }
+      if (server == 0 && ack.was_dead < 2) node_coordinator_greeted(node);
       mlfab__boot_check(node);
       return;
     case MLFAB__REFUSE:
@@ -27219,7 +36562,8 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
           mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
         return;
       if (server == 0 && (mlfab__guest_frame(&node->guest, frame, node->now_ns) ||
-                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns)))
+                          mlfab__tree_server_frame(&node->tree, frame, node->now_ns) ||
+                          mlfab__comm_server_frame(&node->comm, frame, node->now_ns)))
         return;
       mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
       return;
@@ -27242,7 +36586,8 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
     return;
   }
   if (node->is_coordinator && (mlfab__host_frame(&node->host, worker, frame) ||
-                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns)))
+                               mlfab__muster_frame(&node->muster, worker, frame, node->now_ns) ||
+                               mlfab__roll_frame(&node->roll, worker, frame, node->now_ns)))
     return;
   int stands = node->server.phase == MLFAB__MODEL_STANDS;
   if (node->is_coordinator &&
@@ -27252,6 +36597,7 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__DONE && node->is_coordinator) {
     mlfab__host_done(&node->host, worker);
     mlfab__muster_done(&node->muster, worker, node->now_ns);
+    mlfab__roll_done(&node->roll, worker, node->now_ns);
   }
 }
 
@@ -27261,9 +36607,12 @@ static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_
   if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
   if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
   if (link->kind == MLFAB__LINK_HOP) {
-    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame)) return;
+    if (mlfab__tree_hop_frame(&node->tree, link->peer, frame) ||
+        mlfab__comm_hop_frame(&node->comm, link->peer, frame, node->now_ns))
+      return;
     mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
-  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame)) {
+  } else if (!mlfab__tree_member_frame(&node->tree, link->peer, frame) &&
+             !mlfab__comm_member_frame(&node->comm, link->peer, frame, node->now_ns)) {
     if (node->aggregator.env) {
       mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
     } else {
@@ -27411,6 +36760,8 @@ static void node_run_self(mlfab_node *node) {
   node->self_more = budget <= 0;
 }
 
+static void node_part(mlfab_node *node);
+
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
@@ -27421,6 +36772,7 @@ static void node_epilogue(mlfab_node *node) {
   if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
   node_run_self(node);
+  if (node->parting) node_part(node);
 }
 
 /* --- events --- */
@@ -27518,6 +36870,7 @@ static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token)
   if ((hop || link->kind == MLFAB__LINK_MEMBER) &&
       mlfab__tree_sent(&node->tree, link->peer, hop, token))
     return;
+  if (hop && mlfab__stream_sent(&node->comm.streams, link->peer, token)) return;
   if (link->kind == MLFAB__LINK_MEMBER || (link->kind == MLFAB__LINK_SERVER && forward))
     mlfab__aggregator_sent(&node->aggregator, token);
   if (link->kind == MLFAB__LINK_SERVER && !forward)
@@ -27526,15 +36879,18 @@ static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token)
   if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
 }
 
-/* Tells the scheduler what this host's links carry, when it has changed; `anew`: in any case. */
+/* Notes what this host's links carry, and tells the scheduler when it has changed; `anew`: in any
+ * case. */
 static void node_tell_capacity(mlfab_node *node, int anew) {
   mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
   uint8_t meta[32];
-  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || node->phase != MLFAB__BOOT_READY) return;
+  if (node->phase != MLFAB__BOOT_READY) return;
   int changed = mlfab__monitor_take(&node->monitor, node->now_ns, &capacity.in, &capacity.out);
   node->stats.link_in = capacity.in > 0.0 ? (uint64_t)capacity.in : 0;
   node->stats.link_out = capacity.out > 0.0 ? (uint64_t)capacity.out : 0;
-  if (!changed && !anew) return;
+  node->comm.link_in = capacity.in > 0.0 ? capacity.in : 0.0;
+  node->comm.link_out = capacity.out > 0.0 ? capacity.out : 0.0;
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   uint32_t bytes = mlfab__encode_capacity(meta, &capacity);
   if (node->is_server) {
     mlfab__server_capacity(&node->server, &capacity, node->now_ns);
@@ -27584,15 +36940,21 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
-/* What a link between workers carries: whoever waits for a sum waits for nothing else. */
+/* What a link between workers carries: whoever waits for a sum waits for nothing else, but for the
+ * communicator, which takes turns with the others. */
 static int node_yield_hop(mlfab_node *node, const mlfab__link *link) {
   mlfab__frame_out *frame = &node->frame;
   int out = MLFAB__OUT_NONE;
   if (link->kind == MLFAB__LINK_HOP) {
-    if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
+    mlfab__streams *streams = &node->comm.streams;
+    if (!link->collective && mlfab__stream_next(streams, link->peer, frame)) {
+      out = MLFAB__OUT_COLLECTIVE;
+    } else if (mlfab__tree_next_up(&node->tree, link->peer, frame)) {
       out = MLFAB__OUT_TREE_UP;
     } else if (mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
       out = MLFAB__OUT_HOP;
+    } else if (link->collective && mlfab__stream_next(streams, link->peer, frame)) {
+      out = MLFAB__OUT_COLLECTIVE;
     }
   } else if (mlfab__tree_next_down(&node->tree, link->peer, frame)) {
     out = MLFAB__OUT_TREE_DOWN;
@@ -27668,6 +37030,7 @@ static int node_yield(mlfab_node *node, uint32_t index) {
 static void node_taken(mlfab_node *node) {
   mlfab__link *link = &node->links[node->out_link];
   const mlfab__frame_out *frame = &node->frame;
+  if (node->out != MLFAB__OUT_CONTROL) link->collective = node->out == MLFAB__OUT_COLLECTIVE;
   switch (node->out) {
     case MLFAB__OUT_CONTROL:
       link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
@@ -27705,6 +37068,9 @@ static void node_taken(mlfab_node *node) {
       break;
     case MLFAB__OUT_SHIFT:
       mlfab__shift_taken(&node->server, link->peer, frame);
+      break;
+    case MLFAB__OUT_COLLECTIVE:
+      mlfab__stream_taken(&node->comm.streams, link->peer, frame);
       break;
     default:
       break;
@@ -27940,6 +37306,8 @@ static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
     mlfab__guest_withdraw(&node->guest, request, code, node->now_ns);
   } else if (request->kind == MLFAB__REQUEST_ALLREDUCE) {
     mlfab__tree_withdraw(&node->tree, request, code, node->now_ns);
+  } else if (request->kind == MLFAB__REQUEST_COLLECTIVE) {
+    mlfab__comm_withdraw(&node->comm, request, code, node->now_ns);
   } else {
     mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
   }
@@ -27971,7 +37339,11 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
     mlfab__hop_scan(node);
-    if (node->is_coordinator) mlfab__muster_tick(&node->muster, node->now_ns);
+    if (node->is_coordinator) {
+      mlfab__muster_tick(&node->muster, node->now_ns);
+      mlfab__roll_tick(&node->roll, node->now_ns);
+    }
+    if (node->is_worker) mlfab__comm_tick(&node->comm, node->now_ns);
     if (node->self_lost) node_greet_self(node, 0);
   }
   node_epilogue(node);
@@ -27981,6 +37353,7 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
   if (node->self_more) return 0;
   uint64_t deadline = node->scan_ns;
+  if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
   if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
   if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
   if (node->is_coordinator)
@@ -28002,14 +37375,14 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
-/* Keeps the error for mlfab_node_last_error and does what the call has set off. */
-static int node_return(mlfab_node *node, int code, const mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
   if (code) node->requests.last = *error;
   node_epilogue(node);
   return code;
 }
 
-static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error) {
   /* Not the whole of it: the text is long, and this is on the way of every push. */
   error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
@@ -28025,7 +37398,7 @@ static int node_enter(mlfab_node *node, uint64_t now_ns, int worker, mlfab_error
   if (node->phase != MLFAB__BOOT_READY)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "the fabric is not complete yet");
-  if (node->leaving)
+  if (node->leaving || node->parting)
     return mlfab__error(error, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0, "the node is leaving");
   return 0;
 }
@@ -28037,7 +37410,7 @@ MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, ui
   int code = node->is_worker ? mlfab__worker_tensor(&node->worker, id, dtype, count, &error)
                              : mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                                             "this node is not a worker");
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 /* A wrong call at the border: told like any other error. */
@@ -28049,9 +37422,9 @@ static int node_wrong(mlfab_node *node, int code, const char *text) {
   mlfab_error error;                                                                \
   if (!node) return MLFAB_ERR_ARGUMENT;                                             \
   if (!request_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "request_p is NULL"); \
-  int code = node_enter(node, now_ns, 1, &error);                                   \
+  int code = mlfab__node_enter(node, now_ns, 1, &error);                            \
   if (!code) code = call;                                                           \
-  return node_return(node, code, &error)
+  return mlfab__node_return(node, code, &error)
 
 /* Ghosts need transports that carry them. */
 static int node_model_start(mlfab_node *node, const mlfab_model_options *options,
@@ -28078,10 +37451,10 @@ MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t 
                               mlfab_request *request_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code)
     code = mlfab__worker_push(&node->worker, bufs, n, options, node->now_ns, request_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
@@ -28101,15 +37474,17 @@ MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, u
                                    request_p, &error));
 }
 
-MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
-                              mlfab_request *request_p) {
-  NODE_CALL(mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, &error));
+/* It takes no further part in collectives either. */
+static int node_join(mlfab_node *node, uint64_t timeout_ns, mlfab_request *request_p,
+                     mlfab_error *error) {
+  int code = mlfab__worker_join(&node->worker, timeout_ns, node->now_ns, request_p, error);
+  if (!code) mlfab__comm_leave(&node->comm);
+  return code;
 }
 
-MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
-                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
-  NODE_CALL(mlfab__tree_start(&node->tree, data, count, dtype, timeout_ns, node->now_ns, request_p,
-                              &error));
+MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
+                              mlfab_request *request_p) {
+  NODE_CALL(node_join(node, timeout_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
@@ -28118,11 +37493,11 @@ MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const ui
                                      mlfab_request *request_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code)
     code = mlfab__worker_push_sparse(&node->worker, tensor, indices, values, count, options,
                                      node->now_ns, request_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
@@ -28144,17 +37519,17 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
                                 uint64_t *count_p) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, node->now_ns, 1, &error);
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
   if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, node->now_ns, 1, &error);
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
   if (!code) code = mlfab__worker_set_filter(&node->worker, tensor, filter, &error);
-  return node_return(node, code, &error);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *given,
@@ -28162,7 +37537,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   mlfab_error error;
   mlfab_schedule schedule;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 1, &error);
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code && !given)
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "schedule is NULL");
   if (!code) code = mlfab__schedule_complete(given, &schedule, &error);
@@ -28178,7 +37553,7 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   if (!code && node->routes[0].link == MLFAB__NO_LINK)
     code = mlfab__error(&error, MLFAB_ERR_AGAIN, 0, 1, 0,
                         "set_schedule: server 0, whose schedule counts, is being called again");
-  if (code) return node_return(node, code, &error);
+  if (code) return mlfab__node_return(node, code, &error);
   mlfab__schedule frame = {schedule.delay_bound,
                            schedule.plan_ahead_ns,
                            schedule.interval_ns,
@@ -28192,23 +37567,23 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   uint32_t bytes = mlfab__encode_schedule(meta, &frame);
   for (uint32_t s = 0; s < node->config.servers; s++)
     mlfab__node_post(node, node->routes[s].link, MLFAB__SCHEDULE, meta, bytes);
-  return node_return(node, 0, &error);
+  return mlfab__node_return(node, 0, &error);
 }
 
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = node_enter(node, now_ns, 0, &error);
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
   if (!code && !(in - in == 0.0 && out - out == 0.0))
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "set_link: a capacity is not a finite number");
   if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
     code =
         mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
-  if (code) return node_return(node, code, &error);
+  if (code) return mlfab__node_return(node, code, &error);
   mlfab__monitor_set(&node->monitor, in, out);
   node_tell_capacity(node, 1);
-  return node_return(node, 0, &error);
+  return mlfab__node_return(node, 0, &error);
 }
 
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
@@ -28232,24 +37607,49 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
   }
+}
+
+/* Do other workers wait for something of ours, or is a last word still on its way inside? */
+static int node_awaited(const mlfab_node *node) {
+  uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
+  if (node->phase != MLFAB__BOOT_READY || !node->is_worker) return 0;
+  if (!mlfab__comm_quiet(&node->comm)) return 1;
+  return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
+}
+
+/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
+static void node_part(mlfab_node *node) {
+  if (node_awaited(node) && node->now_ns < node->part_ns) return;
+  node->leaving = node->parting;
+  node->parting = 0;
+  if (node->leaving == 1) {
+    if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
+      node_worker_gone(node, (uint32_t)node->config.rank, 1);
+    node_goodbye(node, MLFAB__LINK_SERVER);
+    node_goodbye(node, MLFAB__LINK_HOP);
+    node_goodbye(node, MLFAB__LINK_MEMBER);
+  } else {
+    node_goodbye(node, MLFAB__LINK_FREE);
+  }
+  node_epilogue(node);
+}
+
+/* how: as `parting`. */
+static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (!node->parting) node->part_ns = node->now_ns + node->config.heartbeat_ns;
+  node->parting = how;
+  if (node->is_worker) mlfab__comm_leave(&node->comm);
   node_epilogue(node);
 }
 
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 1;
-  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
-    node_worker_gone(node, (uint32_t)node->config.rank, 1);
-  node_goodbye(node, MLFAB__LINK_SERVER);
-  node_goodbye(node, MLFAB__LINK_HOP);
-  node_goodbye(node, MLFAB__LINK_MEMBER);
+  node_begin_to_part(node, 1, now_ns);
 }
 
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  node->leaving = 2;
-  node_goodbye(node, MLFAB__LINK_FREE);
+  node_begin_to_part(node, 2, now_ns);
   return 0;
 }
 
@@ -28295,6 +37695,9 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   mlfab_stats stats = node->stats;
   stats.allocations = node->env.allocations;
   stats.memory_bytes = node->env.bytes;
+  stats.collectives = node->comm.collectives;
+  stats.collectives_failed = node->comm.collectives_failed;
+  stats.collective_epochs = node->comm.epochs;
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }
@@ -28437,6 +37840,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
     return boot_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
   if (config->merge_max > 128) return boot_config_error(error, "merge_max is at most 128");
+  if (config->order_by_rate > 1) return boot_config_error(error, "order_by_rate is 0 or 1");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return boot_config_error(error, "unknown progress mode");
   if (config->transports & ~(uint32_t)(MLFAB_USE_TCP | MLFAB_USE_SHM))
@@ -28810,8 +38214,8 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
 /* ==============================================================================================
  * core/hop.c
  * ============================================================================================== */
-/* hop.c - a node: links between workers, for what goes by way of an aggregator, and for allreduce.
- * See node.h.
+/* hop.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
+ * collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
@@ -28914,6 +38318,7 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   uint8_t meta[16];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
   mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
+  mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
   return 1;
 }
 
@@ -28949,6 +38354,7 @@ MLFAB__INTERNAL void mlfab__hop_down(mlfab_node *node, const mlfab__link *link, 
     hop_later(node, node->hops[link->peer]);
     mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
     mlfab__tree_hop_lost(&node->tree, link->peer);
+    mlfab__stream_hop_lost(&node->comm.streams, link->peer);
   }
   if (link->kind == MLFAB__LINK_MEMBER && node->member_links[link->peer] == index) {
     node->member_links[link->peer] = MLFAB__NO_LINK;
@@ -28965,9 +38371,294 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
+    wanted |= mlfab__stream_hop_missing(&node->comm.streams, w, node->now_ns, NULL);
     if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }
+
+/* ==============================================================================================
+ * core/calls.c
+ * ============================================================================================== */
+/* calls.c - a node: collectives between workers, as they are called: section 9b of mlfab.h.
+ *
+ * Reads the options, and chooses between the communicator (comm.h) and the scheduler's tree (tree.h).
+ * The choice depends on what all workers have in common: the kind of fabric, and what the call says.
+ * What there is to check beside, they check. */
+
+static const char *const calls_words[] = {[MLFAB__RING_ALLREDUCE] = "an allreduce",
+                                          [MLFAB__RING_REDUCE_SCATTER] = "a reduce-scatter",
+                                          [MLFAB__RING_ALLGATHER] = "an allgather",
+                                          [MLFAB__RING_BROADCAST] = "a broadcast",
+                                          [MLFAB__RING_BARRIER] = "a barrier"};
+
+#define CALLS_OPTION(options, member) \
+  ((options) && MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
+
+static int calls_refuse(mlfab_error *error, int code, const mlfab__collective *c,
+                        const char *text) {
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "%s: %s", calls_words[c->kind], text);
+}
+
+/* What the options say of the reduction; other kinds do not look at it. */
+static int calls_reduction(mlfab__collective *c, mlfab_error *error) {
+  const mlfab_collective *options = c->options;
+  mlfab__comm_call *call = &c->call;
+  call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
+  call->refuse_nan = CALLS_OPTION(options, refuse_nan) != 0;
+  call->reduce = CALLS_OPTION(options, reduce);
+  if (!call->reduce) return 0;
+  call->reduce_user = CALLS_OPTION(options, user);
+  call->width = CALLS_OPTION(options, element_bytes);
+  call->ordered = CALLS_OPTION(options, ordered) != 0;
+  call->dtype = 0;
+  if (!call->refuse_nan) return 0;
+  return calls_refuse(error, MLFAB_ERR_UNSUPPORTED, c,
+                      "not supported: refuse_nan with a reducer, whose elements are not numbers");
+}
+
+/* The blocks of all ranks, as one buffer. */
+static int calls_blocks(const mlfab_node *node, mlfab__collective *c, mlfab_error *error) {
+  uint64_t sum = 0;
+  if (!c->counts) return calls_refuse(error, MLFAB_ERR_ARGUMENT, c, "counts is NULL");
+  for (uint32_t r = 0; r < node->config.workers; r++) sum = mlfab__add_sat(sum, c->counts[r]);
+  c->one = (mlfab_vec){c->data, sum};
+  c->call.counts = c->counts;
+  if (c->kind == MLFAB__RING_ALLGATHER && !mlfab__element_bytes(c->dtype))
+    return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
+                        "%s: %d is not an element type", c->call.words, c->dtype);
+  return 0;
+}
+
+/* What the communicator is asked for. */
+static int calls_complete(const mlfab_node *node, mlfab__collective *c, mlfab_error *error) {
+  uint32_t algorithm = CALLS_OPTION(c->options, algorithm);
+  mlfab__comm_call *call = &c->call;
+  memset(call, 0, sizeof *call);
+  call->kind = c->kind;
+  call->words = calls_words[c->kind];
+  call->dtype = c->dtype;
+  call->root = c->root;
+  call->algorithm = (uint8_t)mlfab__min(algorithm, UINT8_MAX);
+  call->vecs = &c->one;
+  call->n = 1;
+  c->one = (mlfab_vec){c->data, c->bytes};
+  switch (c->kind) {
+    case MLFAB__RING_ALLREDUCE:
+      call->vecs = c->bufs;
+      call->n = c->n;
+      if (c->n > 0 && !c->bufs)
+        return calls_refuse(error, MLFAB_ERR_ARGUMENT, c, "the list of buffers is NULL");
+      return calls_reduction(c, error);
+    case MLFAB__RING_REDUCE_SCATTER: {
+      int code = calls_blocks(node, c, error);
+      return code ? code : calls_reduction(c, error);
+    }
+    case MLFAB__RING_ALLGATHER:
+      return calls_blocks(node, c, error);
+    case MLFAB__RING_BARRIER:
+      call->n = 0;
+  }
+  return 0;
+}
+
+static int calls_tree_has(int dtype) {
+  return dtype == MLFAB_F32 || dtype == MLFAB_F64 || dtype == MLFAB_I64;
+}
+
+/* Does the scheduler arrange it? */
+static int calls_planned(const mlfab_node *node, const mlfab__collective *c) {
+  if (c->kind != MLFAB__RING_ALLREDUCE) return 0;
+  if (!c->plan) return c->call.algorithm == MLFAB_ALGORITHM_PLANNED;
+  return node->config.scheduler != MLFAB_SCHEDULER_NONE && calls_tree_has(c->dtype) &&
+         c->bufs[0].count > node->config.eager_bytes / mlfab__dtype_bytes(c->dtype);
+}
+
+static int calls_tree(mlfab_node *node, const mlfab__collective *c, uint64_t timeout_ns,
+                      mlfab_request *request_p, mlfab_error *error) {
+  const mlfab__comm_call *call = &c->call;
+  if (call->reduce || call->op != MLFAB_SUM || call->refuse_nan || c->n != 1 ||
+      !calls_tree_has(c->dtype))
+    return calls_refuse(error, MLFAB_ERR_UNSUPPORTED, c,
+                        "not supported: MLFAB_ALGORITHM_PLANNED but for the sum of one buffer of "
+                        "MLFAB_F32, MLFAB_F64 or MLFAB_I64");
+  return mlfab__tree_start(&node->tree, c->bufs[0].data, c->bufs[0].count, c->dtype, timeout_ns,
+                           node->now_ns, request_p, error);
+}
+
+/* Has it a form in shared memory? */
+static int calls_outside(const mlfab__collective *c) {
+  return c->block && c->kind <= MLFAB__RING_ALLGATHER && !c->call.reduce &&
+         c->call.algorithm == MLFAB_ALGORITHM_AUTO;
+}
+
+static int calls_start(mlfab_node *node, mlfab__collective *c, mlfab_request *request_p,
+                       mlfab_error *error) {
+  uint64_t timeout_ns = CALLS_OPTION(c->options, timeout_ns);
+  int code = calls_complete(node, c, error);
+  if (code) return code;
+  if (calls_planned(node, c)) return calls_tree(node, c, timeout_ns, request_p, error);
+  c->call.outside = (uint8_t)calls_outside(c);
+  return mlfab__comm_start(&node->comm, &c->call, timeout_ns, node->now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__node_collective(mlfab_node *node, mlfab__collective *c, uint64_t now_ns,
+                                           mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code && !request_p)
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "request_p is NULL");
+  if (!code) code = calls_start(node, c, request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request request, int code,
+                                             int32_t rank, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  mlfab__comm_finish(&node->comm, request, code, rank, node->now_ns);
+  mlfab__node_return(node, 0, NULL);
+}
+
+MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok) {
+  mlfab__comm_mapped(&node->comm, ok);
+  mlfab__node_return(node, 0, NULL);
+}
+
+MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
+                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p) {
+  mlfab_vec vec = {data, count};
+  mlfab_collective options = {.size = sizeof options, .timeout_ns = timeout_ns};
+  mlfab__collective c = {.kind = MLFAB__RING_ALLREDUCE,
+                         .plan = 1,
+                         .bufs = &vec,
+                         .n = 1,
+                         .dtype = dtype,
+                         .options = &options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+
+MLFAB_API int mlfab_node_allreduce_list(mlfab_node *node, const mlfab_vec *bufs, uint32_t n,
+                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
+                                        mlfab_request *request_p) {
+  mlfab__collective c = {
+      .kind = MLFAB__RING_ALLREDUCE, .bufs = bufs, .n = n, .dtype = dtype, .options = options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+
+MLFAB_API int mlfab_node_reduce_scatter(mlfab_node *node, void *data, const uint64_t *counts,
+                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
+                                        mlfab_request *request_p) {
+  mlfab__collective c = {.kind = MLFAB__RING_REDUCE_SCATTER,
+                         .data = data,
+                         .counts = counts,
+                         .dtype = dtype,
+                         .options = options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+
+MLFAB_API int mlfab_node_allgather(mlfab_node *node, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options, uint64_t now_ns,
+                                   mlfab_request *request_p) {
+  mlfab__collective c = {.kind = MLFAB__RING_ALLGATHER,
+                         .data = data,
+                         .counts = counts,
+                         .dtype = dtype,
+                         .options = options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+
+MLFAB_API int mlfab_node_broadcast_workers(mlfab_node *node, int32_t root, void *data,
+                                           uint64_t bytes, const mlfab_collective *options,
+                                           uint64_t now_ns, mlfab_request *request_p) {
+  mlfab__collective c = {.kind = MLFAB__RING_BROADCAST,
+                         .data = data,
+                         .bytes = bytes,
+                         .root = root,
+                         .options = options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+
+MLFAB_API int mlfab_node_barrier_workers(mlfab_node *node, const mlfab_collective *options,
+                                         uint64_t now_ns, mlfab_request *request_p) {
+  mlfab__collective c = {.kind = MLFAB__RING_BARRIER, .options = options};
+  return mlfab__node_collective(node, &c, now_ns, request_p);
+}
+#undef CALLS_OPTION
+
+/* ==============================================================================================
+ * core/stochastic_calls.c
+ * ============================================================================================== */
+/* stochastic_calls.c - a node: stochastic reductions, as they are called. Layer 5. The work is
+ * gossip.c's. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+MLFAB_API int mlfab_node_stochastic_open(mlfab_node *node, uint64_t count, int dtype,
+                                         const mlfab_stochastic_options *options,
+                                         uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                         mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !id_p || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__gossip_open(&node->comm, count, dtype, options, timeout_ns, node->now_ns, id_p,
+                              request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_stochastic_start(mlfab_node *node, uint32_t id, void *data,
+                                          uint64_t timeout_ns, uint64_t now_ns,
+                                          mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__gossip_start(&node->comm, id, data, timeout_ns, node->now_ns, info_p, request_p,
+                               &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code) code = mlfab__gossip_close(&node->comm, id, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+#else
+
+static int stochastic_left_out(mlfab_node *node, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
+                        "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_stochastic_open(mlfab_node *node, uint64_t count, int dtype,
+                                         const mlfab_stochastic_options *options,
+                                         uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                         mlfab_request *request_p) {
+  (void)count, (void)dtype, (void)options, (void)timeout_ns, (void)id_p, (void)request_p;
+  return stochastic_left_out(node, now_ns);
+}
+
+MLFAB_API int mlfab_node_stochastic_start(mlfab_node *node, uint32_t id, void *data,
+                                          uint64_t timeout_ns, uint64_t now_ns,
+                                          mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  (void)id, (void)data, (void)timeout_ns, (void)info_p, (void)request_p;
+  return stochastic_left_out(node, now_ns);
+}
+
+MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_t now_ns) {
+  (void)id;
+  return stochastic_left_out(node, now_ns);
+}
+
+#endif
 
 /* ==============================================================================================
  * core/config.c
@@ -29168,6 +38859,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_u32("MLFAB_SERVERS", 1, 4096, &c.servers, error_p);
   if (!code) code = config_u32("MLFAB_DEDICATED", 0, 1, &c.dedicated, error_p);
   if (!code) code = config_u32("MLFAB_ALLOW_INSECURE", 0, 1, &c.allow_insecure, error_p);
+  if (!code) code = config_u32("MLFAB_ORDER_BY_RATE", 0, 1, &c.order_by_rate, error_p);
   if (!code) code = config_text("MLFAB_COORDINATOR", c.coordinator, sizeof c.coordinator, error_p);
   if (!code) code = config_text("MLFAB_JOB", c.job, sizeof c.job, error_p);
   if (!code) code = config_text("MLFAB_LISTEN", c.listen, sizeof c.listen, error_p);
@@ -29187,61 +38879,32 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 }
 
 /* ==============================================================================================
- * core/drive.c
+ * core/drive.h
  * ============================================================================================== */
-/* drive.c - a context: a node, its transports, a lock and perhaps a thread. Layer 6.
+/* drive.h - a context, for the files of module drive. Layer 6.
  *
- * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
- * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
- * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
- * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
- * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
- * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
- * work behind. */
+ * drive.c has the lock, the thread, the transports and most calls; collective.c collectives and the
+ * memory that workers of one host share. How they wait for each other: drive.c. */
 
-#include <errno.h>
-#include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
-#if defined(__linux__)
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#endif
 
-enum {
-  DRIVE_TRANSPORTS = 2,
-  DRIVE_BATCH = 64,
-  DRIVE_LINK_BITS = 24,
-  DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
-  DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
-  DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
-  DRIVE_CLOCK_EVERY = 16,
-  DRIVE_LOOK_EVERY = 64
-};
+enum { MLFAB__DRIVE_TRANSPORTS = 2 };
 
-typedef struct drive_transport {
+typedef struct mlfab__drive_transport {
   const mlfab_transport *table;
   void *self;
   uint32_t links; /* that are up */
-} drive_transport;
+} mlfab__drive_transport;
 
-/* A tensor's weights as they were, for trainers without gradients. */
-typedef struct drive_snapshot {
-  struct drive_snapshot *next;
-  uint32_t tensor;
-  int dtype;
-  uint64_t count, bytes;
-  uint8_t *before, *difference;
-} drive_snapshot;
+typedef struct mlfab__snapshot mlfab__snapshot;         /* drive.c */
+typedef struct mlfab__drive_memory mlfab__drive_memory; /* collective.c: of mlfab_alloc */
+typedef struct mlfab__drive_turn mlfab__drive_turn;     /* collective.c: a call for the arena */
 
 struct mlfab {
   mlfab_node *node;
   mlfab__env env;
   mlfab_env hooks; /* complete: what transports are given */
-  drive_transport transports[DRIVE_TRANSPORTS];
+  mlfab__drive_transport transports[MLFAB__DRIVE_TRANSPORTS];
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
@@ -29263,7 +38926,115 @@ struct mlfab {
   int fd;              /* given out by mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
-  drive_snapshot *snapshots;
+  mlfab__snapshot *snapshots;
+  /* Collectives in shared memory. */
+  mlfab__arena *arena;
+  int arena_tried;          /* it was made, or cannot be */
+  int arena_runs;           /* somebody is in a call of it, without the lock */
+  mlfab__drive_turn *turns; /* calls for it, in the order of their numbers */
+  mlfab__drive_memory *memories;
+};
+
+/* Every public call that touches the node is between these two. */
+MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx);
+MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx);
+
+/* The others: with the lock. */
+
+/* Moves what can be moved now; 1 when something was. */
+MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx);
+/* Ends a sleep in the transports. */
+MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx);
+/* What a waiter waits for: not 0 when it is there. */
+typedef int (*mlfab__drive_test)(mlfab *ctx, void *what);
+/* Drives until the test holds, or the deadline has passed. Returns the test's last answer. Gives up
+ * the lock now and then. */
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what);
+/* Waits for a request and ends it, as mlfab_wait. */
+MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
+                                       mlfab_result *result_p);
+/* Sends what a call has set off. */
+MLFAB__INTERNAL void mlfab__drive_send(mlfab *ctx, uint64_t now);
+
+/* --- collective.c --- */
+
+/* Makes the memory for others of this host, where that is possible, and has the next ROLL speak of it.
+ * To be called before whatever may send the first ROLL. 1 when there is some. */
+MLFAB__INTERNAL int mlfab__drive_arena(mlfab *ctx);
+/* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
+ * node has something to send. */
+MLFAB__INTERNAL int mlfab__drive_map(mlfab *ctx);
+/* Frees memory of all kinds. */
+MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
+
+/* --- how calls look --- */
+
+#define DRIVE_CHECK(ctx) \
+  if (!(ctx)) return MLFAB_ERR_ARGUMENT
+
+/* A call that starts a request, under the lock. */
+#define DRIVE_START(call)                 \
+  mlfab__drive_enter(ctx);                \
+  uint64_t now = mlfab__drive_now(ctx);   \
+  int code = (call);                      \
+  if (!code) mlfab__drive_send(ctx, now); \
+  mlfab__drive_leave(ctx);                \
+  return code
+
+/* The same, and waits for it. */
+#define DRIVE_BLOCK(call, result_p)                                \
+  mlfab_request request = 0;                                       \
+  mlfab__drive_enter(ctx);                                         \
+  uint64_t now = mlfab__drive_now(ctx);                            \
+  int code = (call);                                               \
+  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
+  mlfab__drive_leave(ctx);                                         \
+  return code
+
+
+/* ==============================================================================================
+ * core/drive.c
+ * ============================================================================================== */
+/* drive.c - a context: a node, its transports, a lock and perhaps a thread. Layer 6.
+ *
+ * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
+ * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
+ * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
+ * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
+ * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
+ * work behind. */
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#endif
+
+enum {
+  DRIVE_BATCH = 64,
+  DRIVE_LINK_BITS = 24,
+  DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
+  DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
+  DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
+  DRIVE_CLOCK_EVERY = 16,
+  DRIVE_LOOK_EVERY = 64
+};
+
+/* A tensor's weights as they were, for trainers without gradients. */
+struct mlfab__snapshot {
+  mlfab__snapshot *next;
+  uint32_t tensor;
+  int dtype;
+  uint64_t count, bytes;
+  uint8_t *before, *difference;
 };
 
 static uint64_t drive_monotonic(void *user) {
@@ -29295,7 +39066,9 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   return MLFAB_ERR_IO;
 }
 
-static uint64_t drive_now(const mlfab *ctx) { return ctx->hooks.clock(ctx->hooks.user); }
+MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx) {
+  return ctx->hooks.clock(ctx->hooks.user);
+}
 
 /* --- moving --- */
 
@@ -29307,7 +39080,7 @@ static int drive_reach(mlfab *ctx, const char *list, uint64_t token) {
       memcpy(address, at, n);
       address[n] = 0;
       for (uint32_t t = 0; t < ctx->ntransports; t++) {
-        const drive_transport *transport = &ctx->transports[t];
+        const mlfab__drive_transport *transport = &ctx->transports[t];
         if (transport->table->reach(transport->self, address))
           return transport->table->connect(transport->self, address, token);
       }
@@ -29319,7 +39092,7 @@ static int drive_reach(mlfab *ctx, const char *list, uint64_t token) {
 
 static int drive_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_CONNECT) return drive_reach(ctx, action->address, action->token);
-  drive_transport *transport = &ctx->transports[action->link >> DRIVE_LINK_BITS];
+  mlfab__drive_transport *transport = &ctx->transports[action->link >> DRIVE_LINK_BITS];
   uint32_t link = action->link & ((1u << DRIVE_LINK_BITS) - 1);
   switch (action->kind) {
     case MLFAB_ACTION_SEND:
@@ -29351,11 +39124,11 @@ static int drive_actions(mlfab *ctx, uint64_t now) {
 
 /* Hands at most a batch of one transport's events to the node. The clock is read with the first. */
 static int drive_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
-  drive_transport *transport = &ctx->transports[t];
+  mlfab__drive_transport *transport = &ctx->transports[t];
   mlfab_io_event event;
   int moved = 0;
   while (moved < DRIVE_BATCH && transport->table->poll(transport->self, &event)) {
-    if (*now_p == 0) *now_p = drive_now(ctx);
+    if (*now_p == 0) *now_p = mlfab__drive_now(ctx);
     mlfab_io_event mapped = event;
     if (event.link) mapped.link = event.link | (t << DRIVE_LINK_BITS);
     if (event.kind == MLFAB_IO_UP) {
@@ -29394,7 +39167,7 @@ static void drive_measure(mlfab *ctx, uint64_t now) {
   if (now < ctx->measure_ns) return;
   ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    const drive_transport *transport = &ctx->transports[t];
+    const mlfab__drive_transport *transport = &ctx->transports[t];
     mlfab_measure one = {0};
     if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
     if (transport->table->measure(transport->self, now, &one) == 1) drive_measure_add(&sum, &one);
@@ -29422,9 +39195,9 @@ static int drive_quiet(mlfab *ctx, uint32_t t) {
   return ctx->transports[1 - t].links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* Moves what can be moved now. With the lock. Reading the clock costs as much as looking at a ring,
- * so that a waiter who looks again and again does it only now and then. */
-static int drive_pump(mlfab *ctx) {
+/* Reading the clock costs as much as looking at a ring, so that a waiter who looks again and again
+ * does it only now and then. */
+MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -29432,7 +39205,7 @@ static int drive_pump(mlfab *ctx) {
     moved |= drive_events(ctx, t, &now) > 0;
   }
   if (now == 0 && (ctx->idle_looks++ % DRIVE_CLOCK_EVERY == 0 || ctx->simulated))
-    now = drive_now(ctx);
+    now = mlfab__drive_now(ctx);
   if (now != 0) {
     ctx->now_ns = now;
     drive_measure(ctx, now);
@@ -29442,6 +39215,7 @@ static int drive_pump(mlfab *ctx) {
       moved |= mlfab_node_deadline(ctx->node) <= now;
     }
   }
+  moved |= mlfab__drive_map(ctx);
   moved |= drive_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -29455,8 +39229,8 @@ static int drive_pump(mlfab *ctx) {
 /* --- sleeping --- */
 
 /* The one transport that has links, if listening ones can wait for the next slice of time. */
-static drive_transport *drive_only(mlfab *ctx) {
-  drive_transport *only = NULL;
+static mlfab__drive_transport *drive_only(mlfab *ctx) {
+  mlfab__drive_transport *only = NULL;
   if (ctx->ntransports == 1) return &ctx->transports[0];
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     if (ctx->transports[t].links == 0) continue;
@@ -29471,7 +39245,7 @@ static drive_transport *drive_only(mlfab *ctx) {
 static int drive_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
-    drive_transport *transport = &ctx->transports[t];
+    mlfab__drive_transport *transport = &ctx->transports[t];
     fds[t].fd = transport->table->fd(transport->self);
     fds[t].events = POLLIN;
     fds[t].revents = 0;
@@ -29493,13 +39267,13 @@ static void drive_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
 
 /* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
 static void drive_sleep(mlfab *ctx, uint64_t until) {
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
   uint64_t timeout = until > now ? until - now : 0;
-  drive_transport *only = drive_only(ctx);
+  mlfab__drive_transport *only = drive_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
-  struct pollfd fds[DRIVE_TRANSPORTS];
+  struct pollfd fds[MLFAB__DRIVE_TRANSPORTS];
   int many = !only && ctx->ntransports > 0;
   if (many && drive_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
@@ -29519,7 +39293,7 @@ static void drive_sleep(mlfab *ctx, uint64_t until) {
   if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
 }
 
-static void drive_wake(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->wake(ctx->transports[t].self);
 }
@@ -29533,28 +39307,24 @@ static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* What a waiter waits for: 1 when it is there. */
-typedef int (*drive_test)(mlfab *ctx, void *what);
-
-/* Drives until the test holds, or the deadline has passed. With the lock. Returns the test's last
- * answer. */
-static int drive_until(mlfab *ctx, uint64_t deadline, drive_test test, void *what) {
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what))) {
-    if (drive_pump(ctx)) {
+    if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
       break;
     }
-    uint64_t now = ctx->simulated ? drive_now(ctx) : ctx->now_ns;
+    uint64_t now = ctx->simulated ? mlfab__drive_now(ctx) : ctx->now_ns;
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
       /* Somebody else listens. The thread is asked to step aside. */
-      if (ctx->thread_sleeps) drive_wake(ctx);
+      if (ctx->thread_sleeps) mlfab__drive_wake(ctx);
       drive_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
     } else if (!ctx->simulated && now - idle_since < ctx->spin_ns && ctx->ntransports > 0) {
       /* Others get in between two looks: those who wait too, and now and then those who call. */
@@ -29597,7 +39367,7 @@ static void *drive_thread(void *argument) {
     if (ctx->waiters > 0 || ctx->parked) {
       drive_step_aside(ctx);
       idle_since = 0;
-    } else if (drive_pump(ctx)) {
+    } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
     } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
@@ -29625,12 +39395,11 @@ static void drive_rearm(mlfab *ctx) {
   if (pending) drive_tell(ctx);
 }
 
-/* Every public call that touches the node is between these two. */
-static void drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
+MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
 
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
-static void drive_leave(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx) {
   ctx->calls++;
   if (ctx->has_thread && ctx->waiters == 0) {
     int busy = drive_busy(ctx);
@@ -29669,7 +39438,7 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
   options.env = &ctx->hooks;
   options.user = c->transport_user;
   options.error = error;
-  drive_transport *transport = &ctx->transports[ctx->ntransports];
+  mlfab__drive_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
     return error->code ? code
@@ -29715,8 +39484,9 @@ static void drive_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
+  mlfab__drive_free_memory(ctx);
   while (ctx->snapshots) {
-    drive_snapshot *snapshot = ctx->snapshots;
+    mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
     mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
     mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
@@ -29791,10 +39561,10 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   if (!code) code = drive_open_transports(ctx, &c, addresses, sizeof addresses, &error);
   if (!code) {
     c.env = &ctx->hooks;
-    code = mlfab_node_open(&c, addresses, drive_now(ctx), &ctx->node, &error);
+    code = mlfab_node_open(&c, addresses, mlfab__drive_now(ctx), &ctx->node, &error);
   }
   if (!code) {
-    drive_actions(ctx, drive_now(ctx));
+    drive_actions(ctx, mlfab__drive_now(ctx));
     code = drive_start_thread(ctx, &c, &error);
   }
   if (error_p) *error_p = error;
@@ -29814,11 +39584,11 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
     return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
   int code = mlfab_open_start(config, &ctx, error_p);
   if (code) return code;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   /* The node has its own deadline for joining, and then says why. */
-  drive_until(ctx, MLFAB__NEVER, drive_test_ready, NULL);
+  mlfab__drive_until(ctx, MLFAB__NEVER, drive_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   if (code == 1) {
     *ctx_p = ctx;
     return 0;
@@ -29829,9 +39599,9 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int ready = mlfab_node_ready(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return ready;
 }
 
@@ -29845,6 +39615,7 @@ static int drive_test_served(mlfab *ctx, void *what) {
 
 static int drive_test_silent(mlfab *ctx, void *what) {
   (void)what;
+  if (ctx->node->parting) return 0; /* others wait for something of ours */
   /* A link that is full is not in the ready list, but its goodbye has not gone out. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
     if (ctx->node->links[i].closing && ctx->node->links[i].blocked) return 0;
@@ -29858,7 +39629,7 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->stop = 1;
   pthread_cond_broadcast(&ctx->changed);
   pthread_mutex_unlock(&ctx->lock);
-  drive_wake(ctx);
+  mlfab__drive_wake(ctx);
   pthread_join(ctx->thread, NULL);
   ctx->has_thread = 0;
 }
@@ -29867,20 +39638,20 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   mlfab_node *node = ctx->node;
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
       /* The shard that lives here is needed until the others have left too. */
       mlfab__node_stop_working(node, now);
-      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
+      mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
     }
-    now = drive_now(ctx);
+    now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
-    drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
+    mlfab__drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return mlfab_abandon(ctx_p);
 }
 
@@ -29905,15 +39676,15 @@ static int drive_test_request(mlfab *ctx, void *what) {
   return !request || request->done;
 }
 
-/* Waits and ends. With the lock. */
-static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_result *result_p) {
+MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
+                                       mlfab_result *result_p) {
   drive_wait wait = {id};
   mlfab_result result;
   int done = 0;
-  uint64_t now = drive_now(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
   drive_actions(ctx, now);
-  drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER, drive_test_request,
-              &wait);
+  mlfab__drive_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
+                     drive_test_request, &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
   if (!done) return MLFAB_ERR_TIMEOUT;
@@ -29921,35 +39692,13 @@ static int drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns, mlfab_
   return result.status;
 }
 
-#define DRIVE_CHECK(ctx) \
-  if (!(ctx)) return MLFAB_ERR_ARGUMENT
-
 /* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
  * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
-static void drive_send(mlfab *ctx, uint64_t now) {
+MLFAB__INTERNAL void mlfab__drive_send(mlfab *ctx, uint64_t now) {
   int moved = drive_actions(ctx, now);
   int turn = ctx->parked && ctx->calls % DRIVE_PUMP_EVERY == 0;
-  if (turn || (moved && ctx->sleeping)) drive_pump(ctx);
+  if (turn || (moved && ctx->sleeping)) mlfab__drive_pump(ctx);
 }
-
-/* A call that starts a request, under the lock. */
-#define DRIVE_START(call)          \
-  drive_enter(ctx);                \
-  uint64_t now = drive_now(ctx);   \
-  int code = (call);               \
-  if (!code) drive_send(ctx, now); \
-  drive_leave(ctx);                \
-  return code
-
-/* The same, and waits for it. */
-#define DRIVE_BLOCK(call, result_p)                         \
-  mlfab_request request = 0;                                \
-  drive_enter(ctx);                                         \
-  uint64_t now = drive_now(ctx);                            \
-  int code = (call);                                        \
-  if (!code) code = drive_await(ctx, request, 0, result_p); \
-  drive_leave(ctx);                                         \
-  return code
 
 MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
   DRIVE_CHECK(ctx);
@@ -30037,12 +39786,6 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
   DRIVE_BLOCK(mlfab_node_broadcast(ctx->node, root, data, bytes, timeout_ns, now, &request), NULL);
 }
 
-MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  DRIVE_CHECK(ctx);
-  DRIVE_BLOCK(mlfab_node_allreduce(ctx->node, data, count, dtype, timeout_ns, now, &request), NULL);
-}
-
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
   DRIVE_BLOCK(mlfab_node_join(ctx->node, timeout_ns, now, &request), NULL);
@@ -30051,21 +39794,21 @@ MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
    * aside. */
-  if (!ctx->has_thread || ctx->parked) drive_pump(ctx);
+  if (!ctx->has_thread || ctx->parked) mlfab__drive_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
-  int code = drive_await(ctx, request, timeout_ns, result_p);
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab__drive_await(ctx, request, timeout_ns, result_p);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30086,28 +39829,28 @@ static int drive_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   if (!ctx->node->is_worker) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                              "flush: this node is not a worker");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return wrong;
   }
-  uint64_t start = drive_now(ctx);
+  uint64_t start = mlfab__drive_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
-  if (!drive_until(ctx, deadline, drive_test_flushed, NULL)) {
+  if (!mlfab__drive_until(ctx, deadline, drive_test_flushed, NULL)) {
     char waited[24];
     code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                        drive_now(ctx) - start,
+                        mlfab__drive_now(ctx) - start,
                         "flush: after %s %u updates are not decided by every server",
-                        mlfab__duration(waited, drive_now(ctx) - start),
+                        mlfab__duration(waited, mlfab__drive_now(ctx) - start),
                         mlfab__worker_unfinished(&ctx->node->worker));
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;
     ctx->node->requests.abandoned_code = 0;
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30130,69 +39873,70 @@ static void drive_untell(mlfab *ctx) {
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   drive_untell(ctx);
   uint64_t before = ctx->moves;
-  int moved = drive_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
+  int moved = mlfab__drive_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
   if (!moved && timeout_ns > 0) {
-    moved = drive_until(ctx, mlfab__add_sat(drive_now(ctx), timeout_ns), drive_test_moved, &before);
+    moved = mlfab__drive_until(ctx, mlfab__add_sat(mlfab__drive_now(ctx), timeout_ns),
+                               drive_test_moved, &before);
   }
   ctx->moves_told = ctx->moves;
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return moved;
 }
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   DRIVE_CHECK(ctx);
   if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   *at_ns_p = mlfab_node_deadline(ctx->node);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return 0;
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
-  int code = mlfab_node_set_schedule(ctx->node, schedule, drive_now(ctx));
-  drive_actions(ctx, drive_now(ctx));
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab_node_set_schedule(ctx->node, schedule, mlfab__drive_now(ctx));
+  drive_actions(ctx, mlfab__drive_now(ctx));
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
-  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, drive_now(ctx));
-  drive_actions(ctx, drive_now(ctx));
-  drive_leave(ctx);
+  mlfab__drive_enter(ctx);
+  int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, mlfab__drive_now(ctx));
+  drive_actions(ctx, mlfab__drive_now(ctx));
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
   if (!ctx) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                              "serve: this node is neither server nor scheduler");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return wrong;
   }
-  uint64_t deadline = timeout_ns ? mlfab__add_sat(drive_now(ctx), timeout_ns) : MLFAB__NEVER;
-  int served = drive_until(ctx, deadline, drive_test_served, NULL);
+  uint64_t deadline = timeout_ns ? mlfab__add_sat(mlfab__drive_now(ctx), timeout_ns) : MLFAB__NEVER;
+  int served = mlfab__drive_until(ctx, deadline, drive_test_served, NULL);
   int code =
       served ? 0
              : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
                             timeout_ns, "serve: the deadline passed, and workers are still here");
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30200,7 +39944,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
 
 #if defined(__linux__)
 static int drive_open_fd(mlfab *ctx) {
-  int fds[DRIVE_TRANSPORTS + 1], n = 0, code = 0;
+  int fds[MLFAB__DRIVE_TRANSPORTS + 1], n = 0, code = 0;
   int fd = epoll_create1(EPOLL_CLOEXEC);
   ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   fds[n++] = ctx->tell;
@@ -30236,10 +39980,10 @@ static int drive_open_fd(mlfab *ctx) {
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   DRIVE_CHECK(ctx);
   if (!fd_p) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = ctx->fd >= 0 ? 0 : drive_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30255,31 +39999,31 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_last_error(ctx->node, error_p);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = mlfab_node_stats(ctx->node, stats_p, size);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
 /* --- snapshots --- */
 
-static drive_snapshot *drive_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
-  drive_snapshot *snapshot = ctx->snapshots;
+static mlfab__snapshot *drive_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
+  mlfab__snapshot *snapshot = ctx->snapshots;
   while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
     snapshot = snapshot->next;
   return snapshot;
 }
 
 static int drive_snapshot_one(mlfab *ctx, const mlfab_buf *buf) {
-  drive_snapshot *snapshot = drive_find_snapshot(ctx, buf);
+  mlfab__snapshot *snapshot = drive_find_snapshot(ctx, buf);
   const mlfab__layout *layout = &ctx->node->worker.layout;
   if (!snapshot) {
     const mlfab__tensor *tensor =
@@ -30321,10 +40065,10 @@ static int drive_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
 
 MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   DRIVE_CHECK(ctx);
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = drive_check_bufs(ctx, bufs, n);
   for (uint32_t i = 0; i < n && !code; i++) code = drive_snapshot_one(ctx, &bufs[i]);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30332,7 +40076,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
                                     const mlfab_push_options *options, mlfab_result *result_p) {
   DRIVE_CHECK(ctx);
   mlfab_request request = 0;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   int code = drive_check_bufs(ctx, bufs, n);
   for (uint32_t i = 0; i < n && !code; i++) {
     if (!drive_find_snapshot(ctx, &bufs[i]))
@@ -30342,20 +40086,20 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
   if (!code && !list) code = MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < n && !code; i++) {
-    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    mlfab__snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
     mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
                            snapshot->count);
     list[i] = bufs[i];
     list[i].data = snapshot->difference;
   }
-  if (!code) code = mlfab_node_push(ctx->node, list, n, options, drive_now(ctx), &request);
-  if (!code) code = drive_await(ctx, request, 0, result_p);
+  if (!code) code = mlfab_node_push(ctx->node, list, n, options, mlfab__drive_now(ctx), &request);
+  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p);
   for (uint32_t i = 0; i < n && !code; i++) {
-    drive_snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
+    mlfab__snapshot *snapshot = drive_find_snapshot(ctx, &bufs[i]);
     memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
   }
   mlfab__free(&ctx->env, list, n * sizeof *list);
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -30382,14 +40126,14 @@ static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t 
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   DRIVE_CHECK(ctx);
   if (!path) return MLFAB_ERR_ARGUMENT;
-  drive_enter(ctx);
+  mlfab__drive_enter(ctx);
   const mlfab__layout *layout = &ctx->node->worker.layout;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
   if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
     code = mlfab__error(last, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
                         "save: there is no model with bytes here");
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
     return code;
   }
   size_t header = drive_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
@@ -30411,19 +40155,633 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
       offset += t->bytes;
     }
     mlfab_request request = 0;
-    code = mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, drive_now(ctx), &request);
-    if (!code) code = drive_await(ctx, request, 0, NULL);
+    code =
+        mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, mlfab__drive_now(ctx), &request);
+    if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   }
-  drive_leave(ctx);
+  mlfab__drive_leave(ctx);
   if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
-    drive_enter(ctx);
+    mlfab__drive_enter(ctx);
     code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
                         "save: '%.200s' cannot be written (%s)", path, strerror(errno));
-    drive_leave(ctx);
+    mlfab__drive_leave(ctx);
   }
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
   return code;
+}
+
+/* ==============================================================================================
+ * core/collective.c
+ * ============================================================================================== */
+/* collective.c - a context: collectives between workers, and memory that those of one host share.
+ *
+ * A blocking call of workers that are all on one host, and have mapped each other's memory, is
+ * carried out there (arena.h), without frames. It takes a number from the communicator like any
+ * other (comm.h, `outside`), waits until that one's turn has come, and leaves the lock meanwhile:
+ * while it waits for the others it looks now and then whether the communicator has ended it. What all do
+ * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
+ * of this number did not block, the communicator says so, and all go on with frames. */
+
+/* One thread's call; they are run in the order in which they got their numbers. */
+struct mlfab__drive_turn {
+  mlfab__drive_turn *next;
+  mlfab *ctx;
+  mlfab_request request;
+  uint64_t number, signature;
+  int ended; /* not by the arena */
+};
+
+struct mlfab__drive_memory {
+  mlfab__drive_memory *next;
+  void *at;
+  uint64_t bytes;
+  int shared;
+};
+
+/* --- the arena --- */
+
+static int collective_may_share(const mlfab *ctx) {
+  const mlfab_transport *shm = mlfab_transport_shm();
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || ctx->simulated || !shm) return 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (ctx->transports[t].table == shm) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__drive_arena(mlfab *ctx) {
+  mlfab__arena_name name;
+  if (ctx->arena_tried) return ctx->arena != NULL;
+  ctx->arena_tried = 1;
+  if (!collective_may_share(ctx) || mlfab__arena_create(&ctx->env, &ctx->arena, &name)) return 0;
+  ctx->node->comm.arena_pid = name.pid;
+  ctx->node->comm.arena_fd = name.fd;
+  ctx->node->comm.arena_nonce = name.nonce;
+  ctx->node->comm.arena_bytes = name.bytes;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__drive_map(mlfab *ctx) {
+  mlfab__arena_name names[MLFAB__ARENA_MOST];
+  const mlfab__comm *comm = &ctx->node->comm;
+  if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
+  int ok = ctx->arena && comm->members <= MLFAB__ARENA_MOST;
+  for (uint32_t i = 0; ok && i < comm->members; i++) {
+    const mlfab__roll_member *m = &comm->list[i];
+    names[i] = (mlfab__arena_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
+  }
+  ok = ok && !mlfab__arena_join(ctx->arena, names, comm->members, comm->me, comm->epoch);
+  mlfab__node_mapped(ctx->node, ok);
+  return 1;
+}
+
+/* --- a call in the arena --- */
+
+static void collective_queue(mlfab *ctx, mlfab__drive_turn *turn) {
+  mlfab__drive_turn **at = &ctx->turns;
+  while (*at) at = &(*at)->next;
+  *at = turn;
+}
+
+/* Lets the next one in, and those who wait until nobody is. */
+static void collective_unqueue(mlfab *ctx, mlfab__drive_turn *turn) {
+  mlfab__drive_turn **at = &ctx->turns;
+  while (*at != turn) at = &(*at)->next;
+  *at = turn->next;
+  if (ctx->waiters == 0) return;
+  pthread_cond_broadcast(&ctx->changed);
+  if (ctx->sleeping) mlfab__drive_wake(ctx);
+}
+
+/* 1 when it may run; not 0 when it need not be waited for. */
+static int collective_stands(mlfab *ctx, void *what) {
+  mlfab__drive_turn *turn = what;
+  int state = mlfab__comm_outside(&ctx->node->comm, turn->request, &turn->number, &turn->signature);
+  return state == 1 && ctx->turns != turn ? 0 : state;
+}
+
+/* Somebody is awaited in the arena. The thread does not stay aside, and where there is none this does
+ * its work. */
+static int collective_pause(void *user) {
+  mlfab__drive_turn *turn = user;
+  mlfab *ctx = turn->ctx;
+  mlfab__drive_enter(ctx);
+  if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
+  mlfab__drive_pump(ctx);
+  int state = collective_stands(ctx, turn);
+  turn->ended = state < 0;
+  pthread_mutex_unlock(&ctx->lock);
+  return turn->ended ? state : 0;
+}
+
+/* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
+ * lies as the arena has it. */
+static void collective_share(mlfab *ctx, mlfab__drive_turn *turn, const mlfab__comm_call *call) {
+  const mlfab__comm *comm = &ctx->node->comm;
+  uint64_t counts[MLFAB__ARENA_MOST];
+  uint32_t ranks[MLFAB__ARENA_MOST], culprit = 0;
+  mlfab__arena_call run = {.number = turn->number,
+                           .signature = turn->signature,
+                           .kind = call->kind,
+                           .dtype = call->dtype,
+                           .op = call->op,
+                           .refuse = call->refuse_nan,
+                           .bufs = call->vecs,
+                           .nbufs = call->n,
+                           .counts = call->counts ? counts : NULL,
+                           .pause = collective_pause,
+                           .user = turn};
+  for (uint32_t i = 0; i < call->n; i++) run.count += call->vecs[i].count;
+  for (uint32_t i = 0; i < comm->members; i++) {
+    ranks[i] = comm->ranks[i];
+    if (call->counts) counts[i] = call->counts[ranks[i]];
+  }
+  ctx->arena_runs = 1;
+  pthread_mutex_unlock(&ctx->lock);
+  int code = mlfab__arena_run(ctx->arena, &run, &culprit);
+  mlfab__drive_enter(ctx);
+  ctx->arena_runs = 0;
+  int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
+  if (!turn->ended)
+    mlfab__node_carried_out(ctx->node, turn->request, code,
+                            blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK,
+                            mlfab__drive_now(ctx));
+  if (comm->arena_asked) mlfab__drive_pump(ctx); /* it had to wait */
+}
+
+/* A call that has a number, and may go through the arena. */
+static void collective_run(mlfab *ctx, mlfab_request request, const mlfab__comm_call *call,
+                           uint64_t now) {
+  mlfab__drive_turn turn = {.ctx = ctx, .request = request};
+  collective_queue(ctx, &turn);
+  int state = collective_stands(ctx, &turn);
+  if (state == 0) {
+    mlfab__drive_send(ctx, now);
+    state = mlfab__drive_until(ctx, MLFAB__NEVER, collective_stands, &turn);
+  }
+  if (state == 1) collective_share(ctx, &turn, call);
+  collective_unqueue(ctx, &turn);
+}
+
+/* --- calls --- */
+
+static int collective_block(mlfab *ctx, mlfab__collective *c) {
+  mlfab_request request = 0;
+  mlfab_result result;
+  int done = 0;
+  mlfab__drive_enter(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
+  c->block = (uint8_t)mlfab__drive_arena(ctx);
+  int code = mlfab__node_collective(ctx->node, c, now, &request);
+  if (!code && c->call.outside) collective_run(ctx, request, &c->call, now);
+  if (!code) code = mlfab_node_test(ctx->node, request, &done, &result);
+  if (done) code = result.status;
+  if (!code && !done) code = mlfab__drive_await(ctx, request, 0, NULL);
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+static int collective_begin(mlfab *ctx, mlfab__collective *c, mlfab_request *request_p) {
+  DRIVE_START(
+      ((void)mlfab__drive_arena(ctx), mlfab__node_collective(ctx->node, c, now, request_p)));
+}
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  mlfab_vec vec = {data, count};
+  mlfab_collective options = {.size = sizeof options, .timeout_ns = timeout_ns};
+  mlfab__collective c = {.kind = MLFAB__RING_ALLREDUCE,
+                         .plan = 1,
+                         .bufs = &vec,
+                         .n = 1,
+                         .dtype = dtype,
+                         .options = &options};
+  return collective_block(ctx, &c);
+}
+
+static mlfab__collective collective_list(const mlfab_vec *bufs, uint32_t n, int dtype,
+                                         const mlfab_collective *options) {
+  return (mlfab__collective){
+      .kind = MLFAB__RING_ALLREDUCE, .bufs = bufs, .n = n, .dtype = dtype, .options = options};
+}
+
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_list(bufs, n, dtype, options);
+  return collective_block(ctx, &c);
+}
+
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_list(bufs, n, dtype, options);
+  return collective_begin(ctx, &c, request_p);
+}
+
+static mlfab__collective collective_blocks(uint8_t kind, void *data, const uint64_t *counts,
+                                           int dtype, const mlfab_collective *options) {
+  return (mlfab__collective){
+      .kind = kind, .data = data, .counts = counts, .dtype = dtype, .options = options};
+}
+
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_blocks(MLFAB__RING_REDUCE_SCATTER, data, counts, dtype, options);
+  return collective_block(ctx, &c);
+}
+
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_blocks(MLFAB__RING_REDUCE_SCATTER, data, counts, dtype, options);
+  return collective_begin(ctx, &c, request_p);
+}
+
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_blocks(MLFAB__RING_ALLGATHER, data, counts, dtype, options);
+  return collective_block(ctx, &c);
+}
+
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = collective_blocks(MLFAB__RING_ALLGATHER, data, counts, dtype, options);
+  return collective_begin(ctx, &c, request_p);
+}
+
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = {.kind = MLFAB__RING_BROADCAST,
+                         .root = root,
+                         .data = data,
+                         .bytes = bytes,
+                         .options = options};
+  return collective_begin(ctx, &c, request_p);
+}
+
+MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
+                                  mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__collective c = {.kind = MLFAB__RING_BARRIER, .options = options};
+  return collective_begin(ctx, &c, request_p);
+}
+
+/* --- memory --- */
+
+static int collective_rests(mlfab *ctx, void *what) {
+  (void)what;
+  return !ctx->arena_runs;
+}
+
+/* 0, or MEMORY. */
+static int collective_alloc(mlfab *ctx, mlfab__drive_memory *memory) {
+  if (mlfab__drive_arena(ctx)) {
+    mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+    memory->at = mlfab__arena_alloc(ctx->arena, memory->bytes);
+    memory->shared = memory->at != NULL;
+  }
+  if (!memory->at && memory->bytes <= SIZE_MAX) {
+    memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
+    if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
+  }
+  return memory->at ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
+  DRIVE_CHECK(ctx);
+  mlfab__drive_enter(ctx);
+  mlfab_error *last = &ctx->node->requests.last;
+  mlfab__drive_memory *memory = NULL;
+  int code = 0;
+  if (!memory_p || bytes == 0)
+    code = mlfab__error(last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "alloc: %s",
+                        memory_p ? "0 bytes" : "memory_p is NULL");
+  if (!code) {
+    memory = mlfab__alloc(&ctx->env, sizeof *memory);
+    if (memory) memory->bytes = bytes;
+    if (!memory || collective_alloc(ctx, memory))
+      code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
+                          "alloc: out of memory for %llu bytes", (unsigned long long)bytes);
+  }
+  if (!code) {
+    memory->next = ctx->memories;
+    ctx->memories = memory;
+    *memory_p = memory->at;
+  } else {
+    mlfab__free(&ctx->env, memory, sizeof *memory);
+  }
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+static void collective_free(mlfab *ctx, mlfab__drive_memory *memory) {
+  if (memory->shared) {
+    mlfab__arena_release(ctx->arena, memory->at);
+  } else {
+    mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
+  }
+  mlfab__free(&ctx->env, memory, sizeof *memory);
+}
+
+MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
+  DRIVE_CHECK(ctx);
+  mlfab__drive_enter(ctx);
+  mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+  mlfab__drive_memory **at = &ctx->memories;
+  while (*at && (*at)->at != memory) at = &(*at)->next;
+  mlfab__drive_memory *found = *at;
+  int code = 0;
+  if (found) {
+    *at = found->next;
+    collective_free(ctx, found);
+  } else {
+    code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "free: this memory is not of mlfab_alloc of this context");
+  }
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx) {
+  while (ctx->memories) {
+    mlfab__drive_memory *memory = ctx->memories;
+    ctx->memories = memory->next;
+    collective_free(ctx, memory);
+  }
+  mlfab__arena_destroy(&ctx->arena);
+}
+
+/* ==============================================================================================
+ * core/collective_dag.c
+ * ============================================================================================== */
+/* collective_dag.c - a context: schedules of the user's own. Layer 6. What they are: script.c.
+ *
+ * A function that a schedule computes runs under the lock, in whatever thread drives the context. It
+ * may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
+ * triggers runs when the function has returned. */
+
+/* A schedule is freed by the node when the context is closed, if it is open then. */
+struct mlfab_dag {
+  mlfab__script script;
+  mlfab *ctx;
+};
+
+/* The context whose lock this thread holds for the user's function. */
+static _Thread_local const mlfab *dag_inside;
+
+static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t round) {
+  const mlfab_dag *dag = self;
+  const mlfab *outer = dag_inside;
+  dag_inside = dag->ctx;
+  int code = fn(user, round);
+  dag_inside = outer;
+  return code;
+}
+
+static void dag_gone(void *self) {
+  mlfab_dag *dag = self;
+  mlfab *ctx = dag->ctx;
+  mlfab__script_free(&dag->script);
+  mlfab__free(&ctx->env, dag, sizeof *dag);
+}
+
+/* Around every call that touches the schedule: with the lock. */
+static int dag_enter(mlfab *ctx, uint64_t *now_p, mlfab_error *error) {
+  mlfab__drive_enter(ctx);
+  *now_p = mlfab__drive_now(ctx);
+  return mlfab__node_enter(ctx->node, *now_p, 1, error);
+}
+
+static int dag_leave(mlfab *ctx, int code, const mlfab_error *error) {
+  code = mlfab__node_return(ctx->node, code, error);
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+#define DAG_CALL(call)                          \
+  mlfab_error error;                            \
+  uint64_t now;                                 \
+  if (!dag) return MLFAB_ERR_ARGUMENT;          \
+  int code = dag_enter(dag->ctx, &now, &error); \
+  if (!code) code = call;                       \
+  return dag_leave(dag->ctx, code, &error)
+
+MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
+  mlfab_error error;
+  uint64_t now;
+  mlfab_dag *dag = NULL;
+  DRIVE_CHECK(ctx);
+  int code = dag_enter(ctx, &now, &error);
+  if (!code && !dag_p)
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "dag_p is NULL");
+  if (!code) {
+    dag = mlfab__alloc(&ctx->env, sizeof *dag);
+    if (!dag)
+      code =
+          mlfab__error(&error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "a schedule: out of memory");
+  }
+  if (!code) {
+    const mlfab__script_user user = {dag, dag_compute, dag_gone};
+    dag->ctx = ctx;
+    mlfab__script_init(&dag->script, &ctx->node->comm, &user);
+    *dag_p = dag;
+  }
+  return dag_leave(ctx, code, &error);
+}
+
+MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
+                             uint64_t bytes, uint32_t *op_p) {
+  /* What is sent is only read. */
+  const mlfab__script_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
+  DAG_CALL(mlfab__script_message_op(&dag->script, MLFAB__DAG_SEND, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
+                             uint32_t *op_p) {
+  const mlfab__script_message message = {rank, tag, data, bytes, 0, 0};
+  DAG_CALL(mlfab__script_message_op(&dag->script, MLFAB__DAG_RECV, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+                                    uint64_t count, int dtype, int op, uint32_t *op_p) {
+  const mlfab__script_message message = {rank, tag, data, count, dtype, op};
+  DAG_CALL(mlfab__script_message_op(&dag->script, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+  DAG_CALL(mlfab__script_compute(&dag->script, fn, user, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
+  DAG_CALL(mlfab__script_nop(&dag->script, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
+  DAG_CALL(mlfab__script_after(&dag->script, op, dependency, &error));
+}
+
+MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
+  DAG_CALL(mlfab__script_set(&dag->script, op, need, flags, &error));
+}
+
+MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
+  mlfab_error error;
+  uint64_t now;
+  mlfab_request request = 0;
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  mlfab *ctx = dag->ctx;
+  int code = dag_enter(ctx, &now, &error);
+  if (!code) {
+    (void)mlfab__drive_arena(ctx);
+    code = mlfab__script_open(&dag->script, persistent, timeout_ns, now, &request, &error);
+  }
+  code = mlfab__node_return(ctx->node, code, &error);
+  if (!code) {
+    code = mlfab__drive_await(ctx, request, 0, NULL);
+    now = mlfab__drive_now(ctx);
+    mlfab__script_opened(&dag->script, code, now);
+    mlfab__node_return(ctx->node, 0, NULL);
+    mlfab__drive_send(ctx, now);
+  }
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
+  mlfab_error error;
+  uint64_t now;
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  int code = dag_enter(dag->ctx, &now, &error);
+  if (!code) code = mlfab__script_start(&dag->script, timeout_ns, now, request_p, &error);
+  code = mlfab__node_return(dag->ctx->node, code, &error);
+  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_leave(dag->ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
+  mlfab_error error;
+  uint64_t now;
+  mlfab_request request = 0;
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  int code = dag_enter(dag->ctx, &now, &error);
+  if (!code) code = mlfab__script_wait(&dag->script, round, timeout_ns, now, &request, &error);
+  code = mlfab__node_return(dag->ctx->node, code, &error);
+  if (!code && request) code = mlfab__drive_await(dag->ctx, request, 0, NULL);
+  mlfab__drive_leave(dag->ctx);
+  return code;
+}
+
+/* Under the lock that the caller of the computing function has: what it sets off is sent there. */
+static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
+  mlfab_error error;
+  int code = mlfab__script_trigger(&dag->script, op, 1, 0, &error);
+  if (code) dag->ctx->node->requests.last = error;
+  return code;
+}
+
+MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
+  mlfab_error error;
+  uint64_t now;
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  if (dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
+  int code = dag_enter(dag->ctx, &now, &error);
+  if (!code) code = mlfab__script_trigger(&dag->script, op, 0, now, &error);
+  code = mlfab__node_return(dag->ctx->node, code, &error);
+  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_leave(dag->ctx);
+  return code;
+}
+
+static int dag_test_given_back(mlfab *ctx, void *what) {
+  (void)ctx;
+  return !mlfab__script_lends(what);
+}
+
+MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+  if (!dag_p) return MLFAB_ERR_ARGUMENT;
+  mlfab_dag *dag = *dag_p;
+  if (!dag) return MLFAB_ERR_CLOSED;
+  mlfab *ctx = dag->ctx;
+  mlfab__drive_enter(ctx);
+  uint64_t now = mlfab__drive_now(ctx);
+  /* A persistent one may have begun to send for a round that nobody will ask for. */
+  if (dag->script.persistent)
+    mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
+                       &dag->script);
+  dag_gone(dag);
+  mlfab__node_return(ctx->node, 0, NULL);
+  mlfab__drive_send(ctx, mlfab__drive_now(ctx));
+  mlfab__drive_leave(ctx);
+  *dag_p = NULL;
+  return 0;
+}
+#undef DAG_CALL
+
+/* ==============================================================================================
+ * core/collective_stochastic.c
+ * ============================================================================================== */
+/* collective_stochastic.c - a context: stochastic reductions. Layer 6. What they are: gossip.c. */
+
+/* It is open for all: whether the workers have a graph. Closed again where they have none, on all. */
+static int stochastic_check(mlfab *ctx, uint32_t id) {
+  int code = 0;
+#if MLFAB_WITH_STOCHASTIC
+  mlfab_error error, ignored;
+  code = mlfab__node_enter(ctx->node, mlfab__drive_now(ctx), 1, &error);
+  if (!code) {
+    code = mlfab__gossip_state(&ctx->node->comm, id, &error);
+    if (code) (void)mlfab__gossip_close(&ctx->node->comm, id, &ignored);
+  }
+  code = mlfab__node_return(ctx->node, code, &error);
+#else
+  (void)ctx, (void)id;
+#endif
+  return code;
+}
+
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p) {
+  mlfab_request request = 0;
+  uint32_t id = 0;
+  DRIVE_CHECK(ctx);
+  if (!id_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__drive_enter(ctx);
+  (void)mlfab__drive_arena(ctx);
+  int code = mlfab_node_stochastic_open(ctx->node, count, dtype, options, timeout_ns,
+                                        mlfab__drive_now(ctx), &id, &request);
+  if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
+  if (!code) code = stochastic_check(ctx, id);
+  if (!code) *id_p = id;
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_stochastic_start(ctx->node, id, data, timeout_ns, now, info_p, &request),
+              NULL);
+}
+
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_stochastic_start(ctx->node, id, data, timeout_ns, now, info_p, request_p));
+}
+
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_stochastic_close(ctx->node, id, now));
 }
 
 /* ==============================================================================================
@@ -35318,3 +45676,1047 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
 }
 
 #endif /* MLFAB_WITH_SIM */
+
+/* ==============================================================================================
+ * transports/arena.c
+ * ============================================================================================== */
+/* arena.c - collectives of the processes of one host, in shared memory.
+ *
+ * It is for blocking calls of members that map each other's segments: one copy of what the others
+ * need, one of what they made, no frames and, while all are awake, no system calls. It does not
+ * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
+ * other users' processes. Layout, invariants and waiting: core/arena.h.
+ *
+ * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+
+#ifndef MLFAB_WITH_SHM
+#ifdef __linux__
+#define MLFAB_WITH_SHM 1
+#else
+#define MLFAB_WITH_SHM 0
+#endif
+#endif
+
+#if !MLFAB_WITH_SHM || !defined(__linux__)
+
+MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
+                                        mlfab__arena_name *name_p) {
+  (void)env, (void)arena_p, (void)name_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) { (void)arena_p; }
+MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *arena, const mlfab__arena_name *names,
+                                      uint32_t n, uint32_t me, uint32_t epoch) {
+  (void)arena, (void)names, (void)n, (void)me, (void)epoch;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *arena, const mlfab__arena_call *call,
+                                     uint32_t *culprit_p) {
+  (void)arena, (void)call, (void)culprit_p;
+  return MLFAB_ERR_STATE;
+}
+MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *arena, uint64_t bytes) {
+  (void)arena, (void)bytes;
+  return NULL;
+}
+MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
+  (void)arena, (void)memory;
+  return MLFAB_ERR_ARGUMENT;
+}
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ARENA_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
+#define ARENA_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+#define ARENA_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
+
+#define ARENA_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
+#define ARENA_SMALL_SUM 7168u /* of all members together otherwise, */
+#define ARENA_SMALL_CROWDED 16384u
+#define ARENA_IN 1048576u      /* bytes of in[i] */
+#define ARENA_OUT 262144u      /* bytes of out[i] */
+#define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
+#define ARENA_SHORT 65536u     /* bytes that are done before sleepers are woken */
+#define ARENA_ROUND 256u       /* bytes that the kernels like parts to be a multiple of */
+#define ARENA_MEAN 16384u      /* bytes that are divided while they are in the first cache */
+#ifdef ARENA_TUNE
+static uint64_t arena_tune_small = 0, arena_tune_part = 65536, arena_tune_stream = 16777216;
+#define ARENA_PART arena_tune_part
+#undef ARENA_STREAM
+#define ARENA_STREAM arena_tune_stream
+#else
+#define ARENA_PART 65536u
+#endif
+
+enum {
+  ARENA_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
+  ARENA_IN_DEPTH = 3,     /* rounds under way: see (I3) */
+  ARENA_OUT_DEPTH = 4,    /* and (I4) */
+  ARENA_SPINS_BUSY = 100, /* without a pause: about as long as a word is on its way */
+  ARENA_SPINS = 500,      /* about 20 us */
+  ARENA_SPINS_CROWDED = 120
+};
+
+/* Nanoseconds of waiting. */
+enum { ARENA_YIELD_NS = 150000, ARENA_FIRST_NS = 50000, ARENA_SLICE_NS = 500000 };
+
+/* What a member says of one of its shared memories. */
+struct arena_entry {
+  _Atomic uint32_t generation; /* 0: there is none */
+  int32_t fd;
+  uint64_t bytes;
+};
+
+struct arena_door {
+  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+  uint64_t signature;
+  uint64_t offset;            /* where in its shared memory the vector begins */
+  uint32_t entry, generation; /* which; generation 0: in none */
+  uint32_t direct;            /* 1: the others go to it there */
+  uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+};
+
+struct arena_segment {
+  uint64_t magic, bytes, nonce;
+  _Alignas(64) _Atomic uint64_t step;
+  _Alignas(64) _Atomic uint32_t asleep;
+  _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  struct arena_door doors[2];
+  _Alignas(64) struct arena_entry entries[ARENA_MEMORIES];
+  _Atomic uint32_t mapped[MLFAB__ARENA_MOST][ARENA_MEMORIES]; /* generations, by owner */
+};
+
+struct arena_slots {
+  uint8_t small[2][ARENA_SMALL];
+  uint8_t in[ARENA_IN_DEPTH][ARENA_IN];
+  uint8_t out[ARENA_OUT_DEPTH][ARENA_OUT];
+};
+
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
+
+/* A shared memory of another member, as it is mapped here. */
+struct arena_view {
+  uint8_t *at;
+  uint64_t bytes;
+  uint32_t generation;
+};
+
+struct arena_peer {
+  mlfab__arena_name name;
+  const struct arena_segment *segment;
+  uint32_t releases;          /* that were seen */
+  uint32_t entry, generation; /* of the memory that its vector lies in, in this call */
+  uint8_t *direct;            /* this call's vector, where the others go to it */
+  struct arena_slots *slots;
+  struct arena_view views[ARENA_MEMORIES];
+};
+
+struct arena_memory {
+  uint8_t *at;
+  uint64_t bytes;
+  struct arena_memory *next;
+  uint32_t entry; /* ARENA_MEMORIES: in none */
+  bool mapped;    /* else ordinary memory */
+  bool known;     /* all others have said that they map it */
+};
+
+struct mlfab__arena {
+  mlfab__env *env;
+  struct arena_segment *own;
+  int fd;
+  uint32_t n, me;
+  uint64_t epoch;             /* shifted to its place in words; 0: in none */
+  uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
+  struct arena_peer *peers;   /* n; of peers[me] only `segment`, `slots` and `direct` are used */
+  struct arena_memory *memories, slots;
+  struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
+  uint32_t next_generation;
+  bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool told;    /* something was published since sleepers were looked for */
+};
+
+/* ---- words ---- */
+
+static inline void arena_relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
+#endif
+}
+
+/* Asks for a line of this member's, that others have read, while there is time. */
+static inline void arena_prefetch(const void *line) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line)); /* the builtin only reads */
+#elif defined(__GNUC__)
+  __builtin_prefetch(line, 1);
+#else
+  (void)line;
+#endif
+}
+
+static uint64_t arena_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The half of a word that changes. */
+static uint32_t *arena_futex(const _Atomic uint64_t *word) {
+  const uint64_t one = 1;
+  const uint8_t *half = (const uint8_t *)word + (*(const uint8_t *)&one == 1 ? 0 : 4);
+  return (uint32_t *)(uintptr_t)half;
+}
+
+/* Wakes those who may sleep on this member's words. */
+static void arena_wake(mlfab__arena *a) {
+  uint32_t asleep = 0;
+  a->told = false;
+  atomic_thread_fence(memory_order_seq_cst);
+  for (uint32_t j = 0; j < a->n; j++)
+    asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
+  if (MLFAB__LIKELY(asleep == 0)) return;
+  syscall(SYS_futex, arena_futex(&a->own->step), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  for (int i = 0; i < 2; i++)
+    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline void arena_settle(mlfab__arena *a) {
+  if (a->told) arena_wake(a);
+}
+
+/* Sleepers hear of it when this member settles: before it waits, before long work, at the end. */
+static inline void arena_tell(mlfab__arena *a, _Atomic uint64_t *word, uint64_t value) {
+  atomic_store_explicit(word, value, memory_order_release);
+  a->told = true;
+}
+
+static inline bool arena_reached(const _Atomic uint64_t *word, uint64_t want, uint64_t *seen_p) {
+  uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+  *seen_p = seen;
+  return seen >= want && (seen ^ want) <= ARENA_LOW;
+}
+
+static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t want) {
+  struct timespec span = {0, ARENA_SLICE_NS};
+  uint64_t seen;
+  atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
+  atomic_thread_fence(memory_order_seq_cst);
+  if (!arena_reached(word, want, &seen))
+    syscall(SYS_futex, arena_futex(word), FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
+  atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
+}
+
+static int arena_wait_long(mlfab__arena *a, const mlfab__arena_call *c,
+                           const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen, now, begin, due;
+  for (uint32_t i = 0, n = a->crowded ? ARENA_SPINS_CROWDED : ARENA_SPINS; i < n; i++) {
+    if (i == ARENA_SPINS_BUSY) arena_settle(a);
+    if (i >= ARENA_SPINS_BUSY) arena_relax();
+    if (arena_reached(word, want, &seen)) return 0;
+  }
+  begin = arena_now();
+  due = begin + ARENA_FIRST_NS;
+  for (;;) {
+    sched_yield();
+    if (arena_reached(word, want, &seen)) return 0;
+    now = arena_now();
+    if (now >= due) {
+      int code = c->pause != NULL ? c->pause(c->user) : 0;
+      if (code != 0) return code;
+      due = now + ARENA_SLICE_NS;
+    }
+    if (now - begin > ARENA_YIELD_NS) {
+      arena_sleep(a, word, want);
+      if (arena_reached(word, want, &seen)) return 0;
+    }
+  }
+}
+
+/* Until the word is of this epoch and at least `want`, or pause ends it. */
+static inline int arena_wait(mlfab__arena *a, const mlfab__arena_call *c,
+                             const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen;
+  if (MLFAB__LIKELY(arena_reached(word, want, &seen))) return 0;
+  return arena_wait_long(a, c, word, want);
+}
+
+/* Takes back what this member has said, before anybody writes what it was said of (I6). */
+static void arena_leave(mlfab__arena *a) {
+  atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->step, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = false;
+}
+
+/* ---- descriptors and mappings ---- */
+
+static int arena_memfd(uint64_t bytes) {
+  int fd = memfd_create("mlfab-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+/* Once it is certain that it has this size and keeps it. */
+static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
+  char path[48];
+  struct stat status;
+  snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
+  int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
+  if (own < 0) return NULL;
+  int seals = fcntl(own, F_GET_SEALS);
+  void *map = MAP_FAILED;
+  if (seals >= 0 && (seals & ARENA_SEALS) == ARENA_SEALS && fstat(own, &status) == 0 &&
+      status.st_size == (off_t)bytes)
+    map = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, own, 0);
+  close(own);
+  return map == MAP_FAILED ? NULL : map;
+}
+
+static void arena_unview(struct arena_view *view) {
+  if (view->at != NULL) munmap(view->at, view->bytes);
+  *view = (struct arena_view){0};
+}
+
+static void arena_unmap(mlfab__arena *a, struct arena_peer *peer) {
+  if (peer->segment != NULL && peer->segment != a->own)
+    munmap((void *)(uintptr_t)peer->segment, sizeof *peer->segment);
+  for (uint32_t i = 0; i < ARENA_MEMORIES; i++) arena_unview(&peer->views[i]);
+  peer->segment = NULL;
+}
+
+/* Shared memory behind `at`, or anywhere when that is NULL, as entry i; what was in it is copied if
+ * `keep` is set. false where something is short, and nothing was changed. */
+static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool keep) {
+  struct arena_entry *entry = &a->own->entries[i];
+  int fd = arena_memfd(m->bytes);
+  void *map = MAP_FAILED;
+  if (fd >= 0) map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map != MAP_FAILED) {
+    madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+    if (keep) memcpy(map, m->at, m->bytes);
+    if (m->at != NULL &&
+        mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
+      munmap(map, m->bytes);
+      map = MAP_FAILED;
+    }
+  }
+  if (map == MAP_FAILED) {
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  if (m->at == NULL) m->at = map;
+  if (m->mapped) close(entry->fd);
+  m->entry = i;
+  m->mapped = true;
+  m->known = false;
+  entry->fd = fd;
+  entry->bytes = m->bytes;
+  if (++a->next_generation == 0) a->next_generation = 1;
+  atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  return true;
+}
+
+/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
+ * they shall have the old pages for themselves. Where there is not even memory for that, they go
+ * on writing here. */
+static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
+  struct arena_entry *entry = &a->own->entries[m->entry];
+  if (m->entry == ARENA_MEMORIES || arena_back(a, m, m->entry, m != &a->slots)) return;
+  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return;
+  memcpy(map, m->at, m->bytes);
+  if (mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
+    munmap(map, m->bytes);
+    return;
+  }
+  close(entry->fd);
+  atomic_store_explicit(&entry->generation, 0, memory_order_release);
+  m->entry = ARENA_MEMORIES;
+}
+
+MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
+                                        mlfab__arena_name *name_p) {
+  uint64_t nonce;
+  mlfab__arena *a = mlfab__alloc(env, sizeof *a);
+  if (a == NULL) return MLFAB_ERR_MEMORY;
+  a->env = env;
+  a->fd = arena_memfd(sizeof *a->own);
+  void *map = MAP_FAILED;
+  if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
+    map = mmap(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+  if (map == MAP_FAILED) {
+    if (a->fd >= 0) close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
+#ifdef F_SEAL_FUTURE_WRITE
+  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* older kernels do without */
+#endif
+  a->own = map;
+  a->own->magic = ARENA_MAGIC;
+  a->own->bytes = sizeof *a->own;
+  a->own->nonce = nonce;
+  a->slots.bytes = sizeof(struct arena_slots);
+  if (!arena_back(a, &a->slots, 0, false)) {
+    munmap(a->own, sizeof *a->own);
+    close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
+  *name_p = (mlfab__arena_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
+  *arena_p = a;
+  return 0;
+}
+
+static void arena_drop_peers(mlfab__arena *a) {
+  for (uint32_t j = 0; j < a->n; j++) arena_unmap(a, &a->peers[j]);
+  mlfab__free(a->env, a->peers, a->n * sizeof *a->peers);
+  a->peers = NULL;
+  a->n = 0;
+}
+
+MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
+  mlfab__arena *a = *arena_p;
+  if (a == NULL) return;
+  *arena_p = NULL;
+  /* What was said stands in the memory that others have mapped: one may be about to leave the last
+   * call. */
+  while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
+  arena_drop_peers(a);
+  munmap(a->slots.at, a->slots.bytes);
+  if (a->slots.entry == 0) close(a->own->entries[0].fd);
+  munmap(a->own, sizeof *a->own);
+  close(a->fd);
+  mlfab__free(a->env, a, sizeof *a);
+}
+
+/* The processors that this process may use. */
+static uint32_t arena_processors(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1024;
+  return (uint32_t)CPU_COUNT(&set);
+}
+
+/* Maps a shared memory of a peer, unless it is mapped already. */
+static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation) {
+  struct arena_view *view = &peer->views[i];
+  const struct arena_entry *entry = &peer->segment->entries[i];
+  if (view->generation == generation) return view->at != NULL;
+  arena_unview(view);
+  view->bytes = entry->bytes;
+  view->generation = generation;
+  view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
+  return view->at != NULL;
+}
+
+/* The segment and the slots of a name: those that are mapped already, which are taken from the old
+ * peers, or new mappings. */
+static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
+  peer->name = *name;
+  for (uint32_t j = 0; j < a->n && peer->segment == NULL; j++) {
+    struct arena_peer *old = &a->peers[j];
+    if (old->segment == NULL || memcmp(&old->name, name, sizeof *name) != 0) continue;
+    *peer = *old;
+    *old = (struct arena_peer){0};
+  }
+  if (peer->segment == NULL && name->bytes == sizeof *peer->segment)
+    peer->segment = arena_map_of(name->pid, name->fd, name->bytes, false);
+  if (peer->segment == NULL || peer->segment->magic != ARENA_MAGIC ||
+      peer->segment->bytes != name->bytes || peer->segment->nonce != name->nonce)
+    return false;
+  uint32_t generation =
+      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+  if (generation == 0 || !arena_view(peer, 0, generation) ||
+      peer->views[0].bytes != sizeof *peer->slots)
+    return false;
+  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
+MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *a, const mlfab__arena_name *names, uint32_t n,
+                                      uint32_t me, uint32_t epoch) {
+  bool met = true;
+  arena_leave(a);
+  if (n > MLFAB__ARENA_MOST || me >= n || a->slots.entry != 0) return MLFAB_ERR_UNSUPPORTED;
+  struct arena_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
+  if (peers == NULL) return MLFAB_ERR_MEMORY;
+  for (uint32_t j = 0; j < n; j++) {
+    if (j == me)
+      peers[j].segment = a->own, peers[j].slots = (struct arena_slots *)(void *)a->slots.at;
+    else
+      met &= arena_meet(a, &names[j], &peers[j]);
+  }
+  arena_drop_peers(a);
+  a->peers = peers;
+  a->n = n;
+  a->me = me;
+  if (!met) {
+    arena_drop_peers(a);
+    return MLFAB_ERR_UNSUPPORTED;
+  }
+  for (uint32_t j = 0; j < MLFAB__ARENA_MOST; j++) {
+    for (uint32_t i = 0; i < ARENA_MEMORIES; i++)
+      atomic_store_explicit(&a->own->mapped[j][i], 0, memory_order_relaxed);
+  }
+  for (struct arena_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
+  a->turn = a->base = a->round = 0;
+  a->crowded = n > arena_processors();
+  a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
+  atomic_store_explicit(&a->own->step, a->epoch, memory_order_release);
+  return 0;
+}
+
+/* ---- shared memory of the caller's ---- */
+
+MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *a, uint64_t bytes) {
+  uint32_t i = 1;
+  struct arena_memory *m = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc(a->env, sizeof *m);
+  if (m == NULL) return NULL;
+  m->bytes = bytes;
+  m->entry = ARENA_MEMORIES;
+  while (i < ARENA_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
+  if (bytes == 0 || i == ARENA_MEMORIES || !arena_back(a, m, i, false)) {
+    m->at = mlfab__alloc_aligned(a->env, bytes);
+    if (m->at == NULL) {
+      mlfab__free(a->env, m, sizeof *m);
+      return NULL;
+    }
+    memset(m->at, 0, bytes);
+  }
+  m->next = a->memories;
+  a->memories = m;
+  return m->at;
+}
+
+MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
+  struct arena_memory **at = &a->memories;
+  while (*at != NULL && (*at)->at != memory) at = &(*at)->next;
+  struct arena_memory *m = *at;
+  if (m == NULL || memory == NULL) return MLFAB_ERR_ARGUMENT;
+  *at = m->next;
+  if (m->entry < ARENA_MEMORIES) {
+    struct arena_entry *entry = &a->own->entries[m->entry];
+    atomic_store_explicit(&entry->generation, 0, memory_order_release);
+    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+    close(entry->fd);
+  }
+  if (m->mapped)
+    munmap(m->at, m->bytes);
+  else
+    mlfab__free_aligned(a->env, m->at, m->bytes);
+  mlfab__free(a->env, m, sizeof *m);
+  return 0;
+}
+
+/* The shared memory that holds these bytes, or NULL. */
+static struct arena_memory *arena_memory_of(mlfab__arena *a, const uint8_t *at, uint64_t bytes) {
+  for (struct arena_memory *m = a->memories; m != NULL; m = m->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)m->at;
+    if (m->entry < ARENA_MEMORIES && offset < m->bytes && bytes <= m->bytes - offset) return m;
+  }
+  return NULL;
+}
+
+/* Whether all others have mapped it. */
+static bool arena_known(mlfab__arena *a, struct arena_memory *m) {
+  uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
+                                             memory_order_relaxed);
+  for (uint32_t j = 0; j < a->n && !m->known; j++) {
+    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][m->entry],
+                                           memory_order_acquire) != generation)
+      return false;
+  }
+  m->known = true;
+  return true;
+}
+
+/* Unmaps what its owner has released. */
+static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
+  uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
+  if (releases == peer->releases || peer->segment == a->own) return;
+  peer->releases = releases;
+  for (uint32_t i = 1; i < ARENA_MEMORIES; i++) {
+    if (peer->views[i].at != NULL &&
+        atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
+            peer->views[i].generation)
+      arena_unview(&peer->views[i]);
+  }
+}
+
+/* Maps the shared memory that a peer's vector lies in, so that it need not be copied the next time.
+ * What does not succeed is not said, and the peer goes on copying. */
+static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
+  struct arena_peer *peer = &a->peers[j];
+  if (peer->generation == 0 || peer->entry >= ARENA_MEMORIES || j == a->me) return;
+  _Atomic uint32_t *said = &a->own->mapped[j][peer->entry];
+  if (atomic_load_explicit(said, memory_order_relaxed) == peer->generation) return;
+  if (arena_view(peer, peer->entry, peer->generation))
+    atomic_store_explicit(said, peer->generation, memory_order_release);
+}
+
+/* ---- the vector ---- */
+
+struct arena_plan {
+  uint32_t width;        /* bytes of an element */
+  uint64_t bytes;        /* of the vector */
+  uint64_t part, rounds; /* most elements of a part in a round */
+  bool adds, gathers, small;
+  int stream;
+  uint32_t parity;                                              /* of the turn */
+  uint64_t first[MLFAB__ARENA_MOST], length[MLFAB__ARENA_MOST]; /* elements by owner */
+};
+
+/* Where element `at` lies, and how many follow it there. */
+static uint8_t *arena_at(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t *run_p) {
+  const mlfab_vec *v = c->bufs;
+  while (at >= v->count) at -= v++->count;
+  *run_p = v->count - at;
+  return (uint8_t *)v->data + at * width;
+}
+
+static void arena_pack(uint8_t *to, const mlfab__arena_call *c, uint32_t width, uint64_t at,
+                       uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run, to += run * width) {
+    const uint8_t *from = arena_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    memcpy(to, from, run * width);
+  }
+}
+
+static void arena_unpack(const mlfab__arena_call *c, const struct arena_plan *p, uint64_t at,
+                         uint64_t n, const uint8_t *from) {
+  for (uint64_t run; n > 0; at += run, n -= run, from += run * p->width) {
+    uint8_t *to = arena_at(c, p->width, at, &run);
+    run = mlfab__min(run, n);
+    if (p->stream) {
+      void *dst[1] = {to};
+      const void *in[1] = {from};
+      mlfab__combine_many(MLFAB_SUM, c->dtype, dst, 1, in, 1, run, 1);
+    } else {
+      memcpy(to, from, run * p->width);
+    }
+  }
+}
+
+/* Combines n elements at `at` of all members, where[j] being member j's (of this one: in the vector),
+ * and puts the result in their place, `all` members' or this one's only. */
+static void arena_combine(const mlfab__arena *a, const mlfab__arena_call *c,
+                          const struct arena_plan *p, uint64_t at, uint64_t n,
+                          uint8_t *const *where, bool all) {
+  const void *in[MLFAB__ARENA_MOST];
+  void *to[MLFAB__ARENA_MOST];
+  bool mean = c->op == MLFAB_MEAN;
+  for (uint64_t done = 0, run; done < n; done += run) {
+    uint32_t others = 1;
+    to[0] = arena_at(c, p->width, at + done, &run);
+    run = mlfab__min(run, n - done);
+    if (mean) run = mlfab__min(run, ARENA_MEAN / p->width);
+    for (uint32_t j = 0; j < a->n; j++) {
+      in[j] = j == a->me ? to[0] : where[j] + done * p->width;
+      if (j != a->me && all) to[others++] = where[j] + done * p->width;
+    }
+    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, p->stream);
+    if (!mean) continue;
+    mlfab__combine_divide(c->dtype, to[0], run, a->n);
+    in[0] = to[0];
+    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, p->stream);
+  }
+}
+
+static bool arena_finite(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run) {
+    const uint8_t *from = arena_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    if (!mlfab__combine_finite(c->dtype, from, run)) return false;
+  }
+  return true;
+}
+
+static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
+                             struct arena_plan *p) {
+  uint64_t lanes = p->width > 0 ? ARENA_ROUND / p->width : 1, at = 0;
+  uint64_t even = ((c->count + a->n - 1) / a->n + lanes - 1) / lanes * lanes;
+  for (uint32_t j = 0; j < a->n; j++) {
+    uint64_t length = mlfab__min(even, c->count - at);
+    if (c->counts != NULL) length = c->counts[j];
+    if (c->kind == MLFAB__ARENA_BROADCAST) length = j == c->root ? c->count : 0;
+    p->first[j] = at;
+    p->length[j] = length;
+    at += length;
+  }
+}
+
+/* Up to here waiting once is worth more than moving less: measured, with pairs far apart, and where
+ * waiting means that another process has to run. Most that a small call can have for the others. */
+static uint64_t arena_small(const mlfab__arena *a, const mlfab__arena_call *c) {
+  bool adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
+  if (!adds) return ARENA_SMALL;
+  return a->crowded ? ARENA_SMALL_CROWDED : ARENA_SMALL_SUM / a->n;
+}
+
+static void arena_plan(const mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
+  uint64_t most = 0, part = ARENA_PART;
+  p->width = c->kind == MLFAB__ARENA_BARRIER ? 0 : mlfab__element_bytes(c->dtype);
+  p->bytes = c->count * p->width;
+  p->adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
+  p->gathers = c->kind != MLFAB__ARENA_REDUCE_SCATTER;
+  p->stream = p->bytes >= ARENA_STREAM;
+  arena_plan_parts(a, c, p);
+  if (p->adds && a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
+  p->small = p->bytes <= arena_small(a, c);
+#ifdef ARENA_TUNE
+  if (arena_tune_small) p->small = p->bytes <= arena_tune_small;
+#endif
+  p->parity = (uint32_t)(a->turn & 1);
+  p->part = p->width > 0 ? part / ARENA_ROUND * ARENA_ROUND / p->width : 1;
+  for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
+  p->rounds = (most + p->part - 1) / p->part;
+}
+
+/* Member j's part of a round: where it begins and how many elements it has. */
+static uint64_t arena_part(const struct arena_plan *p, uint32_t j, uint64_t round, uint64_t *n_p) {
+  uint64_t skip = mlfab__min(round * p->part, p->length[j]);
+  *n_p = mlfab__min(p->part, p->length[j] - skip);
+  return p->first[j] + skip;
+}
+
+/* ---- reductions ---- */
+
+/* Where member j's data for owner i is in a round, and i's result for j afterwards. */
+static uint8_t *arena_where(const mlfab__arena *a, const struct arena_plan *p, uint32_t j,
+                            uint32_t i, uint64_t round) {
+  const struct arena_peer *peer = &a->peers[j];
+  uint64_t n, at = arena_part(p, i, round, &n);
+  if (peer->direct != NULL) return peer->direct + at * p->width;
+  if (p->small) return peer->slots->small[p->parity] + at * p->width;
+  return peer->slots->in[(a->round + round) % ARENA_IN_DEPTH] +
+         (i < j ? i : i - 1) * p->part * p->width;
+}
+
+/* (1) */
+static void arena_put(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                      uint64_t round) {
+  if (round >= p->rounds) return;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = arena_part(p, i, round, &n);
+    if (i != a->me) arena_pack(arena_where(a, p, a->me, i, round), c, p->width, at, n);
+  }
+}
+
+/* (2) */
+static void arena_make(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                       uint64_t round) {
+  uint8_t *where[MLFAB__ARENA_MOST];
+  uint64_t n, at = arena_part(p, a->me, round, &n);
+  if (round >= p->rounds) return;
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = j == a->me ? NULL : arena_where(a, p, j, a->me, round);
+  arena_combine(a, c, p, at, n, where, p->gathers);
+}
+
+/* (3) */
+static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                       uint64_t round) {
+  if (!p->gathers) return;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = arena_part(p, i, round, &n);
+    if (i != a->me) arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
+  }
+}
+
+/* Waits until the steps of all others are at least this. */
+static int arena_wait_all(mlfab__arena *a, const mlfab__arena_call *c, uint64_t step) {
+  int code = 0;
+  for (uint32_t i = 1; i < a->n && code == 0; i++)
+    code = arena_wait(a, c, &a->peers[(a->me + i) % a->n].segment->step, a->epoch + a->base + step);
+  return code;
+}
+
+static void arena_step(mlfab__arena *a, uint64_t step) {
+  arena_tell(a, &a->own->step, a->epoch + a->base + step);
+}
+
+/* What is left when the doors have told that round 0 is in place. */
+static int arena_reduce(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  bool direct = a->peers[a->me].direct != NULL;
+  for (uint64_t i = 1; i <= p->rounds + 1; i++) {
+    int code = i > 1 ? arena_wait_all(a, c, i - 1) : 0;
+    if (code != 0) return code;
+    if (p->bytes > ARENA_SHORT) arena_settle(a);
+    if (direct && i > p->rounds) break;
+    if (!direct) arena_put(a, c, p, i);
+    arena_make(a, c, p, i - 1);
+    if (!direct && i > 1) arena_take(a, c, p, i - 2);
+    if (i <= p->rounds) arena_step(a, i);
+  }
+  return 0;
+}
+
+/* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
+static void arena_reduce_small(mlfab__arena *a, const mlfab__arena_call *c,
+                               const struct arena_plan *p) {
+  uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
+  uint8_t *where[MLFAB__ARENA_MOST];
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = a->peers[j].slots->small[p->parity] + at * p->width;
+  arena_combine(a, c, p, at, n, where, false);
+}
+
+/* ---- allgather, broadcast ---- */
+
+static void arena_offer_part(mlfab__arena *a, const mlfab__arena_call *c,
+                             const struct arena_plan *p, uint64_t round) {
+  uint64_t n, at = arena_part(p, a->me, round, &n);
+  if (a->peers[a->me].direct == NULL)
+    arena_pack(a->peers[a->me].slots->out[(a->round + round) % ARENA_OUT_DEPTH], c, p->width, at,
+               n);
+}
+
+/* The door has told that round 0 is in place; step i + 1 that round i is. */
+static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  int code = 0;
+  for (uint64_t i = 1; i <= p->rounds && code == 0; i++) {
+    if (i < p->rounds) {
+      arena_offer_part(a, c, p, i);
+      arena_step(a, i + 1);
+      arena_settle(a);
+    }
+    for (uint32_t k = 1; k < a->n && code == 0; k++) {
+      uint32_t j = (a->me + k) % a->n;
+      const struct arena_peer *peer = &a->peers[j];
+      uint64_t n, at = arena_part(p, j, i - 1, &n);
+      if (i > 1) code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + i);
+      if (code == 0)
+        arena_unpack(c, p, at, n,
+                     peer->direct != NULL ? peer->direct + at * p->width
+                                          : peer->slots->out[(a->round + i - 1) % ARENA_OUT_DEPTH]);
+    }
+  }
+  if (code != 0) return code;
+  arena_step(a, p->rounds + 1);
+  return a->peers[a->me].direct != NULL ? arena_wait_all(a, c, p->rounds + 1) : 0;
+}
+
+static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
+                               const struct arena_plan *p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    if (j != a->me)
+      arena_unpack(c, p, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
+  }
+}
+
+/* ---- a call ---- */
+
+/* The verdict over the doors, the same at all members: 0, SHAPE or NOT_FINITE. `lost` has a bit for
+ * those who are at another call. */
+static int arena_judge(mlfab__arena *a, uint32_t parity, uint64_t lost, uint32_t *culprit_p) {
+  uint64_t signature[MLFAB__ARENA_MOST];
+  uint32_t right = 0, votes = 0;
+  bool same = lost == 0;
+  for (uint32_t j = 0; j < a->n; j++) {
+    signature[j] = a->peers[j].segment->doors[parity].signature;
+    same &= signature[j] == signature[0];
+  }
+  for (uint32_t j = 0; j < a->n && !same; j++) {
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < a->n; k++) count += signature[k] == signature[j] && !(lost >> k & 1);
+    if (count > votes) votes = count, right = j;
+  }
+  for (uint32_t j = 0; j < a->n && !same; j++) {
+    *culprit_p = j;
+    if (signature[j] != signature[right] || lost >> j & 1) return MLFAB_ERR_SHAPE;
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    *culprit_p = j;
+    if (a->peers[j].segment->doors[parity].refused) return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
+/* Publishes this member's door and waits for all; what it learns stands in peers. */
+static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, uint32_t parity, uint64_t word,
+                        uint32_t *culprit_p) {
+  uint64_t lost = 0;
+  arena_tell(a, &a->own->doors[parity].word, word);
+  for (uint32_t i = 1; i < a->n; i++) {
+    uint32_t j = (a->me + i) % a->n;
+    const struct arena_door *door = &a->peers[j].segment->doors[parity];
+    int code = arena_wait(a, c, &door->word, word);
+    if (code != 0) return code;
+    if (atomic_load_explicit(&door->word, memory_order_relaxed) != word) lost |= UINT64_C(1) << j;
+  }
+  return arena_judge(a, parity, lost, culprit_p);
+}
+
+/* What the doors tell of vectors in shared memory. FRAME when a peer says what cannot be. */
+static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t *culprit_p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct arena_peer *peer = &a->peers[j];
+    const struct arena_door *door = &peer->segment->doors[p->parity];
+    if (j == a->me) continue;
+    uint64_t offset = door->offset;
+    bool direct = door->direct != 0;
+    peer->entry = door->entry;
+    peer->generation = door->generation;
+    peer->direct = NULL;
+    arena_forget(a, peer);
+    arena_get_to_know(a, j);
+    if (!direct) continue;
+    *culprit_p = j;
+    if (peer->entry == 0 || peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
+    const struct arena_view *view = &peer->views[peer->entry];
+    if (view->at == NULL || view->generation != peer->generation || offset > view->bytes ||
+        p->bytes > view->bytes - offset || offset % 8 != 0)
+      return MLFAB_ERR_FRAME;
+    peer->direct = view->at + offset;
+  }
+  return 0;
+}
+
+/* Says where the vector lies. */
+static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                        struct arena_door *door) {
+  bool useful = c->nbufs == 1 && (p->adds || !p->small);
+  struct arena_memory *m = useful ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  a->peers[a->me].direct = NULL;
+  a->lent = NULL;
+  door->generation = door->direct = 0;
+  if (m == NULL) return;
+  door->entry = m->entry;
+  door->generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
+                                          memory_order_relaxed);
+  door->offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
+  door->direct = door->offset % 8 == 0 && arena_known(a, m);
+  if (!door->direct) return;
+  a->peers[a->me].direct = c->bufs[0].data;
+  a->lent = m;
+}
+
+/* What the others need before anything else. */
+static void arena_prepare(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p) {
+  uint8_t *small = a->peers[a->me].slots->small[p->parity];
+  if (a->peers[a->me].direct != NULL || a->n == 1) return;
+  if (p->small && p->adds)
+    arena_pack(small, c, p->width, 0, c->count);
+  else if (p->small)
+    arena_pack(small, c, p->width, p->first[a->me], p->length[a->me]);
+  else if (p->adds)
+    arena_put(a, c, p, 0);
+  else
+    arena_offer_part(a, c, p, 0);
+}
+
+/* When all doors were seen. */
+static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
+  uint32_t direct = 0;
+  int code = 0;
+  for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
+  if (p->bytes > ARENA_SHORT) arena_settle(a);
+  if (p->small && direct == 0) {
+    if (p->adds)
+      arena_reduce_small(a, c, p);
+    else
+      arena_spread_small(a, c, p);
+    return 0;
+  }
+  if (p->adds && (p->small || direct == a->n)) { /* in one round */
+    p->part = c->count;
+    p->rounds = 1;
+  }
+  code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
+  a->base += p->rounds + 2;
+  a->round += p->rounds;
+  return code;
+}
+
+static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p,
+                      uint64_t word, uint32_t *culprit_p) {
+  struct arena_door *door = &a->own->doors[p->parity];
+  bool brings = p->adds || p->length[a->me] > 0;
+  door->signature = c->signature;
+  door->refused = c->refuse && brings &&
+                  !arena_finite(c, p->width, p->adds ? 0 : p->first[a->me],
+                                p->adds ? c->count : p->length[a->me]);
+  arena_offer(a, c, p, door);
+  arena_prepare(a, c, p);
+  int code = arena_gather(a, c, p->parity, word, culprit_p);
+  if (code == 0) code = arena_place(a, p, culprit_p);
+  if (code == 0 && a->n > 1) code = arena_exchange(a, c, p);
+  return code;
+}
+
+/* (I6): the doors that the call began with still stand. */
+static bool arena_stands(mlfab__arena *a, uint64_t word) {
+  bool stands = true;
+  atomic_thread_fence(memory_order_acquire);
+  for (uint32_t j = 0; j < a->n; j++)
+    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
+                                   memory_order_relaxed) == word;
+  return stands;
+}
+
+/* Out of a call that has failed. */
+static void arena_break(mlfab__arena *a) {
+  arena_leave(a);
+  arena_renew(a, &a->slots);
+  if (a->lent != NULL) arena_renew(a, a->lent);
+}
+
+MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
+                                     uint32_t *culprit_p) {
+  struct arena_plan plan;
+  if (a->epoch == 0) return MLFAB_ERR_STATE;
+  arena_prefetch(&a->own->doors[a->turn & 1]);
+  arena_prefetch(&a->own->step);
+  uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
+  arena_plan(a, c, &plan);
+  int code = arena_call(a, c, &plan, word, culprit_p);
+  while (code == 0 && MLFAB__UNLIKELY(!arena_stands(a, word))) {
+    code = c->pause != NULL ? c->pause(c->user) : MLFAB_ERR_PEER_CLOSED;
+    sched_yield();
+  }
+  arena_settle(a);
+  a->turn++;
+  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it. */
+  if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
+    a->epoch = 0;
+  else if (code != 0)
+    arena_break(a);
+  return code;
+}
+
+#undef ARENA_MAGIC
+#undef ARENA_SEALS
+#undef ARENA_LOW
+#undef ARENA_SMALL
+#undef ARENA_SMALL_SUM
+#undef ARENA_SMALL_CROWDED
+#undef ARENA_PART
+#undef ARENA_IN
+#undef ARENA_OUT
+#undef ARENA_STREAM
+#undef ARENA_SHORT
+#undef ARENA_ROUND
+#undef ARENA_MEAN
+#endif
