@@ -366,7 +366,7 @@ static void gossip_consume(mlfab__gossip *g) {
   mlfab_error error;
   for (uint32_t i = 0; i < g->notify.ins && !g->comm->failing; i++) {
     mlfab__notify_stamps stamps = gossip_stamps(g, i);
-    uint64_t ack;
+    uint64_t ack = 0;
     int input = mlfab__notify_consumed(&g->notify, i, stamps, stamps, &ack, &error);
     if (input < 0) {
       mlfab__comm_fail(g->comm, input, error.rank, error.text);
@@ -794,15 +794,29 @@ MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *da
   return 0;
 }
 
+/* Has somebody begun an iteration that this worker has not called? */
+static int gossip_is_wanted(const mlfab__gossip *g) {
+  for (uint32_t i = 0; i < g->notify.ins; i++) {
+    if (g->notify.in[i].header > g->notify.ended) return 1;
+  }
+  for (uint32_t m = 0; g->reached && m < g->room; m++) {
+    if (g->reached[m] > g->notify.ended) return 1;
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
   mlfab__gossip *g = gossip_find(comm, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (g->request) return gossip_refuse(error, MLFAB_ERR_STATE, "an iteration is under way");
+  mlfab__comm_enter(comm, 0);
+  if (gossip_is_wanted(g)) gossip_closed(g, g->notify.ended + 1);
   if (g->lent > 0) {
     g->closing = 1;
   } else {
     gossip_remove(g);
   }
+  mlfab__comm_exit(comm);
   return 0;
 }
 

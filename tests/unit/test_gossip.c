@@ -835,8 +835,11 @@ static void one_does_not_call(void **state) {
 static void one_closes(void **state) {
   (void)state;
   for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
-    for (int large = 0; large < 2; large++) {
-      open_world(5, 23 + mode, MLFAB_GRAPH_EXPANDER, mode, large ? 3000 : 30);
+    for (int which = 0; which < 4; which++) {
+      int large = which % 2;
+      open_world(5, 23 + mode, which < 2 ? MLFAB_GRAPH_EXPANDER : MLFAB_GRAPH_CHAIN, mode,
+                 large ? 3000 : 30);
+      if (which >= 2) w->workers[2].pace = 20000; /* the others have begun the next */
       w->may_fail = mode != MLFAB_NOTIFY_ASYNC;
       w->abrupt = 1;
       w->workers[2].last = 3;
