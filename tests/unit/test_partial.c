@@ -561,7 +561,7 @@ static void one_world(uint64_t seed) {
 
 static void test_random(void **state) {
   (void)state;
-  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 120); seed++)
+  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
     one_world(seed);
   assert_int_equal(env.bytes, 0);
 }
@@ -594,7 +594,7 @@ static void one_failing_world(uint64_t seed) {
 
 static void test_failures(void **state) {
   (void)state;
-  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 120); seed++)
+  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
     one_failing_world(seed);
   assert_int_equal(env.bytes, 0);
 }
@@ -608,6 +608,7 @@ static void activate(uint32_t members, uint32_t first, uint32_t second, int all)
   w->spec = (mlfab__partial_spec){.mode = MLFAB_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
   w->spec.width = 8;
   w->spec.count = BLOCKS * members;
+  w->spec.segment = 4096;
   w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
   for (uint32_t i = 0; i < members; i++) {
     member *m = w->of[i] = calloc(1, sizeof *m);
