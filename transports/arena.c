@@ -64,29 +64,23 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define ARENA_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
 
-#define ARENA_SMALL 131072u    /* most bytes of a small call */
-#define ARENA_IN 1048576u      /* bytes of in[i] */
-#define ARENA_OUT 262144u      /* bytes of out[i] */
-#define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
-#define ARENA_SHORT 65536u     /* bytes that are done before sleepers are woken */
-#define ARENA_MEAN 16384u      /* bytes that are divided while they are in the first cache */
-#ifdef ARENA_TUNE
-static uint64_t arena_tune_small = 32768, arena_tune_part = 32768, arena_tune_stream = 16777216;
-#define ARENA_SMALL_MOST arena_tune_small
-#define ARENA_PART arena_tune_part
-#undef ARENA_STREAM
-#define ARENA_STREAM arena_tune_stream
-#else
-#define ARENA_SMALL_MOST 32768u
-#define ARENA_PART 32768u
-#endif
+#define ARENA_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
+#define ARENA_SMALL_SUM 7168u /* of all members together otherwise, */
+#define ARENA_SMALL_CROWDED 16384u
+#define ARENA_ROUND 65536u /* bytes of all parts of a round together, */
+#define ARENA_PART 8192u   /* and the least of one */
+#define ARENA_IN 524288u   /* bytes of in[i] */
+#define ARENA_LINES 256u   /* parts are multiples of it, as the kernels like it */
+#define ARENA_SHORT 65536u /* bytes that are done before sleepers are woken */
+#define ARENA_MEAN 16384u  /* bytes that are divided while they are in the first cache */
 
 enum {
-  ARENA_MEMORIES = 256, /* shared memories of a member; the first are its slots */
-  ARENA_IN_DEPTH = 3,   /* rounds under way: see (I3) */
-  ARENA_OUT_DEPTH = 4,  /* and (I4) */
-  ARENA_SPINS = 400,    /* about 20 us */
-  ARENA_SPINS_CROWDED = 20
+  ARENA_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
+  ARENA_IN_DEPTH = 3,     /* rounds under way: see (I3) */
+  ARENA_OUT_DEPTH = 4,    /* and (I4) */
+  ARENA_SPINS_BUSY = 100, /* without a pause: about as long as a word is on its way */
+  ARENA_SPINS = 500,      /* about 20 us */
+  ARENA_SPINS_CROWDED = 120
 };
 
 /* Nanoseconds of waiting. */
@@ -121,7 +115,7 @@ struct arena_segment {
 struct arena_slots {
   uint8_t small[2][ARENA_SMALL];
   uint8_t in[ARENA_IN_DEPTH][ARENA_IN];
-  uint8_t out[ARENA_OUT_DEPTH][ARENA_OUT];
+  uint8_t out[ARENA_OUT_DEPTH][ARENA_ROUND];
 };
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
@@ -156,14 +150,15 @@ struct mlfab__arena {
   mlfab__env *env;
   struct arena_segment *own;
   int fd;
-  uint32_t n, me, spins;
+  uint32_t n, me;
   uint64_t epoch;             /* shifted to its place in words; 0: in none */
   uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
   struct arena_peer *peers;   /* n; of peers[me] only `segment`, `slots` and `direct` are used */
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
   uint32_t next_generation;
-  bool told; /* something was published since sleepers were looked for */
+  bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool told;    /* something was published since sleepers were looked for */
 };
 
 /* ---- words ---- */
@@ -242,9 +237,9 @@ static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t 
 static int arena_wait_long(mlfab__arena *a, const mlfab__arena_call *c,
                            const _Atomic uint64_t *word, uint64_t want) {
   uint64_t seen, now, begin, due;
-  arena_settle(a);
-  for (uint32_t i = 0; i < a->spins; i++) {
-    arena_relax();
+  for (uint32_t i = 0, n = a->crowded ? ARENA_SPINS_CROWDED : ARENA_SPINS; i < n; i++) {
+    if (i == ARENA_SPINS_BUSY) arena_settle(a);
+    if (i >= ARENA_SPINS_BUSY) arena_relax();
     if (arena_reached(word, want, &seen)) return 0;
   }
   begin = arena_now();
@@ -498,7 +493,7 @@ MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *a, const mlfab__arena_name *
   }
   for (struct arena_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
   a->turn = a->base = a->round = 0;
-  a->spins = n > arena_processors() ? ARENA_SPINS_CROWDED : ARENA_SPINS;
+  a->crowded = n > arena_processors();
   a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
   atomic_store_explicit(&a->own->step, a->epoch, memory_order_release);
   return 0;
@@ -599,7 +594,6 @@ struct arena_plan {
   uint64_t bytes;        /* of the vector */
   uint64_t part, rounds; /* most elements of a part in a round */
   bool adds, gathers, small;
-  int stream;
   uint32_t parity;                                              /* of the turn */
   uint64_t first[MLFAB__ARENA_MOST], length[MLFAB__ARENA_MOST]; /* elements by owner */
 };
@@ -621,18 +615,12 @@ static void arena_pack(uint8_t *to, const mlfab__arena_call *c, uint32_t width, 
   }
 }
 
-static void arena_unpack(const mlfab__arena_call *c, const struct arena_plan *p, uint64_t at,
-                         uint64_t n, const uint8_t *from) {
-  for (uint64_t run; n > 0; at += run, n -= run, from += run * p->width) {
-    uint8_t *to = arena_at(c, p->width, at, &run);
+static void arena_unpack(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t n,
+                         const uint8_t *from) {
+  for (uint64_t run; n > 0; at += run, n -= run, from += run * width) {
+    uint8_t *to = arena_at(c, width, at, &run);
     run = mlfab__min(run, n);
-    if (p->stream) {
-      void *dst[1] = {to};
-      const void *in[1] = {from};
-      mlfab__combine_many(MLFAB_SUM, c->dtype, dst, 1, in, 1, run, 1);
-    } else {
-      memcpy(to, from, run * p->width);
-    }
+    memcpy(to, from, run * width);
   }
 }
 
@@ -653,11 +641,11 @@ static void arena_combine(const mlfab__arena *a, const mlfab__arena_call *c,
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, p->stream);
+    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
     if (!mean) continue;
     mlfab__combine_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];
-    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, p->stream);
+    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
   }
 }
 
@@ -672,8 +660,8 @@ static bool arena_finite(const mlfab__arena_call *c, uint32_t width, uint64_t at
 
 static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
                              struct arena_plan *p) {
-  uint64_t lanes = p->width > 0 ? 64 / p->width : 1, at = 0;
-  uint64_t even = (c->count / a->n + lanes) / lanes * lanes;
+  uint64_t lanes = p->width > 0 ? ARENA_LINES / p->width : 1, at = 0;
+  uint64_t even = ((c->count + a->n - 1) / a->n + lanes - 1) / lanes * lanes;
   for (uint32_t j = 0; j < a->n; j++) {
     uint64_t length = mlfab__min(even, c->count - at);
     if (c->counts != NULL) length = c->counts[j];
@@ -684,18 +672,26 @@ static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
   }
 }
 
+/* Most bytes of a small call. For sums, where waiting once is worth more than moving less: measured
+ * with two processors far apart, and where waiting means that another process has to run. */
+static uint64_t arena_small(const mlfab__arena *a, bool adds) {
+  if (!adds) return ARENA_SMALL;
+  return a->crowded ? ARENA_SMALL_CROWDED : ARENA_SMALL_SUM / a->n;
+}
+
+/* Rounds are so large that what a member touches in three of them stays in its second cache: what is
+ * written back to the vector was read from it a moment ago, and needs no stores past the caches. */
 static void arena_plan(const mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
-  uint64_t most = 0, part = ARENA_PART;
+  uint64_t most = 0, part = mlfab__max(ARENA_ROUND / a->n, ARENA_PART);
+  if (c->kind == MLFAB__ARENA_BROADCAST) part = ARENA_ROUND;
   p->width = c->kind == MLFAB__ARENA_BARRIER ? 0 : mlfab__element_bytes(c->dtype);
   p->bytes = c->count * p->width;
   p->adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
   p->gathers = c->kind != MLFAB__ARENA_REDUCE_SCATTER;
-  p->stream = p->bytes >= ARENA_STREAM;
-  arena_plan_parts(a, c, p);
-  if (p->adds && a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
-  p->small = p->bytes <= ARENA_SMALL_MOST;
+  p->small = p->bytes <= arena_small(a, p->adds);
   p->parity = (uint32_t)(a->turn & 1);
-  p->part = p->width > 0 ? part / 64 * 64 / p->width : 1;
+  arena_plan_parts(a, c, p);
+  p->part = p->width > 0 ? part / ARENA_LINES * ARENA_LINES / p->width : 1;
   for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
   p->rounds = (most + p->part - 1) / p->part;
 }
@@ -747,7 +743,7 @@ static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct
   if (!p->gathers) return;
   for (uint32_t i = 0; i < a->n; i++) {
     uint64_t n, at = arena_part(p, i, round, &n);
-    if (i != a->me) arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
+    if (i != a->me) arena_unpack(c, p->width, at, n, arena_where(a, p, a->me, i, round));
   }
 }
 
@@ -814,7 +810,7 @@ static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struc
       uint64_t n, at = arena_part(p, j, i - 1, &n);
       if (i > 1) code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + i);
       if (code == 0)
-        arena_unpack(c, p, at, n,
+        arena_unpack(c, p->width, at, n,
                      peer->direct != NULL ? peer->direct + at * p->width
                                           : peer->slots->out[(a->round + i - 1) % ARENA_OUT_DEPTH]);
     }
@@ -828,7 +824,7 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
                                const struct arena_plan *p) {
   for (uint32_t j = 0; j < a->n; j++) {
     if (j != a->me)
-      arena_unpack(c, p, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
+      arena_unpack(c, p->width, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
   }
 }
 
@@ -1016,9 +1012,12 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_SEALS
 #undef ARENA_LOW
 #undef ARENA_SMALL
+#undef ARENA_SMALL_SUM
+#undef ARENA_SMALL_CROWDED
+#undef ARENA_ROUND
+#undef ARENA_PART
 #undef ARENA_IN
-#undef ARENA_OUT
-#undef ARENA_STREAM
+#undef ARENA_LINES
 #undef ARENA_SHORT
 #undef ARENA_MEAN
 #endif

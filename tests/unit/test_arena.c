@@ -24,8 +24,7 @@ enum { MEMBERS = 8, MOST = 70000, LISTS = 5, GARBAGE = 77 };
 /* What the processes of a test share. */
 struct common {
   mlfab__arena_name names[MLFAB__ARENA_MOST];
-  _Atomic uint32_t met, dead; /* dead: a bit a member */
-  _Atomic uint64_t calls[MEMBERS];
+  _Atomic uint32_t met, dead, resume; /* dead: a bit a member, that died or was stopped */
 };
 
 struct member {
@@ -34,6 +33,7 @@ struct member {
   mlfab__arena *arena;
   uint32_t n, me;
   uint64_t number, meetings;
+  bool mourned; /* the dead are not waited for any more */
 };
 
 static uint64_t setting(const char *name, uint64_t otherwise) {
@@ -59,7 +59,7 @@ static void meet(struct member *m) {
 
 static int patient(void *user) {
   struct member *m = user;
-  return atomic_load(&m->common->dead) != 0 ? MLFAB_ERR_PEER_DEAD : 0;
+  return atomic_load(&m->common->dead) != 0 && !m->mourned ? MLFAB_ERR_PEER_DEAD : 0;
 }
 
 static void open_arena(struct member *m) {
@@ -72,7 +72,8 @@ static void open_arena(struct member *m) {
 
 typedef void (*body_fn)(struct member *m, uint64_t seed);
 
-/* Runs `body` in n processes; `killed` has a bit for those that must die of a signal. */
+/* Runs `body` in n processes; `killed` has a bit for those that must die of a signal. A member that
+ * stops goes on when another says so. */
 static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
   pid_t pids[MEMBERS];
   struct common *common =
@@ -89,12 +90,19 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
     mlfab__arena_destroy(&m.arena);
     _exit(m.env.bytes != 0 ? 2 : 0);
   }
-  for (uint32_t left = n; left > 0; left--) {
+  for (uint32_t left = n; left > 0;) {
     int status;
     uint32_t i = 0;
-    pid_t pid = waitpid(-1, &status, 0);
+    pid_t pid = waitpid(-1, &status, WUNTRACED);
     while (i < n && pids[i] != pid) i++;
     assert_true(i < n);
+    if (WIFSTOPPED(status)) {
+      atomic_fetch_or(&common->dead, 1u << i);
+      while (atomic_load(&common->resume) == 0) sched_yield();
+      kill(pid, SIGCONT);
+      continue;
+    }
+    left--;
     if (killed >> i & 1) {
       assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
       atomic_fetch_or(&common->dead, 1u << i);
@@ -475,40 +483,49 @@ static void test_refusal(void **state) {
   for (uint64_t seed = 2; seed < 8; seed++) team((uint32_t)(2 + seed % 3), seed, refusal, 0);
 }
 
-/* Member `seed` mod n kills itself when it has gone through some calls; the others go on without. */
-static void death(struct member *m, uint64_t seed) {
-  static float data[8 * MOST];
+/* The others go on without the victim, in a new epoch. */
+static void go_on_without(struct member *m, uint32_t victim) {
   mlfab__arena_name rest[MEMBERS];
-  uint32_t victim = (uint32_t)(seed % m->n), culprit, n = 0;
-  uint64_t calls = mlfab__mix(seed) % 50;
-  struct trial t = plain(seed % 4 == 0 ? 50 : 8 * MOST, 2);
-  mlfab_vec buf = {data, t.count};
-  int code = 0;
-  if (m->me == victim) {
-    if (seed % 2) {
-      for (uint64_t i = 0; i < calls; i++) CHECK(run(m, &t, &buf, &culprit) == 0);
-      kill(getpid(), SIGKILL);
-    }
-    if (fork() == 0) { /* from outside, anywhere */
-      usleep((useconds_t)(mlfab__mix(seed) % 20000));
-      kill(getppid(), SIGKILL);
-      _exit(0);
-    }
-  }
-  for (uint64_t i = 0; i < 10000000 && code == 0; i++) code = run(m, &t, &buf, &culprit);
-  CHECK(code == MLFAB_ERR_PEER_DEAD);
+  uint32_t n = 0;
   for (uint32_t j = 0; j < m->n; j++) {
     if (j != victim) rest[n++] = m->common->names[j];
   }
-  m->n--;
   if (m->me > victim) m->me--;
+  uint32_t before = 2 * m->n;
+  m->n = n;
   atomic_fetch_add(&m->common->met, 1);
-  while (atomic_load(&m->common->met) < 2 * (m->n + 1) + m->n) sched_yield();
-  CHECK(mlfab__arena_join(m->arena, rest, m->n, m->me, 2) == 0);
+  while (atomic_load(&m->common->met) < before + n) sched_yield();
+  CHECK(mlfab__arena_join(m->arena, rest, n, m->me, 2) == 0);
   m->number = 0;
+  m->mourned = true;
   atomic_fetch_add(&m->common->met, 1);
-  while (atomic_load(&m->common->met) < 2 * (m->n + 1) + 2 * m->n) sched_yield();
-  atomic_store(&m->common->dead, 0);
+  while (atomic_load(&m->common->met) < before + 2 * n) sched_yield();
+}
+
+/* Sends itself a signal from outside, soon, wherever it is then. */
+static void expect(int signal, uint64_t most_us, uint64_t seed) {
+  pid_t self = getpid();
+  if (fork() != 0) return;
+  usleep((useconds_t)(mlfab__mix(seed) % most_us));
+  kill(self, signal);
+  _exit(0);
+}
+
+/* Member `seed` mod n is killed: after some calls, or anywhere. */
+static void death(struct member *m, uint64_t seed) {
+  static float data[8 * MOST];
+  uint32_t victim = (uint32_t)(seed % m->n), culprit;
+  struct trial t = plain(seed % 4 == 0 ? 50 : 8 * MOST, 2);
+  mlfab_vec buf = {data, t.count};
+  int code = 0;
+  if (m->me == victim && seed % 2) {
+    for (uint64_t i = 0; i < mlfab__mix(seed) % 50; i++) CHECK(run(m, &t, &buf, &culprit) == 0);
+    kill(getpid(), SIGKILL);
+  }
+  if (m->me == victim) expect(SIGKILL, 20000, seed);
+  while (code == 0) code = run(m, &t, &buf, &culprit);
+  CHECK(code == MLFAB_ERR_PEER_DEAD);
+  go_on_without(m, victim);
   random_calls(m, seed);
 }
 
@@ -519,6 +536,38 @@ static void test_death(void **state) {
     uint32_t n = (uint32_t)(2 + seed / 4 % 3);
     team(n, seed, death, 1u << seed % n);
   }
+}
+
+/* A member is stopped in a call on shared memories, is taken for dead, and awakes when the others
+ * have done with that call: it must not write into what is the callers' again, nor into slots, and
+ * must not take its own call for done. */
+static void stop(struct member *m, uint64_t seed) {
+  enum { COUNT = 16 * MOST };
+  uint32_t victim = (uint32_t)(seed % m->n), culprit;
+  bool shared = seed / m->n % 4 != 3;
+  int64_t *data = shared ? mlfab__arena_alloc(m->arena, COUNT * 8) : malloc(COUNT * 8);
+  struct trial t = {.kind = MLFAB__ARENA_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = COUNT};
+  mlfab_vec buf = {data, COUNT};
+  int code = 0;
+  CHECK(data != NULL);
+  if (m->me == victim) expect(SIGSTOP, 30000, seed);
+  while (code == 0) {
+    memset(data, 1, COUNT * 8);
+    code = run(m, &t, &buf, &culprit);
+  }
+  CHECK(code == MLFAB_ERR_PEER_DEAD);
+  if (m->me == victim) return;
+  go_on_without(m, victim);
+  memset(data, GARBAGE, COUNT * 8);
+  if (m->me == 0) atomic_store(&m->common->resume, 1);
+  for (uint64_t end = arena_now() + 20000000; arena_now() < end;) random_calls(m, seed);
+  for (uint64_t i = 0; i < COUNT; i++) CHECK(data[i] == GARBAGE * INT64_C(0x0101010101010101));
+}
+
+static void test_stop(void **state) {
+  uint64_t runs = 24 * setting("MLFAB_SCALE", 1);
+  (void)state;
+  for (uint64_t seed = 0; seed < runs; seed++) team((uint32_t)(2 + seed / 8 % 3), seed, stop, 0);
 }
 
 /* A member closes as soon as it is through, while others still look for its door. */
@@ -720,12 +769,12 @@ static void test_leaks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),    cmocka_unit_test(test_many),
-      cmocka_unit_test(test_large),     cmocka_unit_test(test_mismatch),
-      cmocka_unit_test(test_refusal),   cmocka_unit_test(test_death),
-      cmocka_unit_test(test_early),     cmocka_unit_test(test_names),
-      cmocka_unit_test(test_withdrawn), cmocka_unit_test(test_hostile),
-      cmocka_unit_test(test_leaks),
+      cmocka_unit_test(test_random),  cmocka_unit_test(test_many),
+      cmocka_unit_test(test_large),   cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_refusal), cmocka_unit_test(test_death),
+      cmocka_unit_test(test_stop),    cmocka_unit_test(test_early),
+      cmocka_unit_test(test_names),   cmocka_unit_test(test_withdrawn),
+      cmocka_unit_test(test_hostile), cmocka_unit_test(test_leaks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
