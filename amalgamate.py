@@ -55,9 +55,11 @@ CORE = [
     (4, "roll"),
     (4, "aggregator", "gather.c", "distributor.c"),
     (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
-    (5, "node", "boot.c", "hop.c", "calls.h", "calls.c", "stochastic_calls.c"),
+    (5, "node", "boot.c", "hop.c", "calls.h", "calls.c", "stochastic_calls.c",
+     "partial_calls.c"),
     (6, "config"),
-    (6, "drive", "collective.c", "collective_dag.c", "collective_stochastic.c"),
+    (6, "drive", "collective.c", "collective_dag.c", "collective_stochastic.c",
+     "collective_partial.c"),
 ]
 # A transport includes mlfab.h and core layers 0 and 1, and no other transport.
 TRANSPORTS = ["tcp", "shm", "sim", "arena"]

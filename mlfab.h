@@ -971,9 +971,11 @@ typedef struct mlfab_partial_info {
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint64_t timeout_ns,
                                  uint32_t *id_p);
-/* A step: contributes `data` and puts a result in its place. info_p may be NULL. One at a time an object.
- * Errors: ARGUMENT, NOT_FINITE, AGAIN (one is under way), and failures: the contribution is then kept
- * for the next round unless a worker has it in a result already. */
+/* A step: contributes `data` and puts a result in its place. info_p may be NULL, else its size is set. One
+ * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (one is under way), and failures: the
+ * contribution is then kept for the next round, unless it is in a result that some worker's call has
+ * returned. Afterwards steps and rounds go on, for all alike, at the first round that no call has
+ * returned; results that were queued before are gone. */
 MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                    mlfab_partial_info *info_p);
 /* The same without waiting; info_p and data are borrowed until the request has finished. */
@@ -1335,6 +1337,20 @@ MLFAB_API int mlfab_node_stochastic_open(mlfab_node *node, uint64_t count, int d
 MLFAB_API int mlfab_node_stochastic_start(mlfab_node *node, uint32_t id, void *data,
                                           uint64_t timeout_ns, uint64_t now_ns,
                                           mlfab_stochastic_info *info_p, mlfab_request *request_p);
+/* Open when the request has ended with 0; to be closed when it has ended otherwise. */
+MLFAB_API int mlfab_node_partial_open(mlfab_node *node, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p);
+MLFAB_API int mlfab_node_partial_start(mlfab_node *node, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p);
+MLFAB_API int mlfab_node_partial_flush(mlfab_node *node, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p);
+MLFAB_API int mlfab_node_partial_resync(mlfab_node *node, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p);
+MLFAB_API int mlfab_node_partial_close(mlfab_node *node, uint32_t id, uint64_t now_ns);
 MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_t now_ns);
 MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
                                      const void *values, uint64_t count,
