@@ -115,8 +115,8 @@ static uint32_t filled_by(uint32_t cell) {
   return by;
 }
 
-/* Up to n earlier operations of its rank that it can count on. What may be read is whole by then.
- * */
+/* Up to n earlier operations of its rank that it can count on. What may be read is whole by
+ * then. */
 static void depend_on_some(op *o, uint32_t n, int only_computing) {
   uint32_t before = (uint32_t)(o - w.ops);
   for (uint32_t i = 0; i < 3 * n && o->ndeps < n && before > 0; i++) {
@@ -342,8 +342,8 @@ static void build(rank *r) {
     op *o = &w.ops[id];
     if (o->rank != r->id) continue;
     add_op(r, o);
-    /* Messages wait for the gate of their rank, or memory would be written while it is looked at.
-     * */
+    /* Messages wait for the gate of their rank, or memory would be written while it is looked
+     * at. */
     if (id >= w.ranks && o->kind != SEND && below(2) && o->need == 0)
       MUST(r, mlfab_dag_after(r->dag, o->number, w.ops[r->id].number));
     if (id == r->check) {

@@ -326,8 +326,8 @@ static void test_sent(void **state) {
 
 /* --- triggers --- */
 
-/* Two gates of three start a round of a worker alone; what an operation computes triggers another.
- * */
+/* Two gates of three start a round of a worker alone; what an operation computes triggers
+ * another. */
 static void test_triggers(void **state) {
   uint32_t gate[3], quorum, last;
   mlfab_request request;
