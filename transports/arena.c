@@ -978,9 +978,12 @@ static bool arena_stands(mlfab__arena *a, uint64_t word) {
   return stands;
 }
 
-/* Out of a call that has failed. */
-static void arena_break(mlfab__arena *a) {
-  arena_leave(a);
+/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
+ * and who goes on without the arena has left it in good order. */
+static void arena_break(mlfab__arena *a, uint32_t parity) {
+  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
   arena_renew(a, &a->slots);
   if (a->lent != NULL) arena_renew(a, a->lent);
 }
@@ -1004,7 +1007,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a);
+    arena_break(a, plan.parity);
   return code;
 }
 
