@@ -1281,7 +1281,7 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t chann
   mlfab__comm_enter(comm, 0);
   mlfab__play_close(comm, object);
   comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
-      (mlfab__comm_closed){channel, object->upto};
+      (mlfab__comm_closed){channel, object->ahead, object->upto};
   object->channel = 0;
   mlfab__comm_exit(comm);
 }

@@ -139,6 +139,7 @@ typedef struct mlfab__play {
  * towards comm. */
 typedef struct mlfab__comm_object {
   uint32_t channel; /* 0: free */
+  uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
    * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
@@ -218,6 +219,7 @@ typedef struct mlfab__comm_stage {
 /* An object that this worker has closed. */
 typedef struct mlfab__comm_closed {
   uint32_t channel;
+  uint8_t ahead;
   uint64_t upto;
 } mlfab__comm_closed;
 

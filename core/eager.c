@@ -426,7 +426,8 @@ static mlfab__eager *eager_new(mlfab__comm *comm, const mlfab__partial_spec *spe
 static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                         mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = e->comm;
-  const mlfab__comm_object object = {.self = e,
+  const mlfab__comm_object object = {.ahead = 1,
+                                     .self = e,
                                      .begin = eager_begin,
                                      .over = eager_over,
                                      .withdraw = eager_withdraw,

@@ -303,10 +303,17 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
 
 static void play_run(mlfab__comm *comm, mlfab__play *play);
 
+/* A READY of what is armed ahead: nobody has begun it for that. */
+static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
+  if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
+  const mlfab__comm_object *object = mlfab__comm_object_find(comm, head->channel);
+  return object && object->ahead;
+}
+
 /* A frame of an armed play. */
 static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
                        const mlfab__coll *head, const void *bulk, uint32_t bytes) {
-  play->moved = 1;
+  if (!play_says_nothing(comm, head)) play->moved = 1;
   if (head->signature != play->signature) {
     mlfab__comm_stuck(comm, play->channel, play->number);
     return;
@@ -411,7 +418,8 @@ static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
 static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
-    if (closed->channel == head->channel && head->number >= closed->upto)
+    int ready = head->flags & MLFAB__COLL_READY && closed->ahead;
+    if (closed->channel == head->channel && head->number >= closed->upto && !ready)
       play_fail_closed(comm, head->channel);
   }
 }
@@ -612,7 +620,8 @@ MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_obje
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
     for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
-      if (stage->head.channel == object->channel && stage->head.number >= object->upto)
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
+          !play_says_nothing(comm, &stage->head))
         play_fail_closed(comm, object->channel);
     }
   }
