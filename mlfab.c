@@ -13075,7 +13075,12 @@ struct mlfab__lane {
   uint32_t frames_since;
 };
 
-/* --- the pool: free blocks by size, each pointing at the next --- */
+/* --- the pool: free blocks by size --- */
+
+/* In front of each is where the next one is, STREAM_BLOCK bytes. */
+static void **stream_link(void *block) {
+  return (void **)(void *)((uint8_t *)block - STREAM_BLOCK);
+}
 
 static uint32_t stream_class(uint64_t n) {
   uint32_t kind = 0;
@@ -13086,18 +13091,21 @@ static uint32_t stream_class(uint64_t n) {
 static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
   uint32_t kind = stream_class(n);
   if (kind == MLFAB__STREAM_CLASSES) return NULL;
-  void *block = streams->pool[kind];
-  if (!block) return mlfab__alloc_aligned(streams->env, (size_t)STREAM_BLOCK << kind);
-  memcpy(&streams->pool[kind], block, sizeof block);
+  uint8_t *block = streams->pool[kind];
+  if (!block) {
+    block = mlfab__alloc_aligned(streams->env, ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
+    return block ? block + STREAM_BLOCK : NULL;
+  }
+  streams->pool[kind] = *stream_link(block);
   streams->pooled -= (uint64_t)STREAM_BLOCK << kind;
   return block;
 }
 
-/* Blocks are freed by `drain` only: what was lent stays readable until the transport has heard of
- * the detach. */
+/* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
+ * until the transport has heard of the detach, since its frames may still be taken for good. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
-  memcpy(block, &streams->pool[kind], sizeof block);
+  *stream_link(block) = streams->pool[kind];
   streams->pool[kind] = block;
   streams->pooled += (uint64_t)STREAM_BLOCK << kind;
 }
@@ -13105,9 +13113,10 @@ static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
 static void stream_drain(mlfab__streams *streams) {
   for (uint32_t kind = 0; kind < MLFAB__STREAM_CLASSES; kind++) {
     while (streams->pool[kind]) {
-      void *block = streams->pool[kind];
-      memcpy(&streams->pool[kind], block, sizeof block);
-      mlfab__free_aligned(streams->env, block, (size_t)STREAM_BLOCK << kind);
+      uint8_t *block = streams->pool[kind];
+      streams->pool[kind] = *stream_link(block);
+      mlfab__free_aligned(streams->env, block - STREAM_BLOCK,
+                          ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
     }
   }
   streams->pooled = 0;
@@ -26059,6 +26068,7 @@ typedef struct mlfab__play {
  * towards comm. */
 typedef struct mlfab__comm_object {
   uint32_t channel; /* 0: free */
+  uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
    * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
@@ -26138,6 +26148,7 @@ typedef struct mlfab__comm_stage {
 /* An object that this worker has closed. */
 typedef struct mlfab__comm_closed {
   uint32_t channel;
+  uint8_t ahead;
   uint64_t upto;
 } mlfab__comm_closed;
 
@@ -27738,7 +27749,7 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t chann
   mlfab__comm_enter(comm, 0);
   mlfab__play_close(comm, object);
   comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
-      (mlfab__comm_closed){channel, object->upto};
+      (mlfab__comm_closed){channel, object->ahead, object->upto};
   object->channel = 0;
   mlfab__comm_exit(comm);
 }
@@ -28056,10 +28067,17 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
 
 static void play_run(mlfab__comm *comm, mlfab__play *play);
 
+/* A READY of what is armed ahead: nobody has begun it for that. */
+static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
+  if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
+  const mlfab__comm_object *object = mlfab__comm_object_find(comm, head->channel);
+  return object && object->ahead;
+}
+
 /* A frame of an armed play. */
 static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
                        const mlfab__coll *head, const void *bulk, uint32_t bytes) {
-  play->moved = 1;
+  if (!play_says_nothing(comm, head)) play->moved = 1;
   if (head->signature != play->signature) {
     mlfab__comm_stuck(comm, play->channel, play->number);
     return;
@@ -28164,7 +28182,8 @@ static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
 static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
-    if (closed->channel == head->channel && head->number >= closed->upto)
+    int ready = head->flags & MLFAB__COLL_READY && closed->ahead;
+    if (closed->channel == head->channel && head->number >= closed->upto && !ready)
       play_fail_closed(comm, head->channel);
   }
 }
@@ -28365,7 +28384,8 @@ MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_obje
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
     for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
-      if (stage->head.channel == object->channel && stage->head.number >= object->upto)
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
+          !play_says_nothing(comm, &stage->head))
         play_fail_closed(comm, object->channel);
     }
   }
@@ -28400,22 +28420,23 @@ MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab_
 /* ==============================================================================================
  * core/script.c
  * ============================================================================================== */
-/* script.c - the communicator: schedules of the user's own. See comm.h; what may run when is dag.h's.
+/* script.c - the communicator: schedules of the user's own. See comm.h; what may run when is
+ * dag.h's.
  *
- * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are the
- * same on all workers; the user's numbers count what was over here, with or without success, so that
- * a round and the call that waits for it go together whatever failed.
+ * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are
+ * the same on all workers; the user's numbers count what was over here, with or without success, so
+ * that a round and the call that waits for it go together whatever failed.
  *
- *    BUILT --open--> OPENING --opened--> OPEN: between rounds --arm--> armed --over--> between rounds
+ *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, played, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a schedule waits
- * for first may be what its peer sends last, and credit must not stand in between. So nobody with
- * messages that have bytes is more than a round ahead.
+ * Everything is sent when its receiver has asked for it (READY), however small: what a schedule
+ * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
+ * with messages that have bytes is more than a round ahead.
  *
- * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all requests
- * with it. (3) A trigger counts for the round that is present when it comes, also where that one is not
- * armed yet. (4) While a round is armed its operations' memory is the caller's, and nothing of it is
- * lent before the first or after the last. */
+ * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
+ * requests with it. (3) A trigger counts for the round that is present when it comes, also where
+ * that one is not armed yet. (4) A round is over when none of its memory is lent any
+ * more. */
 
 #include <stdio.h>
 
@@ -29479,7 +29500,8 @@ static mlfab__eager *eager_new(mlfab__comm *comm, const mlfab__partial_spec *spe
 static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                         mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = e->comm;
-  const mlfab__comm_object object = {.self = e,
+  const mlfab__comm_object object = {.ahead = 1,
+                                     .self = e,
                                      .begin = eager_begin,
                                      .over = eager_over,
                                      .withdraw = eager_withdraw,
@@ -30441,7 +30463,7 @@ MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_er
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (g->request) return gossip_refuse(error, MLFAB_ERR_STATE, "an iteration is under way");
   mlfab__comm_enter(comm, 0);
-
+  if (gossip_is_wanted(g)) gossip_closed(g, g->notify.ended + 1);
   if (g->lent > 0) {
     g->closing = 1;
   } else {
@@ -38661,6 +38683,66 @@ MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_
 #endif
 
 /* ==============================================================================================
+ * core/partial_calls.c
+ * ============================================================================================== */
+/* partial_calls.c - a node: partial reductions, as they are called. Layer 5. The work is eager.c's. */
+
+MLFAB_API int mlfab_node_partial_open(mlfab_node *node, uint64_t count, int dtype,
+                                      const mlfab_partial_options *options, uint64_t timeout_ns,
+                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !id_p || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__eager_open(&node->comm, count, dtype, options, timeout_ns, node->now_ns, id_p,
+                             request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_partial_start(mlfab_node *node, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_partial_info *info_p, mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__eager_start(&node->comm, id, data, timeout_ns, node->now_ns, info_p, request_p,
+                              &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_partial_flush(mlfab_node *node, uint32_t id, void *data,
+                                       uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__eager_flush(&node->comm, id, data, timeout_ns, node->now_ns, request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_partial_resync(mlfab_node *node, uint32_t id, void *model, uint64_t count,
+                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p) {
+  mlfab_error error;
+  if (!node || !request_p) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code)
+    code = mlfab__eager_resync(&node->comm, id, model, count, dtype, timeout_ns, node->now_ns,
+                               request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_partial_close(mlfab_node *node, uint32_t id, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 1, &error);
+  if (!code) code = mlfab__eager_close(&node->comm, id, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+/* ==============================================================================================
  * core/config.c
  * ============================================================================================== */
 /* config.c - filling a configuration from the environment. Layer 6: the one place that reads it.
@@ -40524,8 +40606,8 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx) {
  * ============================================================================================== */
 /* collective_dag.c - a context: schedules of the user's own. Layer 6. What they are: script.c.
  *
- * A function that a schedule computes runs under the lock, in whatever thread drives the context. It
- * may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
+ * A function that a schedule computes runs under the lock, in whatever thread drives the context.
+ * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
  * triggers runs when the function has returned. */
 
 /* A schedule is freed by the node when the context is closed, if it is open then. */
@@ -40782,6 +40864,62 @@ MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64
 MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
   DRIVE_CHECK(ctx);
   DRIVE_START(mlfab_node_stochastic_close(ctx->node, id, now));
+}
+
+/* ==============================================================================================
+ * core/collective_partial.c
+ * ============================================================================================== */
+/* collective_partial.c - a context: partial reductions. Layer 6. What they are: partial.h, eager.c. */
+
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p) {
+  mlfab_request request = 0;
+  uint32_t id = 0;
+  DRIVE_CHECK(ctx);
+  if (!id_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__drive_enter(ctx);
+  (void)mlfab__drive_arena(ctx);
+  int code = mlfab_node_partial_open(ctx->node, count, dtype, options, timeout_ns,
+                                     mlfab__drive_now(ctx), &id, &request);
+  if (!code) {
+    code = mlfab__drive_await(ctx, request, 0, NULL);
+    if (code) (void)mlfab_node_partial_close(ctx->node, id, mlfab__drive_now(ctx));
+  }
+  if (!code) *id_p = id;
+  mlfab__drive_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_partial_start(ctx->node, id, data, timeout_ns, now, info_p, &request),
+              NULL);
+}
+
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_partial_start(ctx->node, id, data, timeout_ns, now, info_p, request_p));
+}
+
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(mlfab_node_partial_flush(ctx->node, id, data, timeout_ns, now, &request), NULL);
+}
+
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns) {
+  DRIVE_CHECK(ctx);
+  DRIVE_BLOCK(
+      mlfab_node_partial_resync(ctx->node, id, model, count, dtype, timeout_ns, now, &request),
+      NULL);
+}
+
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
+  DRIVE_CHECK(ctx);
+  DRIVE_START(mlfab_node_partial_close(ctx->node, id, now));
 }
 
 /* ==============================================================================================
@@ -45747,20 +45885,12 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
 #define ARENA_SMALL_SUM 7168u /* of all members together otherwise, */
 #define ARENA_SMALL_CROWDED 16384u
-#define ARENA_IN 1048576u      /* bytes of in[i] */
-#define ARENA_OUT 262144u      /* bytes of out[i] */
-#define ARENA_STREAM 16777216u /* vectors from here on do not stay in caches */
-#define ARENA_SHORT 65536u     /* bytes that are done before sleepers are woken */
-#define ARENA_ROUND 256u       /* bytes that the kernels like parts to be a multiple of */
-#define ARENA_MEAN 16384u      /* bytes that are divided while they are in the first cache */
-#ifdef ARENA_TUNE
-static uint64_t arena_tune_small = 0, arena_tune_part = 65536, arena_tune_stream = 16777216;
-#define ARENA_PART arena_tune_part
-#undef ARENA_STREAM
-#define ARENA_STREAM arena_tune_stream
-#else
-#define ARENA_PART 65536u
-#endif
+#define ARENA_ROUND 65536u /* bytes of all parts of a round together, */
+#define ARENA_PART 8192u   /* and the least of one */
+#define ARENA_IN 524288u   /* bytes of in[i] */
+#define ARENA_LINES 256u   /* parts are multiples of it, as the kernels like it */
+#define ARENA_SHORT 65536u /* bytes that are done before sleepers are woken */
+#define ARENA_MEAN 16384u  /* bytes that are divided while they are in the first cache */
 
 enum {
   ARENA_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
@@ -45803,7 +45933,7 @@ struct arena_segment {
 struct arena_slots {
   uint8_t small[2][ARENA_SMALL];
   uint8_t in[ARENA_IN_DEPTH][ARENA_IN];
-  uint8_t out[ARENA_OUT_DEPTH][ARENA_OUT];
+  uint8_t out[ARENA_OUT_DEPTH][ARENA_ROUND];
 };
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
@@ -46282,7 +46412,6 @@ struct arena_plan {
   uint64_t bytes;        /* of the vector */
   uint64_t part, rounds; /* most elements of a part in a round */
   bool adds, gathers, small;
-  int stream;
   uint32_t parity;                                              /* of the turn */
   uint64_t first[MLFAB__ARENA_MOST], length[MLFAB__ARENA_MOST]; /* elements by owner */
 };
@@ -46304,18 +46433,12 @@ static void arena_pack(uint8_t *to, const mlfab__arena_call *c, uint32_t width, 
   }
 }
 
-static void arena_unpack(const mlfab__arena_call *c, const struct arena_plan *p, uint64_t at,
-                         uint64_t n, const uint8_t *from) {
-  for (uint64_t run; n > 0; at += run, n -= run, from += run * p->width) {
-    uint8_t *to = arena_at(c, p->width, at, &run);
+static void arena_unpack(const mlfab__arena_call *c, uint32_t width, uint64_t at, uint64_t n,
+                         const uint8_t *from) {
+  for (uint64_t run; n > 0; at += run, n -= run, from += run * width) {
+    uint8_t *to = arena_at(c, width, at, &run);
     run = mlfab__min(run, n);
-    if (p->stream) {
-      void *dst[1] = {to};
-      const void *in[1] = {from};
-      mlfab__combine_many(MLFAB_SUM, c->dtype, dst, 1, in, 1, run, 1);
-    } else {
-      memcpy(to, from, run * p->width);
-    }
+    memcpy(to, from, run * width);
   }
 }
 
@@ -46336,11 +46459,11 @@ static void arena_combine(const mlfab__arena *a, const mlfab__arena_call *c,
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, p->stream);
+    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
     if (!mean) continue;
     mlfab__combine_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];
-    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, p->stream);
+    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
   }
 }
 
@@ -46355,7 +46478,7 @@ static bool arena_finite(const mlfab__arena_call *c, uint32_t width, uint64_t at
 
 static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
                              struct arena_plan *p) {
-  uint64_t lanes = p->width > 0 ? ARENA_ROUND / p->width : 1, at = 0;
+  uint64_t lanes = p->width > 0 ? ARENA_LINES / p->width : 1, at = 0;
   uint64_t even = ((c->count + a->n - 1) / a->n + lanes - 1) / lanes * lanes;
   for (uint32_t j = 0; j < a->n; j++) {
     uint64_t length = mlfab__min(even, c->count - at);
@@ -46367,29 +46490,26 @@ static void arena_plan_parts(const mlfab__arena *a, const mlfab__arena_call *c,
   }
 }
 
-/* Up to here waiting once is worth more than moving less: measured, with pairs far apart, and where
- * waiting means that another process has to run. Most that a small call can have for the others. */
-static uint64_t arena_small(const mlfab__arena *a, const mlfab__arena_call *c) {
-  bool adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
+/* Most bytes of a small call. For sums, where waiting once is worth more than moving less: measured
+ * with two processors far apart, and where waiting means that another process has to run. */
+static uint64_t arena_small(const mlfab__arena *a, bool adds) {
   if (!adds) return ARENA_SMALL;
   return a->crowded ? ARENA_SMALL_CROWDED : ARENA_SMALL_SUM / a->n;
 }
 
+/* Rounds are so large that what a member touches in three of them stays in its second cache: what is
+ * written back to the vector was read from it a moment ago, and needs no stores past the caches. */
 static void arena_plan(const mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
-  uint64_t most = 0, part = ARENA_PART;
+  uint64_t most = 0, part = mlfab__max(ARENA_ROUND / a->n, ARENA_PART);
+  if (c->kind == MLFAB__ARENA_BROADCAST) part = ARENA_ROUND;
   p->width = c->kind == MLFAB__ARENA_BARRIER ? 0 : mlfab__element_bytes(c->dtype);
   p->bytes = c->count * p->width;
   p->adds = c->kind == MLFAB__ARENA_ALLREDUCE || c->kind == MLFAB__ARENA_REDUCE_SCATTER;
   p->gathers = c->kind != MLFAB__ARENA_REDUCE_SCATTER;
-  p->stream = p->bytes >= ARENA_STREAM;
-  arena_plan_parts(a, c, p);
-  if (p->adds && a->n > 1) part = mlfab__min(part, ARENA_IN / (a->n - 1));
-  p->small = p->bytes <= arena_small(a, c);
-#ifdef ARENA_TUNE
-  if (arena_tune_small) p->small = p->bytes <= arena_tune_small;
-#endif
+  p->small = p->bytes <= arena_small(a, p->adds);
   p->parity = (uint32_t)(a->turn & 1);
-  p->part = p->width > 0 ? part / ARENA_ROUND * ARENA_ROUND / p->width : 1;
+  arena_plan_parts(a, c, p);
+  p->part = p->width > 0 ? part / ARENA_LINES * ARENA_LINES / p->width : 1;
   for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
   p->rounds = (most + p->part - 1) / p->part;
 }
@@ -46441,7 +46561,7 @@ static void arena_take(mlfab__arena *a, const mlfab__arena_call *c, const struct
   if (!p->gathers) return;
   for (uint32_t i = 0; i < a->n; i++) {
     uint64_t n, at = arena_part(p, i, round, &n);
-    if (i != a->me) arena_unpack(c, p, at, n, arena_where(a, p, a->me, i, round));
+    if (i != a->me) arena_unpack(c, p->width, at, n, arena_where(a, p, a->me, i, round));
   }
 }
 
@@ -46508,7 +46628,7 @@ static int arena_spread(mlfab__arena *a, const mlfab__arena_call *c, const struc
       uint64_t n, at = arena_part(p, j, i - 1, &n);
       if (i > 1) code = arena_wait(a, c, &peer->segment->step, a->epoch + a->base + i);
       if (code == 0)
-        arena_unpack(c, p, at, n,
+        arena_unpack(c, p->width, at, n,
                      peer->direct != NULL ? peer->direct + at * p->width
                                           : peer->slots->out[(a->round + i - 1) % ARENA_OUT_DEPTH]);
     }
@@ -46522,7 +46642,7 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
                                const struct arena_plan *p) {
   for (uint32_t j = 0; j < a->n; j++) {
     if (j != a->me)
-      arena_unpack(c, p, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
+      arena_unpack(c, p->width, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
   }
 }
 
@@ -46676,9 +46796,12 @@ static bool arena_stands(mlfab__arena *a, uint64_t word) {
   return stands;
 }
 
-/* Out of a call that has failed. */
-static void arena_break(mlfab__arena *a) {
-  arena_leave(a);
+/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
+ * and who goes on without the arena has left it in good order. */
+static void arena_break(mlfab__arena *a, uint32_t parity) {
+  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
   arena_renew(a, &a->slots);
   if (a->lent != NULL) arena_renew(a, a->lent);
 }
@@ -46702,7 +46825,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a);
+    arena_break(a, plan.parity);
   return code;
 }
 
@@ -46712,11 +46835,10 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_SMALL
 #undef ARENA_SMALL_SUM
 #undef ARENA_SMALL_CROWDED
+#undef ARENA_ROUND
 #undef ARENA_PART
 #undef ARENA_IN
-#undef ARENA_OUT
-#undef ARENA_STREAM
+#undef ARENA_LINES
 #undef ARENA_SHORT
-#undef ARENA_ROUND
 #undef ARENA_MEAN
 #endif
