@@ -33,7 +33,12 @@ struct mlfab__lane {
   uint32_t frames_since;
 };
 
-/* --- the pool: free blocks by size, each pointing at the next --- */
+/* --- the pool: free blocks by size --- */
+
+/* In front of each is where the next one is, STREAM_BLOCK bytes. */
+static void **stream_link(void *block) {
+  return (void **)(void *)((uint8_t *)block - STREAM_BLOCK);
+}
 
 static uint32_t stream_class(uint64_t n) {
   uint32_t kind = 0;
@@ -44,18 +49,21 @@ static uint32_t stream_class(uint64_t n) {
 static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
   uint32_t kind = stream_class(n);
   if (kind == MLFAB__STREAM_CLASSES) return NULL;
-  void *block = streams->pool[kind];
-  if (!block) return mlfab__alloc_aligned(streams->env, (size_t)STREAM_BLOCK << kind);
-  memcpy(&streams->pool[kind], block, sizeof block);
+  uint8_t *block = streams->pool[kind];
+  if (!block) {
+    block = mlfab__alloc_aligned(streams->env, ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
+    return block ? block + STREAM_BLOCK : NULL;
+  }
+  streams->pool[kind] = *stream_link(block);
   streams->pooled -= (uint64_t)STREAM_BLOCK << kind;
   return block;
 }
 
-/* Blocks are freed by `drain` only: what was lent stays readable until the transport has heard of
- * the detach. */
+/* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
+ * until the transport has heard of the detach, since its frames may still be taken for good. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
-  memcpy(block, &streams->pool[kind], sizeof block);
+  *stream_link(block) = streams->pool[kind];
   streams->pool[kind] = block;
   streams->pooled += (uint64_t)STREAM_BLOCK << kind;
 }
@@ -63,9 +71,10 @@ static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
 static void stream_drain(mlfab__streams *streams) {
   for (uint32_t kind = 0; kind < MLFAB__STREAM_CLASSES; kind++) {
     while (streams->pool[kind]) {
-      void *block = streams->pool[kind];
-      memcpy(&streams->pool[kind], block, sizeof block);
-      mlfab__free_aligned(streams->env, block, (size_t)STREAM_BLOCK << kind);
+      uint8_t *block = streams->pool[kind];
+      streams->pool[kind] = *stream_link(block);
+      mlfab__free_aligned(streams->env, block - STREAM_BLOCK,
+                          ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
     }
   }
   streams->pooled = 0;
