@@ -1,4 +1,5 @@
-/* test_allreduce.c - allreduce over every transport: the same bits on all ranks, and the right ones.
+/* test_allreduce.c - allreduce by the planned tree over every transport: the same bits on all ranks, and the right
+ * ones. Of the other algorithms: test_collective.c.
  *
  * Over TCP, UNIX sockets and shared memory every rank is a process of its own; in the simulator ranks are contexts of
  * one thread, whose blocking calls lie inside each other. The root is drawn, so a sum of floats must have the bits of
@@ -94,6 +95,13 @@ static uint64_t monotonic(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* With and without a scheduler. */
+static int planned(mlfab *ctx, void *data, uint64_t count, int dtype) {
+  mlfab_vec vec = {data, count};
+  mlfab_collective options = {.size = sizeof options, .algorithm = MLFAB_ALGORITHM_PLANNED};
+  return mlfab_allreduce_list(ctx, &vec, 1, dtype, &options);
+}
+
 /* --- processes --- */
 
 typedef struct setting {
@@ -129,7 +137,7 @@ static int live(const setting *s, uint32_t rank, int pipe_fd) {
   for (uint32_t call = 0; call < CALLS; call++) {
     int dtype = dtypes[call % 3];
     fill(data, dtype, rank, call, counts[call]);
-    int code = mlfab_allreduce(ctx, data, counts[call], dtype, 0);
+    int code = planned(ctx, data, counts[call], dtype);
     if (code) {
       mlfab_last_error(ctx, &error);
       fprintf(stderr, "rank %u: %s\n", rank, error.text);
@@ -147,12 +155,12 @@ static int live(const setting *s, uint32_t rank, int pipe_fd) {
     if (rank == s->victim) _exit(0);
     int64_t one = 1;
     uint64_t since = monotonic();
-    int code = mlfab_allreduce(ctx, &one, 1, MLFAB_I64, 0);
+    int code = planned(ctx, &one, 1, MLFAB_I64);
     if (code && code != MLFAB_ERR_PEER_DEAD) return __LINE__;
     if (monotonic() - since > 10000 * MS) return __LINE__;
     if (code) {
       one = 1;
-      if (mlfab_allreduce(ctx, &one, 1, MLFAB_I64, 0)) return __LINE__;
+      if (planned(ctx, &one, 1, MLFAB_I64)) return __LINE__;
     }
     if (one != s->ranks - 1) return __LINE__;
   }
@@ -252,7 +260,7 @@ static void sim_call(void *user) {
   sim_rank *r = user;
   int dtype = dtypes[r->call % 3];
   fill(r->data, dtype, r->rank, r->call, counts[r->call]);
-  r->code = mlfab_allreduce(r->ctx, r->data, counts[r->call], dtype, 0);
+  r->code = planned(r->ctx, r->data, counts[r->call], dtype);
 }
 
 static void test_sim(void **state) {

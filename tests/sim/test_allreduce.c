@@ -1,4 +1,4 @@
-/* test_allreduce.c - allreduce among simulated nodes, driven by hand so that all of them can wait at once: from 1
+/* test_allreduce.c - the planned tree among simulated nodes, driven by hand so that all of them can wait at once: from 1
  * to 64 ranks, and from seeds with faults.
  *
  * Every rank gives a mask with its own bit, and numbers that belong to it: so the sum tells who is in it and how often,
@@ -204,8 +204,10 @@ static int64_t number(uint32_t who, uint64_t i) {
 static void begin(world *w, uint32_t i) {
   rank *r = &w->ranks[i];
   for (uint64_t k = 0; k < w->count; k++) r->data[k] = number(i, k);
-  int code = mlfab_node_allreduce(r->node, r->data, w->count, MLFAB_I64, w->timeout_ns, now(w),
-                                  &r->request);
+  mlfab_vec vec = {r->data, w->count};
+  mlfab_collective options = {
+      .size = sizeof options, .algorithm = MLFAB_ALGORITHM_PLANNED, .timeout_ns = w->timeout_ns};
+  int code = mlfab_node_allreduce_list(r->node, &vec, 1, MLFAB_I64, &options, now(w), &r->request);
   if (code == MLFAB_ERR_PEER_DEAD && w->harsh) {
     kill_node(w, i); /* to it, server 0 is dead for good: a process ends then */
     return;
