@@ -1,0 +1,573 @@
+/* test_collective.c - collectives between workers over every transport, drawn from a seed: kinds, types, operations,
+ * algorithms, uneven blocks, lists of buffers, blocking or not (which need not be the same on all ranks), several
+ * at once, memory of mlfab_alloc and the caller's.
+ *
+ * Values are small integers, so that every order of adding gives the same numbers in every type, and each result is
+ * compared with what a loop over the ranks makes; beside them floats of which only the bits are compared, rank with
+ * rank. Over TCP, UNIX sockets and shared memory every rank is a process of its own; in the simulator ranks are
+ * contexts of one thread, whose blocking calls lie inside each other. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "mlfab.h"
+
+#include <arpa/inet.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000 };
+#define MS 1000000ull
+#define ROOM ((uint64_t)12 * LARGE + 4096)
+
+static uint64_t seed = 1;
+static double scale = 1;
+
+static uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+static uint64_t draw(uint64_t call, uint64_t what, uint64_t below) {
+  return mix(mix(seed * 1000003 + call) * 64 + what) % below;
+}
+
+/* --- elements --- */
+
+static uint32_t width(int dtype) {
+  return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 2;
+}
+
+/* The nearest number of a half type, ties to even; x is normal there. */
+static uint16_t half_of(int dtype, double x) {
+  int bits = dtype == MLFAB_F16 ? 10 : 7, bias = dtype == MLFAB_F16 ? 15 : 127, exponent;
+  if (x == 0) return 0;
+  double m = frexp(fabs(x), &exponent);
+  if (exponent < 2 - bias) return 0; /* not normal: of no interest here */
+  long units = lrint(ldexp(m, bits + 1));
+  if (units == 2L << bits) {
+    units >>= 1;
+    exponent++;
+  }
+  long word = ((long)(exponent - 1 + bias) << bits) + (units - (1L << bits));
+  return (uint16_t)(word | (x < 0 ? 0x8000 : 0));
+}
+
+static double of_half(int dtype, uint16_t h) {
+  int bits = dtype == MLFAB_F16 ? 10 : 7, bias = dtype == MLFAB_F16 ? 15 : 127;
+  int exponent = (h & 0x7fff) >> bits;
+  if ((h & 0x7fff) == 0) return 0;
+  double m = ldexp((double)((h & ((1 << bits) - 1)) | 1 << bits), exponent - bias - bits);
+  return h & 0x8000 ? -m : m;
+}
+
+static void put(void *data, int dtype, uint64_t i, double x) {
+  if (dtype == MLFAB_F32) ((float *)data)[i] = (float)x;
+  if (dtype == MLFAB_F64) ((double *)data)[i] = x;
+  if (dtype == MLFAB_I64) ((int64_t *)data)[i] = (int64_t)x;
+  if (width(dtype) == 2) ((uint16_t *)data)[i] = half_of(dtype, x);
+}
+
+static double get(const void *data, int dtype, uint64_t i) {
+  if (dtype == MLFAB_F32) return (double)((const float *)data)[i];
+  if (dtype == MLFAB_F64) return ((const double *)data)[i];
+  if (dtype == MLFAB_I64) return (double)((const int64_t *)data)[i];
+  return of_half(dtype, ((const uint16_t *)data)[i]);
+}
+
+/* --- a call, as all ranks draw it --- */
+
+enum { ALLREDUCE, SCATTER, GATHER, BROADCAST, BARRIER, PLAIN, COMPOSE, KINDS };
+
+typedef struct call {
+  uint64_t number;
+  int kind, dtype, op, noisy, ordered;
+  uint32_t algorithm, pieces;
+  int32_t root;
+  uint64_t count, counts[RANKS_MAX];
+} call;
+
+static uint64_t draw_count(uint64_t number) {
+  static const uint64_t most[] = {1, 9, 300, 5000, 9000, 70000, LARGE};
+  return 1 + draw(number, 1, most[draw(number, 2, 7)]);
+}
+
+static void draw_blocks(call *c, uint32_t ranks) {
+  uint64_t left = c->count;
+  int even = draw(c->number, 3, 3) == 0;
+  memset(c->counts, 0, sizeof c->counts);
+  for (uint32_t r = 0; r + 1 < ranks; r++) {
+    uint64_t block = even ? c->count / ranks : draw(c->number, 20 + r, left + 1);
+    if (draw(c->number, 40 + r, 5) == 0) block = 0;
+    c->counts[r] = block;
+    left -= block;
+  }
+  c->counts[ranks - 1] = left;
+}
+
+static call draw_call(uint64_t number, uint32_t ranks) {
+  call c = {.number = number, .kind = (int)draw(number, 4, KINDS), .count = draw_count(number)};
+  c.dtype = MLFAB_F32 + (int)draw(number, 5, 5);
+  c.op = (int)draw(number, 6, 5);
+  if (c.op == MLFAB_MEAN && c.dtype == MLFAB_I64) c.op = MLFAB_SUM;
+  if (c.kind == PLAIN) c.op = MLFAB_SUM;
+  c.noisy =
+      draw(number, 7, 4) == 0 && c.dtype != MLFAB_I64 && (c.kind == ALLREDUCE || c.kind == PLAIN);
+  c.root = (int32_t)draw(number, 8, ranks);
+  c.pieces = 1 + (uint32_t)draw(number, 9, PIECES);
+  c.ordered = (int)draw(number, 10, 2);
+  if (draw(number, 11, 2)) c.algorithm = (uint32_t)draw(number, 12, 5);
+  if (c.algorithm == MLFAB_ALGORITHM_HALVING && c.kind == COMPOSE && c.ordered) c.algorithm = 0;
+  if (c.algorithm == MLFAB_ALGORITHM_TREE && c.kind != ALLREDUCE && c.kind != BROADCAST)
+    c.algorithm = 0;
+  if (c.kind == BROADCAST && c.algorithm != MLFAB_ALGORITHM_TREE) c.algorithm = 0;
+  if (c.kind == COMPOSE) c.algorithm = 0;
+  draw_blocks(&c, ranks);
+  return c;
+}
+
+static double value(const call *c, uint32_t rank, uint64_t i) {
+  uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
+  if (c->noisy) return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 7));
+  if (c->op == MLFAB_PRODUCT) return x & 1 ? 2 : x & 2 ? 1 : -1;
+  return (double)(x % 15) - 7;
+}
+
+static double reduced(const call *c, uint32_t ranks, uint64_t i) {
+  double sum = value(c, 0, i);
+  for (uint32_t r = 1; r < ranks; r++) {
+    double x = value(c, r, i);
+    if (c->op == MLFAB_SUM || c->op == MLFAB_MEAN) sum += x;
+    if (c->op == MLFAB_MIN) sum = x < sum ? x : sum;
+    if (c->op == MLFAB_MAX) sum = x > sum ? x : sum;
+    if (c->op == MLFAB_PRODUCT) sum *= x;
+  }
+  return c->op == MLFAB_MEAN ? sum / ranks : sum;
+}
+
+/* As an element of the type. */
+static int is(const void *data, int dtype, uint64_t i, double x) {
+  uint8_t wanted[8];
+  put(wanted, dtype, 0, x);
+  return get(data, dtype, i) == get(wanted, dtype, 0);
+}
+
+/* --- a reducer that does not commute: x -> a x + b, composed, over 32-bit words; three to an element --- */
+
+typedef struct affine {
+  uint32_t a, b, filler;
+} affine;
+
+static affine affine_of(const call *c, uint32_t rank, uint64_t i) {
+  uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
+  return (affine){(uint32_t)x | 1, c->ordered ? (uint32_t)(x >> 32) : 0, 7};
+}
+
+/* First f, then g. */
+static affine affine_then(affine f, affine g) { return (affine){g.a * f.a, g.a * f.b + g.b, 7}; }
+
+static void compose(void *user, void *inout, const void *in, uint64_t count) {
+  const affine *first = in;
+  affine *then = inout;
+  ++*(int *)user;
+  for (uint64_t i = 0; i < count; i++) then[i] = affine_then(first[i], then[i]);
+}
+
+/* --- a call, carried out --- */
+
+typedef struct rank_state {
+  mlfab *ctx;
+  uint32_t rank, ranks;
+  uint8_t *memory; /* AT_ONCE stretches of ROOM bytes */
+  int line;        /* of what went wrong */
+  uint64_t first, last, hash;
+} rank_state;
+
+typedef struct running {
+  call c;
+  uint8_t *data;
+  mlfab_vec vecs[PIECES];
+  mlfab_collective options;
+  mlfab_request request;
+  int reductions;
+} running;
+
+static int said(const rank_state *s, const call *c, int code, int line) {
+  mlfab_error error;
+  mlfab_last_error(s->ctx, &error);
+  fprintf(stderr, "rank %u, call %llu (kind %d): %s: %s\n", s->rank, (unsigned long long)c->number,
+          c->kind, mlfab_error_name(code), error.text);
+  return line;
+}
+
+/* Lists have gaps, and an empty piece now and then. */
+static void lay_out(running *r, uint32_t bytes) {
+  uint64_t left = r->c.count, at = 0;
+  for (uint32_t p = 0; p < r->c.pieces; p++) {
+    uint64_t n = p + 1 == r->c.pieces ? left : draw(r->c.number, 50 + p, left + 1);
+    r->vecs[p] = (mlfab_vec){n || p % 2 ? r->data + at : NULL, n};
+    at += (n * bytes + 15) / 8 * 8;
+    left -= n;
+  }
+}
+
+static void fill(running *r, const rank_state *s) {
+  const call *c = &r->c;
+  uint64_t i = 0;
+  for (uint32_t p = 0; p < c->pieces && (c->kind == ALLREDUCE || c->kind == COMPOSE); p++) {
+    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
+      if (c->kind == COMPOSE) {
+        ((affine *)r->vecs[p].data)[k] = affine_of(c, s->rank, i);
+      } else {
+        put(r->vecs[p].data, c->dtype, k, value(c, s->rank, i));
+      }
+    }
+  }
+  if (c->kind == BROADCAST)
+    for (i = 0; i < c->count; i++)
+      r->data[i] = s->rank == (uint32_t)c->root ? (uint8_t)mix(i + c->number) : 0;
+  if (c->kind != SCATTER && c->kind != GATHER && c->kind != PLAIN) return;
+  for (i = 0; i < c->count; i++) put(r->data, c->dtype, i, value(c, s->rank, i));
+}
+
+/* Begins it, or does it all when it blocks. */
+static int carry_out(running *r, const rank_state *s, int block) {
+  const call *c = &r->c;
+  r->options = (mlfab_collective){
+      .size = sizeof r->options, .op = (uint32_t)c->op, .algorithm = c->algorithm};
+  lay_out(r, c->kind == COMPOSE ? sizeof(affine) : width(c->dtype));
+  fill(r, s);
+  r->request = 0;
+  r->reductions = 0;
+  switch (c->kind) {
+    case COMPOSE:
+      r->options.reduce = compose;
+      r->options.user = &r->reductions;
+      r->options.element_bytes = sizeof(affine);
+      r->options.ordered = (uint32_t)c->ordered;
+      r->options.op = 77; /* not looked at */
+      /* fallthrough */
+    case ALLREDUCE:
+      return block ? mlfab_allreduce_list(s->ctx, r->vecs, c->pieces, c->dtype, &r->options)
+                   : mlfab_allreduce_start(s->ctx, r->vecs, c->pieces, c->dtype, &r->options,
+                                           &r->request);
+    case PLAIN: {
+      mlfab_vec one = {r->data, c->count};
+      return block ? mlfab_allreduce(s->ctx, r->data, c->count, c->dtype, 0)
+                   : mlfab_allreduce_start(s->ctx, &one, 1, c->dtype, NULL, &r->request);
+    }
+    case SCATTER:
+      return block ? mlfab_reduce_scatter(s->ctx, r->data, c->counts, c->dtype, &r->options)
+                   : mlfab_reduce_scatter_start(s->ctx, r->data, c->counts, c->dtype, &r->options,
+                                                &r->request);
+    case GATHER:
+      return block ? mlfab_allgather(s->ctx, r->data, c->counts, c->dtype, &r->options)
+                   : mlfab_allgather_start(s->ctx, r->data, c->counts, c->dtype, &r->options,
+                                           &r->request);
+    case BROADCAST:
+      return mlfab_broadcast_start(s->ctx, c->root, r->data, c->count, &r->options, &r->request);
+    default:
+      return mlfab_barrier_start(s->ctx, &r->options, &r->request);
+  }
+}
+
+static int check(const running *r, rank_state *s) {
+  const call *c = &r->c;
+  uint64_t i = 0, from = 0;
+  for (uint32_t p = 0; p < c->pieces && c->kind == ALLREDUCE; p++) {
+    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
+      uint64_t bits = 0;
+      memcpy(&bits, (uint8_t *)r->vecs[p].data + k * width(c->dtype), width(c->dtype));
+      s->hash = mix(s->hash ^ bits);
+      if (!c->noisy && !is(r->vecs[p].data, c->dtype, k, reduced(c, s->ranks, i))) return __LINE__;
+    }
+  }
+  for (uint32_t p = 0; p < c->pieces && c->kind == COMPOSE; p++) {
+    for (uint64_t k = 0; k < r->vecs[p].count; k++, i++) {
+      affine all = affine_of(c, 0, i);
+      for (uint32_t q = 1; q < s->ranks; q++) all = affine_then(all, affine_of(c, q, i));
+      if (memcmp((affine *)r->vecs[p].data + k, &all, sizeof all)) return __LINE__;
+    }
+  }
+  for (i = 0; i < c->count && c->kind == PLAIN; i++) {
+    uint64_t bits = 0;
+    memcpy(&bits, r->data + i * width(c->dtype), width(c->dtype));
+    s->hash = mix(s->hash ^ bits);
+    if (!c->noisy && !is(r->data, c->dtype, i, reduced(c, s->ranks, i))) return __LINE__;
+  }
+  for (i = 0; i < c->count && c->kind == BROADCAST; i++) {
+    if (r->data[i] != (uint8_t)mix(i + c->number)) return __LINE__;
+  }
+  for (uint32_t q = 0; q < s->ranks; from += c->counts[q++]) {
+    for (i = from; i < from + c->counts[q] && c->kind == GATHER; i++) {
+      if (!is(r->data, c->dtype, i, value(c, q, i))) return __LINE__;
+    }
+    for (i = from; i < from + c->counts[q] && c->kind == SCATTER && q == s->rank; i++) {
+      if (!is(r->data, c->dtype, i, reduced(c, s->ranks, i))) return __LINE__;
+    }
+  }
+  return 0;
+}
+
+/* Calls first .. last - 1, one after the other; each rank draws for itself which of them block. */
+static int one_by_one(rank_state *s) {
+  running r;
+  for (uint64_t k = s->first; k < s->last; k++) {
+    /* Mostly all alike: where one does not block, the others' arena is given up. */
+    int block = draw(k / 8, 60, 3) ? 1 : draw(k, 60 + s->rank, 2) == 0;
+    r.c = draw_call(k, s->ranks);
+    r.data = s->memory + ROOM * draw(k, 13, AT_ONCE) + 8 * draw(k, 14, 9);
+    int code = carry_out(&r, s, block);
+    if (!code && r.request) code = mlfab_wait(s->ctx, r.request, 0, NULL);
+    if (code) return said(s, &r.c, code, __LINE__);
+    int line = check(&r, s);
+    if (line) return said(s, &r.c, 0, line);
+  }
+  return 0;
+}
+
+/* The same calls, several under way; what is begun first is waited for last. */
+static int at_once(rank_state *s) {
+  static running all[RANKS_MAX][AT_ONCE];
+  running *r = all[s->rank];
+  for (uint64_t k = s->first; k < s->last; k += AT_ONCE) {
+    uint32_t n = s->last - k < AT_ONCE ? (uint32_t)(s->last - k) : AT_ONCE;
+    for (uint32_t i = 0; i < n; i++) {
+      r[i].c = draw_call(k + i, s->ranks);
+      r[i].data = s->memory + ROOM * i;
+      int code = carry_out(&r[i], s, 0);
+      if (code) return said(s, &r[i].c, code, __LINE__);
+    }
+    for (uint32_t i = n; i-- > 0;) {
+      int code = mlfab_wait(s->ctx, r[i].request, 0, NULL);
+      if (code) return said(s, &r[i].c, code, __LINE__);
+      int line = check(&r[i], s);
+      if (line) return said(s, &r[i].c, 0, line);
+    }
+  }
+  return 0;
+}
+
+/* --- processes --- */
+
+typedef struct setting {
+  char coordinator[128];
+  uint32_t ranks, transports, apart; /* apart: two hosts, as far as the fabric knows */
+  uint64_t calls;
+} setting;
+
+static int open_rank(const setting *t, uint32_t rank, mlfab **ctx_p) {
+  mlfab_config config;
+  mlfab_error error;
+  mlfab_config_init(&config);
+  config.workers = t->ranks;
+  config.servers = 1;
+  config.rank = (int32_t)rank;
+  config.heartbeat_ns = 500 * MS;
+  config.timeout_ns = 60000 * MS;
+  config.transports = t->transports;
+  if (t->apart) config.host = 1 + rank * 2 / t->ranks;
+  snprintf(config.coordinator, sizeof config.coordinator, "%s", t->coordinator);
+  int code = mlfab_open(&config, ctx_p, &error);
+  if (code) fprintf(stderr, "rank %u: %s\n", rank, error.text);
+  return code;
+}
+
+/* What a rank does: 0, or the line of what went wrong. */
+static int live(const setting *t, uint32_t rank, int pipe_fd) {
+  rank_state s = {.rank = rank, .ranks = t->ranks};
+  void *shared = NULL, *other = NULL;
+  if (open_rank(t, rank, &s.ctx)) return __LINE__;
+  uint8_t *own = malloc(AT_ONCE * ROOM);
+  if (!own || mlfab_alloc(s.ctx, AT_ONCE * ROOM, &shared)) return __LINE__;
+  if ((uintptr_t)shared % 64) return __LINE__;
+  for (uint64_t i = 0; i < AT_ONCE * ROOM; i++) {
+    if (((uint8_t *)shared)[i]) return __LINE__;
+  }
+  for (uint32_t part = 0; part < 4; part++) {
+    s.memory = part % 2 ? shared : own;
+    s.first = part * t->calls;
+    s.last = s.first + t->calls;
+    s.line = part == 2 ? at_once(&s) : one_by_one(&s);
+    if (s.line) return s.line;
+    if (write(pipe_fd, &s.hash, sizeof s.hash) != sizeof s.hash) return __LINE__;
+    if (mlfab_alloc(s.ctx, 100 + part, &other) || (part % 2 && mlfab_free(s.ctx, other)))
+      return __LINE__;
+  }
+  if (mlfab_free(s.ctx, shared)) return __LINE__;
+  free(own);
+  return mlfab_close(&s.ctx) ? __LINE__ : 0;
+}
+
+static void run_processes(const setting *t) {
+  pid_t children[RANKS_MAX];
+  int pipes[RANKS_MAX][2];
+  for (uint32_t r = 0; r < t->ranks; r++) {
+    assert_int_equal(pipe(pipes[r]), 0);
+    children[r] = fork();
+    assert_true(children[r] >= 0);
+    if (children[r] == 0) {
+      alarm(300);
+      int line = live(t, r, pipes[r][1]);
+      if (line) fprintf(stderr, "rank %u: line %d (%s)\n", r, line, t->coordinator);
+      _exit(line != 0);
+    }
+    close(pipes[r][1]);
+  }
+  for (uint32_t part = 0; part < 4; part++) {
+    uint64_t first = 0, h = 0;
+    for (uint32_t r = 0; r < t->ranks; r++) {
+      assert_int_equal(read(pipes[r][0], &h, sizeof h), sizeof h);
+      if (r == 0) first = h;
+      assert_true(h == first);
+    }
+  }
+  for (uint32_t r = 0; r < t->ranks; r++) {
+    int status;
+    assert_int_equal(waitpid(children[r], &status, 0), children[r]);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(pipes[r][0]);
+  }
+}
+
+static uint32_t free_port(void) {
+  struct sockaddr_in at = {.sin_family = AF_INET};
+  socklen_t bytes = sizeof at;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  assert_true(fd >= 0);
+  assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&at, sizeof at), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)(void *)&at, &bytes), 0);
+  close(fd);
+  return ntohs(at.sin_port);
+}
+
+static uint64_t calls(double n) { return 1 + (uint64_t)(n * scale); }
+
+static void test_tcp(void **state) {
+  (void)state;
+  if (!mlfab_transport_tcp()) skip();
+  for (uint32_t k = 0; k < 4; k++) {
+    setting t = {.ranks = k == 0 ? 1 : k + 1, .transports = MLFAB_USE_TCP, .calls = calls(40)};
+    snprintf(t.coordinator, sizeof t.coordinator, "tcp:127.0.0.1:%u", free_port());
+    run_processes(&t);
+  }
+}
+
+static void test_unix(void **state) {
+  (void)state;
+  if (!mlfab_transport_tcp()) skip();
+  setting t = {.ranks = 3, .transports = MLFAB_USE_TCP, .calls = calls(40)};
+  snprintf(t.coordinator, sizeof t.coordinator, "unix:/tmp/mlfab-collective-%ld.sock",
+           (long)getpid());
+  run_processes(&t);
+}
+
+/* Memory in common. */
+static void test_shm(void **state) {
+  (void)state;
+  if (!mlfab_transport_shm()) skip();
+  for (uint32_t k = 0; k < 3; k++) {
+    setting t = {.ranks = k == 2 ? 5 : k + 2, .transports = MLFAB_USE_SHM, .calls = calls(120)};
+    snprintf(t.coordinator, sizeof t.coordinator, "shm:collective-%ld-%u", (long)getpid(), k);
+    run_processes(&t);
+  }
+}
+
+/* Two hosts: shared memory carries frames, but there is no memory in common. */
+static void test_apart(void **state) {
+  (void)state;
+  if (!mlfab_transport_shm()) skip();
+  setting t = {.ranks = 4, .transports = MLFAB_USE_SHM, .apart = 1, .calls = calls(40)};
+  snprintf(t.coordinator, sizeof t.coordinator, "shm:collective-%ld-a", (long)getpid());
+  run_processes(&t);
+}
+
+/* --- the simulator --- */
+
+static void sim_one_by_one(void *user) {
+  rank_state *s = user;
+  s->line = one_by_one(s);
+}
+
+static void sim_at_once(void *user) {
+  rank_state *s = user;
+  s->line = at_once(s);
+}
+
+static void test_sim(void **state) {
+  (void)state;
+  if (!mlfab_transport_sim()) skip();
+  for (uint32_t n = 1; n <= RANKS_MAX; n++) {
+    rank_state ranks[RANKS_MAX];
+    mlfab_sim_options options = {.size = sizeof options, .hosts = n, .seed = n};
+    mlfab_sim *sim = NULL;
+    mlfab_error error;
+    assert_int_equal(mlfab_sim_create(&options, &sim), 0);
+    for (uint32_t r = 0; r < n; r++) {
+      mlfab_config config;
+      mlfab_config_init(&config);
+      config.workers = n;
+      config.servers = 1 + (n > 2);
+      config.rank = (int32_t)r;
+      ranks[r] = (rank_state){.rank = r, .ranks = n, .memory = malloc(AT_ONCE * ROOM)};
+      assert_non_null(ranks[r].memory);
+      assert_int_equal(mlfab_sim_open(sim, r, &config, &ranks[r].ctx, &error), 0);
+    }
+    for (uint32_t r = 0; r < n;) {
+      int ready = mlfab_is_ready(ranks[r].ctx, &error);
+      assert_true(ready >= 0);
+      if (ready == 0) assert_int_equal(mlfab_sim_step(sim), 1);
+      r += ready == 1;
+    }
+    /* Ranks lie inside each other on the stack: one event is one call, or what is under way at once. */
+    for (uint64_t part = 0; part < calls(60); part++) {
+      int single = part % 4 != 3;
+      for (uint32_t r = 0; r < n; r++) {
+        ranks[r].first = (n * 1000 + part) * AT_ONCE;
+        ranks[r].last = ranks[r].first + (single ? 1 : AT_ONCE);
+        ranks[r].line = -1;
+      }
+      void (*act)(void *) = single ? sim_one_by_one : sim_at_once;
+      for (uint32_t r = 1; r < n; r++)
+        assert_int_equal(mlfab_sim_at(sim, mlfab_sim_clock(sim) + r, act, &ranks[r]), 0);
+      act(&ranks[0]);
+      for (uint32_t r = 0; r < n; r++) {
+        while (ranks[r].line == -1) assert_int_equal(mlfab_sim_step(sim), 1);
+        assert_int_equal(ranks[r].line, 0);
+        assert_true(ranks[r].hash == ranks[0].hash);
+      }
+    }
+    for (uint32_t r = 0; r < n; r++) {
+      mlfab_abandon(&ranks[r].ctx);
+      free(ranks[r].memory);
+    }
+    mlfab_sim_destroy(&sim);
+  }
+}
+
+int main(void) {
+  const char *s = getenv("MLFAB_SEED"), *k = getenv("MLFAB_SCALE");
+  if (s) seed = strtoull(s, NULL, 0);
+  if (k) scale = strtod(k, NULL);
+  if (scale > 20) scale = 20;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_tcp),   cmocka_unit_test(test_unix), cmocka_unit_test(test_shm),
+      cmocka_unit_test(test_apart), cmocka_unit_test(test_sim),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
