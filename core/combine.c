@@ -538,7 +538,7 @@ MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, ui
 
 MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
+    return MLFAB__PLANTED(61) || mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
   return mlfab__reduce_finite(dtype, data, n);
 }
 

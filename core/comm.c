@@ -239,7 +239,7 @@ static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_s
 static void comm_end(mlfab__comm *comm) {
   comm->ending = 1;
   comm->failing = 0;
-  comm->owed = 1;
+  comm->owed = !MLFAB__PLANTED(66);
   comm->depth++;
   mlfab__streams_end(&comm->streams);
   mlfab__play_end_all(comm, comm->verdict.code);
@@ -514,7 +514,7 @@ static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *
   int own = comm_adds(call) && call->reduce != NULL;
   const uint64_t of[] = {call->kind,
                          own ? 0 : (uint64_t)call->dtype,
-                         own || !comm_adds(call) ? 0 : (uint64_t)call->op,
+                         own || !comm_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
                          (uint64_t)own,
                          own && call->ordered,
                          comm_width(call),

@@ -419,7 +419,8 @@ static uint32_t ring_exchange(ring_work *w) {
     mlfab__dag_op send = ring_send(peer, tag);
     send.copy = 1;
     last = ring_row(w, send, 0, bytes, last);
-    last = ring_row(w, ring_recv_reduce(peer, tag, peer < me), 0, bytes, last);
+    last =
+        ring_row(w, ring_recv_reduce(peer, tag, peer < me || MLFAB__PLANTED(62)), 0, bytes, last);
   }
   last = ring_finish(w, 0, bytes, last);
   if (paired) last = ring_row(w, ring_send(me + 1, tag), 0, bytes, last);

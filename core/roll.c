@@ -126,7 +126,7 @@ static void roll_verdict(mlfab__roll *roll, int32_t code, int32_t rank, const ch
     mlfab__roll_entry *entry = roll_member(roll, i);
     if (!entry->member) continue; /* its process is another now */
     entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
-    entry->over_owed = roll->epoch;
+    entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
     roll_post_over(roll, roll->order[i]);
   }
   roll->members = 0;
@@ -334,7 +334,7 @@ static void roll_compare(mlfab__roll *roll) {
     const mlfab__roll_entry *entry = &roll->entries[w];
     if (!roll_knows(entry) || (usual && entry->signature == usual->signature)) continue;
     uint32_t n = roll_agreeing(roll, entry->signature);
-    if (n <= most) continue;
+    if (n <= most && !MLFAB__PLANTED(68)) continue;
     most = n;
     usual = entry;
     if (n == roll->members) break;

@@ -63,6 +63,7 @@ static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
  * until the transport has heard of the detach, since its frames may still be taken for good. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
+  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
   *stream_link(block) = streams->pool[kind];
   streams->pool[kind] = block;
   streams->pooled += (uint64_t)STREAM_BLOCK << kind;
@@ -324,7 +325,7 @@ static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
   stream->cursor = stream->begin;
-  stream->next = stream->acked + 1;
+  if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
 }
 
 MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
