@@ -1069,17 +1069,19 @@ static void test_steady(void **state) {
     w.depth = k == 2 ? 1 : 4;
     w.think_ns = 0;
     open_world(&w, &(mlfab_sim_options){.latency_jitter = 0.0});
-    run_calls(&w, 1000, 100 * SECOND);
+    uint64_t warm = k == 2 ? 40 : 1000; /* what is under way at most comes by chance */
+    run_calls(&w, warm, 100 * SECOND);
     for (uint32_t i = 0; i < w.workers; i++)
       assert_int_equal(mlfab_node_stats(w.ranks[i].node, &before[i], sizeof before[i]), 0);
-    run_calls(&w, 1100, 100 * SECOND);
+    run_calls(&w, warm + 100, 100 * SECOND);
     for (uint32_t i = 0; i < w.workers; i++) {
       assert_int_equal(mlfab_node_stats(w.ranks[i].node, &after, sizeof after), 0);
       if (after.allocations != before[i].allocations)
         broken(&w, "rank %u: %d allocations in 100 calls of %d elements", i,
                (int)(after.allocations - before[i].allocations), (int)w.most);
       if (after.memory_bytes > before[i].memory_bytes) broken(&w, "rank %u has grown", i);
-      if (after.collectives != 1100 || after.collectives_failed || after.collective_epochs != 1)
+      if (after.collectives != warm + 100 || after.collectives_failed ||
+          after.collective_epochs != 1)
         broken(&w, "rank %u counts %d collectives, %d failures, %d epochs", i,
                (int)after.collectives, (int)after.collectives_failed, (int)after.collective_epochs);
     }
