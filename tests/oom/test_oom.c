@@ -212,6 +212,7 @@ typedef struct fabric {
   int64_t data[COUNT], weights[COUNT];
   int64_t most, least; /* what the model may hold: a push that failed may have come through */
   int barriers, sums;
+  int summing; /* node 2 is at it */
   int failures;
 } fabric;
 
@@ -305,13 +306,18 @@ static int fabric_barrier(fabric *f, uint32_t i) {
 static void other_allreduce(void *user) {
   fabric *f = user;
   int64_t share[COUNT];
-  for (int k = 0; k < COUNT; k++) share[k] = 2;
-  if (!f->node[2] || mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, 2 * SECOND)) return;
-  for (int k = 0; k < COUNT; k++) assert_int_equal(share[k], 3);
-  f->sums++;
+  if (!f->node[2] || f->summing) return;
+  f->summing = 1;
+  for (int attempt = 0, code = -1; attempt < 4 && code; attempt++) {
+    for (int k = 0; k < COUNT; k++) share[k] = 2;
+    code = mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, 2 * SECOND);
+    for (int k = 0; k < COUNT && !code; k++) assert_int_equal(share[k], 3);
+    f->sums += code == 0;
+  }
+  f->summing = 0;
 }
 
-/* Whoever has no memory, both hear of it, and both try again. */
+/* Whoever has no memory, both try again: node 2 inside node 1's call. */
 static int fabric_allreduce(fabric *f, uint32_t i) {
   if (i != 1) return 0;
   for (int k = 0; k < COUNT; k++) f->data[k] = 1;
