@@ -11,8 +11,8 @@
  * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
  * free then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is
  * listed), which ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure
- * that finds no call open is kept for the next one (`owed`). Calls begun while no epoch stands
- * wait for it, with numbers of the epoch to come.
+ * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
+ * while no epoch stands wait for it, with numbers of the epoch to come.
  *
  * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
