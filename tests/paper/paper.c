@@ -1,4 +1,4 @@
-/* paper.c - runs the evaluations of MLfabric, FluentPS and TDF, and puts the papers' figures beside ours.
+/* paper.c - runs the evaluations of MLfabric, FluentPS, TDF and eagerSGD, and puts the papers' figures beside ours.
  *
  *    build/paper build/paper.tsv docs/paper.md [--quick]
  *
@@ -535,5 +535,6 @@ int main(int argc, char **argv) {
   figure_8();
   failures += paper_consistency(seeds);
   failures += paper_tdf(seeds);
+  failures += paper_eager(seeds);
   return paper_report_close() || failures;
 }

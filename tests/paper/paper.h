@@ -3,7 +3,8 @@
  *
  * 30 workers on 15 hosts of 10 Gbps, a server with a host of its own and the scheduler beside it. Everything
  * is drawn from a seed by (host or worker, time), so that every algorithm meets the same stragglers and
- * the same changes of the network. Only mlfab.h is used. FluentPS is in consistency.c alone. */
+ * the same changes of the network. Only mlfab.h is used. FluentPS is in consistency.c alone, TDF in tdf.c,
+ * eagerSGD in eager.c. */
 #ifndef PAPER_H
 #define PAPER_H
 
@@ -107,6 +108,11 @@ int paper_consistency(uint32_t seeds);
 
 /* Its part of the table. How many runs went wrong, or had another model than they must. */
 int paper_tdf(uint32_t seeds);
+
+/* ---- eager.c: eagerSGD's reductions that do not wait ---- */
+
+/* Its part of the table. How many sums were wrong, or had fewer members than they must. */
+int paper_eager(uint32_t seeds);
 
 /* ---- report.c ---- */
 
