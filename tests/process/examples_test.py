@@ -9,12 +9,12 @@ from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, s
 EXAMPLES = os.path.join(BUILD, "examples")
 
 
-def example(name, *arguments, workers=0):
+def example(name, *arguments, workers=0, servers=1):
     """Its output; by itself, or as so many workers of mlfab-run."""
     program = os.path.join(EXAMPLES, name)
     if not os.path.exists(program):
         raise Skip("the examples are not built")
-    launcher = [RUN, "-n", workers, "-s", 1] if workers else []
+    launcher = [RUN, "-n", workers, "-s", servers] if workers else []
     result = finish(start(*launcher, program, *arguments,
                           env=clean_environment(MLFAB_TIMEOUT_MS=30000)))
     expect(result.code == 0, "%s failed" % name, result)
@@ -83,6 +83,15 @@ def test_filters():
     expect(pushes[2] < pushes[1] < pushes[0] and pulls[4] < pulls[3] < pulls[2],
            "nothing is saved", out)
     expect(max(loss) < 1.01 * min(loss), "it learns worse", out)
+
+
+def test_partial_collectives():
+    """Its exit status says that no contribution was lost; here: that the quick ones do not wait."""
+    out = example("09_partial_collectives", workers=4, servers=0)
+    took = {name: int(ms) for name, ms in re.findall(r"(\S+) +(\d+) ms, ", out)}
+    expect(len(took) == 4 and out.count("nothing was lost") == 3, "four forms", out)
+    expect(took["solo"] < took["full"] / 2, "solo waits for the slow worker", out)
+    expect(re.search(r"solo .*\d\.", out), "the slow worker is in every sum of solo", out)
 
 
 if __name__ == "__main__":
