@@ -241,12 +241,15 @@ fuzz:
 
 # ---- figures
 
+# Ranks of partial allreduces: tests/bench/eager.py and train_eager.py run them.
+EAGER_BENCHES  = $(BUILD)/bench-eager-ranks $(BUILD)/bench-eager-train
 # What measures internals, or two fabrics at a time, is a program of its own and links the parts.
 PART_BENCHES  := plan filter version tagged
 # Ranks of collectives, ours and others': tests/bench/collective.py runs them.
 RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
                    $(if $(HAVE_GLOO),gloo))
-BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c) $(wildcard tests/bench/collective_*.c), \
+BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c) $(wildcard tests/bench/collective_*.c \
+                   tests/bench/eager_*.c), \
                    $(wildcard tests/bench/*.c))
 
 $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/mlfab.o
@@ -261,6 +264,10 @@ $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/p
 $(BUILD)/bench-collective-ours: tests/bench/collective_ours.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) $(HAVE_ALLOC) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+
+$(EAGER_BENCHES): $(BUILD)/bench-eager-%: tests/bench/eager_%.c $(BUILD)/mlfab.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
 
 # Until the library has it.
 HAVE_ALLOC = $(if $(shell grep '^int mlfab_alloc' mlfab.c),-DMLFAB_HAVE_ALLOC)
@@ -279,11 +286,13 @@ $(BUILD)/bench-collective-gloo: tests/bench/collective_gloo.cc tests/bench/colle
 
 ##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) $(RANK_BENCHES) tools examples
+	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) $(RANK_BENCHES) $(EAGER_BENCHES) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
 	for name in $(PART_BENCHES); do $(BUILD)/bench-$$name $(BUILD)/bench.tsv || exit 1; done
 	$(PYTHON) tests/bench/collective.py $(BUILD) $(BUILD)/bench.tsv
+	$(PYTHON) tests/bench/eager.py $(BUILD) $(BUILD)/bench.tsv
 	$(PYTHON) tests/bench/train.py $(BUILD) $(BUILD)/bench.tsv
+	$(PYTHON) tests/bench/train_eager.py $(BUILD) $(BUILD)/bench.tsv
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 
@@ -292,7 +301,7 @@ $(BUILD)/paper: $(PAPER_SOURCES) $(wildcard tests/paper/*.h) mlfab.h $(BUILD)/pa
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(PAPER_SOURCES) $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
-##: MLfabric's, FluentPS's and TDF's evaluation, beside their figures: build/paper.tsv, docs/paper.md
+##: MLfabric's, FluentPS's, TDF's and eagerSGD's evaluation, beside their figures: build/paper.tsv, docs/paper.md
 paper: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md
