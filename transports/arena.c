@@ -93,13 +93,18 @@ struct arena_entry {
   uint64_t bytes;
 };
 
-struct arena_door {
-  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+/* What a member brings to a call. */
+struct arena_offer {
   uint64_t signature;
   uint64_t offset;            /* where in its shared memory the vector begins */
   uint32_t entry, generation; /* which; generation 0: in none */
   uint32_t direct;            /* 1: the others go to it there */
   uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+};
+
+struct arena_door {
+  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+  struct arena_offer offer;
 };
 
 struct arena_segment {
@@ -130,10 +135,10 @@ struct arena_view {
 struct arena_peer {
   mlfab__arena_name name;
   const struct arena_segment *segment;
-  uint32_t releases;          /* that were seen */
-  uint32_t entry, generation; /* of the memory that its vector lies in, in this call */
-  uint8_t *direct;            /* this call's vector, where the others go to it */
   struct arena_slots *slots;
+  struct arena_offer offer; /* of this call */
+  uint8_t *direct;          /* its vector, where the others go to it */
+  uint32_t releases;        /* that were seen */
   struct arena_view views[ARENA_MEMORIES];
 };
 
@@ -153,11 +158,12 @@ struct mlfab__arena {
   uint32_t n, me;
   uint64_t epoch;             /* shifted to its place in words; 0: in none */
   uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
-  struct arena_peer *peers;   /* n; of peers[me] only `segment`, `slots` and `direct` are used */
+  struct arena_peer *peers;   /* n; of peers[me] the views are not used */
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
   uint32_t next_generation;
   bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool ended;   /* pause has ended the call */
   bool told;    /* something was published since sleepers were looked for */
 };
 
@@ -249,7 +255,8 @@ static int arena_wait_long(mlfab__arena *a, const mlfab__arena_call *c,
     if (arena_reached(word, want, &seen)) return 0;
     now = arena_now();
     if (now >= due) {
-      int code = c->pause != NULL ? c->pause(c->user) : 0;
+      int code = c->pause(c->user);
+      a->ended = code != 0;
       if (code != 0) return code;
       due = now + ARENA_SLICE_NS;
     }
@@ -337,6 +344,7 @@ static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool
     return false;
   }
   if (m->at == NULL) m->at = map;
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   if (m->mapped) close(entry->fd);
   m->entry = i;
   m->mapped = true;
@@ -362,9 +370,17 @@ static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
     munmap(map, m->bytes);
     return;
   }
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
   close(entry->fd);
-  atomic_store_explicit(&entry->generation, 0, memory_order_release);
   m->entry = ARENA_MEMORIES;
+}
+
+/* Out of a call that has failed. */
+static void arena_break(mlfab__arena *a) {
+  arena_leave(a);
+  arena_renew(a, &a->slots);
+  if (a->lent != NULL) arena_renew(a, a->lent);
 }
 
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -430,7 +446,8 @@ static uint32_t arena_processors(void) {
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* Maps a shared memory of a peer, unless it is mapped already. */
+/* Maps a shared memory of a peer, unless it is mapped already. A generation that has changed by the
+ * end may have been of another descriptor. */
 static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation) {
   struct arena_view *view = &peer->views[i];
   const struct arena_entry *entry = &peer->segment->entries[i];
@@ -439,6 +456,7 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   view->bytes = entry->bytes;
   view->generation = generation;
   view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
+  if (atomic_load(&entry->generation) != generation) arena_unview(view);
   return view->at != NULL;
 }
 
@@ -529,7 +547,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
   *at = m->next;
   if (m->entry < ARENA_MEMORIES) {
     struct arena_entry *entry = &a->own->entries[m->entry];
-    atomic_store_explicit(&entry->generation, 0, memory_order_release);
+    atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
     atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
     close(entry->fd);
   }
@@ -580,11 +598,12 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
  * What does not succeed is not said, and the peer goes on copying. */
 static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
   struct arena_peer *peer = &a->peers[j];
-  if (peer->generation == 0 || peer->entry >= ARENA_MEMORIES || j == a->me) return;
-  _Atomic uint32_t *said = &a->own->mapped[j][peer->entry];
-  if (atomic_load_explicit(said, memory_order_relaxed) == peer->generation) return;
-  if (arena_view(peer, peer->entry, peer->generation))
-    atomic_store_explicit(said, peer->generation, memory_order_release);
+  uint32_t i = peer->offer.entry, generation = peer->offer.generation;
+  if (generation == 0 || i >= ARENA_MEMORIES || j == a->me) return;
+  _Atomic uint32_t *said = &a->own->mapped[j][i];
+  if (atomic_load_explicit(said, memory_order_relaxed) == generation) return;
+  if (arena_view(peer, i, generation))
+    atomic_store_explicit(said, generation, memory_order_release);
 }
 
 /* ---- the vector ---- */
@@ -830,88 +849,99 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
 
 /* ---- a call ---- */
 
-/* The verdict over the doors, the same at all members: 0, SHAPE or NOT_FINITE. `lost` has a bit for
- * those who are at another call. */
-static int arena_judge(mlfab__arena *a, uint32_t parity, uint64_t lost, uint32_t *culprit_p) {
-  uint64_t signature[MLFAB__ARENA_MOST];
-  uint32_t right = 0, votes = 0;
-  bool same = lost == 0;
-  for (uint32_t j = 0; j < a->n; j++) {
-    signature[j] = a->peers[j].segment->doors[parity].signature;
-    same &= signature[j] == signature[0];
+/* (I6): the doors that the call began with still stand, and so what was read since was not overwritten
+ * meanwhile. If not, others have failed in this call, and pause will say why. */
+static int arena_stands(mlfab__arena *a, const mlfab__arena_call *c, uint64_t word) {
+  bool stands = true;
+  atomic_thread_fence(memory_order_acquire);
+  for (uint32_t j = 0; j < a->n; j++)
+    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
+                                   memory_order_relaxed) == word;
+  if (MLFAB__LIKELY(stands)) return 0;
+  a->ended = true;
+  for (int code;; sched_yield()) {
+    if ((code = c->pause(c->user)) != 0) return code;
   }
-  for (uint32_t j = 0; j < a->n && !same; j++) {
+}
+
+/* The verdict over what all bring, the same for all: 0, SHAPE or NOT_FINITE. */
+static int arena_judge(const mlfab__arena *a, uint32_t *culprit_p) {
+  uint32_t right = 0, most = 0, refused = a->n;
+  bool same = true;
+  for (uint32_t j = a->n; j-- > 0;) {
+    same &= a->peers[j].offer.signature == a->peers[0].offer.signature;
+    if (a->peers[j].offer.refused) refused = j;
+  }
+  *culprit_p = refused;
+  if (MLFAB__LIKELY(same)) return refused < a->n ? MLFAB_ERR_NOT_FINITE : 0;
+  for (uint32_t j = 0; j < a->n; j++) {
     uint32_t count = 0;
-    for (uint32_t k = 0; k < a->n; k++) count += signature[k] == signature[j] && !(lost >> k & 1);
-    if (count > votes) votes = count, right = j;
+    for (uint32_t k = 0; k < a->n; k++)
+      count += a->peers[k].offer.signature == a->peers[j].offer.signature;
+    if (count > most) most = count, right = j;
   }
-  for (uint32_t j = 0; j < a->n && !same; j++) {
-    *culprit_p = j;
-    if (signature[j] != signature[right] || lost >> j & 1) return MLFAB_ERR_SHAPE;
-  }
-  for (uint32_t j = 0; j < a->n; j++) {
-    *culprit_p = j;
-    if (a->peers[j].segment->doors[parity].refused) return MLFAB_ERR_NOT_FINITE;
-  }
-  return 0;
+  *culprit_p = 0;
+  while (a->peers[*culprit_p].offer.signature == a->peers[right].offer.signature) ++*culprit_p;
+  return MLFAB_ERR_SHAPE;
 }
 
-/* Publishes this member's door and waits for all; what it learns stands in peers. */
-static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, uint32_t parity, uint64_t word,
-                        uint32_t *culprit_p) {
-  uint64_t lost = 0;
-  arena_tell(a, &a->own->doors[parity].word, word);
+/* Publishes this member's door and waits for all. */
+static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                        uint64_t word, uint32_t *culprit_p) {
+  a->own->doors[p->parity].offer = a->peers[a->me].offer;
+  arena_tell(a, &a->own->doors[p->parity].word, word);
   for (uint32_t i = 1; i < a->n; i++) {
-    uint32_t j = (a->me + i) % a->n;
-    const struct arena_door *door = &a->peers[j].segment->doors[parity];
-    int code = arena_wait(a, c, &door->word, word);
+    struct arena_peer *peer = &a->peers[(a->me + i) % a->n];
+    int code = arena_wait(a, c, &peer->segment->doors[p->parity].word, word);
     if (code != 0) return code;
-    if (atomic_load_explicit(&door->word, memory_order_relaxed) != word) lost |= UINT64_C(1) << j;
+    peer->offer = peer->segment->doors[p->parity].offer;
   }
-  return arena_judge(a, parity, lost, culprit_p);
+  int code = arena_stands(a, c, word);
+  return code != 0 ? code : arena_judge(a, culprit_p);
 }
 
-/* What the doors tell of vectors in shared memory. FRAME when a peer says what cannot be. */
+/* Finds the vectors that lie in shared memory. FRAME when a peer says what cannot be. */
 static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t *culprit_p) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *peer = &a->peers[j];
-    const struct arena_door *door = &peer->segment->doors[p->parity];
+    const struct arena_offer *offer = &peer->offer;
     if (j == a->me) continue;
-    uint64_t offset = door->offset;
-    bool direct = door->direct != 0;
-    peer->entry = door->entry;
-    peer->generation = door->generation;
     peer->direct = NULL;
     arena_forget(a, peer);
     arena_get_to_know(a, j);
-    if (!direct) continue;
+    if (!offer->direct) continue;
     *culprit_p = j;
-    if (peer->entry == 0 || peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
-    const struct arena_view *view = &peer->views[peer->entry];
-    if (view->at == NULL || view->generation != peer->generation || offset > view->bytes ||
-        p->bytes > view->bytes - offset || offset % 8 != 0)
+    if (offer->entry == 0 || offer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
+    const struct arena_view *view = &peer->views[offer->entry];
+    if (view->at == NULL || view->generation != offer->generation || offer->offset > view->bytes ||
+        p->bytes > view->bytes - offer->offset || offer->offset % 8 != 0)
       return MLFAB_ERR_FRAME;
-    peer->direct = view->at + offset;
+    peer->direct = view->at + offer->offset;
   }
   return 0;
 }
 
-/* Says where the vector lies. */
-static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                        struct arena_door *door) {
+/* Looks at this member's own vector. */
+static void arena_own_offer(mlfab__arena *a, const mlfab__arena_call *c,
+                            const struct arena_plan *p) {
+  struct arena_peer *me = &a->peers[a->me];
   bool useful = c->nbufs == 1 && (p->adds || !p->small);
   struct arena_memory *m = useful ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
-  a->peers[a->me].direct = NULL;
+  me->offer = (struct arena_offer){.signature = c->signature};
+  me->direct = NULL;
   a->lent = NULL;
-  door->generation = door->direct = 0;
+  if (c->refuse && p->adds)
+    me->offer.refused = !arena_finite(c, p->width, 0, c->count);
+  else if (c->refuse)
+    me->offer.refused = !arena_finite(c, p->width, p->first[a->me], p->length[a->me]);
   if (m == NULL) return;
-  door->entry = m->entry;
-  door->generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
-                                          memory_order_relaxed);
-  door->offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  door->direct = door->offset % 8 == 0 && arena_known(a, m);
-  if (!door->direct) return;
-  a->peers[a->me].direct = c->bufs[0].data;
+  me->offer.entry = m->entry;
+  me->offer.generation =
+      atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
+  me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
+  if (me->offer.offset % 8 != 0 || !arena_known(a, m)) return;
+  me->offer.direct = 1;
+  me->direct = c->bufs[0].data;
   a->lent = m;
 }
 
@@ -932,7 +962,6 @@ static void arena_prepare(mlfab__arena *a, const mlfab__arena_call *c, const str
 /* When all doors were seen. */
 static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
   uint32_t direct = 0;
-  int code = 0;
   for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
   if (p->bytes > ARENA_SHORT) arena_settle(a);
   if (p->small && direct == 0) {
@@ -946,46 +975,10 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
     p->part = c->count;
     p->rounds = 1;
   }
-  code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
+  int code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
   a->base += p->rounds + 2;
   a->round += p->rounds;
   return code;
-}
-
-static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p,
-                      uint64_t word, uint32_t *culprit_p) {
-  struct arena_door *door = &a->own->doors[p->parity];
-  bool brings = p->adds || p->length[a->me] > 0;
-  door->signature = c->signature;
-  door->refused = c->refuse && brings &&
-                  !arena_finite(c, p->width, p->adds ? 0 : p->first[a->me],
-                                p->adds ? c->count : p->length[a->me]);
-  arena_offer(a, c, p, door);
-  arena_prepare(a, c, p);
-  int code = arena_gather(a, c, p->parity, word, culprit_p);
-  if (code == 0) code = arena_place(a, p, culprit_p);
-  if (code == 0 && a->n > 1) code = arena_exchange(a, c, p);
-  return code;
-}
-
-/* (I6): the doors that the call began with still stand. */
-static bool arena_stands(mlfab__arena *a, uint64_t word) {
-  bool stands = true;
-  atomic_thread_fence(memory_order_acquire);
-  for (uint32_t j = 0; j < a->n; j++)
-    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
-                                   memory_order_relaxed) == word;
-  return stands;
-}
-
-/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
- * and who goes on without the arena has left it in good order. */
-static void arena_break(mlfab__arena *a, uint32_t parity) {
-  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
-  atomic_thread_fence(memory_order_seq_cst);
-  a->epoch = 0;
-  arena_renew(a, &a->slots);
-  if (a->lent != NULL) arena_renew(a, a->lent);
 }
 
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
@@ -995,19 +988,26 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   arena_prefetch(&a->own->doors[a->turn & 1]);
   arena_prefetch(&a->own->step);
   uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
+  a->ended = false;
   arena_plan(a, c, &plan);
-  int code = arena_call(a, c, &plan, word, culprit_p);
-  while (code == 0 && MLFAB__UNLIKELY(!arena_stands(a, word))) {
-    code = c->pause != NULL ? c->pause(c->user) : MLFAB_ERR_PEER_CLOSED;
-    sched_yield();
+  arena_own_offer(a, c, &plan);
+  arena_prepare(a, c, &plan);
+  int code = arena_gather(a, c, &plan, word, culprit_p);
+  bool judged = code != 0 && !a->ended;
+  if (code == 0) code = arena_place(a, &plan, culprit_p);
+  if (code == 0 && a->n > 1) code = arena_exchange(a, c, &plan);
+  if (!judged && !a->ended) {
+    int why = arena_stands(a, c, word); /* rather than what was made of what no longer stands */
+    if (why != 0) code = why;
   }
   arena_settle(a);
   a->turn++;
-  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it. */
-  if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
+  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it, and
+   * nobody writes. */
+  if (judged)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a, plan.parity);
+    arena_break(a);
   return code;
 }
 

@@ -84,7 +84,7 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
     assert_true(pids[i] >= 0);
     if (pids[i] > 0) continue;
     struct member m = {.common = common, .n = n, .me = i};
-    alarm(100);
+    alarm(20);
     open_arena(&m);
     body(&m, seed);
     mlfab__arena_destroy(&m.arena);
@@ -108,8 +108,9 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
       atomic_fetch_or(&common->dead, 1u << i);
     } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       for (uint32_t j = 0; j < n; j++) kill(pids[j], SIGKILL);
-      fail_msg("seed %llu, %u members: member %u: status %x", (unsigned long long)seed, n, i,
-               (unsigned)status);
+      while (waitpid(-1, &status, 0) > 0) {
+      }
+      fail_msg("seed %llu, %u members: member %u has failed", (unsigned long long)seed, n, i);
     }
   }
   munmap(common, sizeof *common);
@@ -668,7 +669,7 @@ static void test_withdrawn(void **state) {
                             .pause = withdraw,
                             .user = &player};
   struct arena_segment *own = pair.arenas[1]->own;
-  own->doors[0].signature = 5;
+  own->doors[0].offer.signature = 5;
   atomic_store(&own->doors[0].word, (UINT64_C(8) << 40) + 1);
   assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_CANCELLED);
   assert_int_equal(player.calls, 2);
@@ -700,14 +701,14 @@ static void test_hostile(void **state) {
     assert_non_null(memory);
     memset(own->entries + 1, 0xff, sizeof own->entries - sizeof own->entries[0]);
     struct arena_door *door = &own->doors[0];
-    door->signature = 5;
-    door->direct = 1;
-    door->entry = (uint32_t)mlfab__prng_next(&prng);
-    if (seed % 2) door->entry %= ARENA_MEMORIES;
-    door->generation = own->entries[0].generation;
-    if (seed % 4 == 1) door->entry = 0;
-    door->offset = mlfab__prng_next(&prng);
-    if (seed % 8 == 1) door->offset = 8 * (1 + mlfab__prng_below(&prng, MOST));
+    door->offer.signature = 5;
+    door->offer.direct = 1;
+    door->offer.entry = (uint32_t)mlfab__prng_next(&prng);
+    if (seed % 2) door->offer.entry %= ARENA_MEMORIES;
+    door->offer.generation = own->entries[0].generation;
+    if (seed % 4 == 1) door->offer.entry = 0;
+    door->offer.offset = mlfab__prng_next(&prng);
+    if (seed % 8 == 1) door->offer.offset = 8 * (1 + mlfab__prng_below(&prng, MOST));
     if (seed % 16 == 1) own->entries[0].bytes *= 2;
     atomic_store(&door->word, (UINT64_C(8) << 40) + 1);
     assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_FRAME);
