@@ -1,0 +1,526 @@
+/* test_api_collective.c - collectives as they are called: every wrong call gets its own error and changes nothing,
+ * every failure is seen once by every worker, names its rank, and is followed by calls that match again.
+ *
+ * Nodes live in the simulator; what is right is checked by a sum of all who take part. */
+#include "world.h"
+
+#include <math.h>
+#include <stddef.h>
+
+enum { RANKS = 3, COUNT = 40, BUFFERS = 257 };
+
+static mlfab_collective with(uint32_t op, uint32_t algorithm) {
+  mlfab_collective o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.op = op;
+  o.algorithm = algorithm;
+  return o;
+}
+
+static void begin(world *w, uint32_t workers) {
+  world_init(w, workers, 1, 0);
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.model_max_bytes = 1 << 20;
+  world_open(w, 7);
+}
+
+/* What the node said last must hold this text. */
+static void said(mlfab *node, int code, int32_t rank, const char *text) {
+  mlfab_error error;
+  assert_int_equal(mlfab_last_error(node, &error), 0);
+  if (error.code != code || error.rank != rank || !strstr(error.text, text))
+    fail_msg("last error is %s, rank %d, \"%s\"; not rank %d, \"%s\"", mlfab_error_name(error.code),
+             (int)error.rank, error.text, (int)rank, text);
+}
+
+#define WRONG(node, call, code, text)      \
+  do {                                     \
+    world_expect(node, call, code, #call); \
+    said(node, code, MLFAB_NO_RANK, text); \
+  } while (0)
+
+/* All nodes that are there add up, by all kinds of calls, and it is right. */
+static void adds_up(world *w) {
+  int64_t data[WORLD_NODES][2], sum = 0, many[WORLD_NODES][WORLD_NODES];
+  uint64_t counts[WORLD_NODES] = {0};
+  mlfab_request requests[WORLD_NODES][3];
+  for (uint32_t i = 0; i < w->workers; i++) {
+    if (w->node[i]) counts[i] = 1, sum += 1 << i;
+  }
+  for (uint32_t i = 0; i < w->workers; i++) {
+    mlfab_vec vecs[3] = {{&data[i][0], 1}, {NULL, 0}, {&data[i][1], 1}};
+    data[i][0] = 1 << i;
+    data[i][1] = 2 << i;
+    if (!w->node[i]) continue;
+    uint64_t mine = 0;
+    for (uint32_t r = 0; r < w->workers; r++) {
+      many[i][mine] = r == i ? 100 + (int64_t)i : -1;
+      mine += counts[r];
+    }
+    OK(w->node[i], mlfab_allreduce_start(w->node[i], vecs, 3, MLFAB_I64, NULL, &requests[i][0]));
+    OK(w->node[i], mlfab_barrier_start(w->node[i], NULL, &requests[i][1]));
+    OK(w->node[i],
+       mlfab_allgather_start(w->node[i], many[i], counts, MLFAB_I64, NULL, &requests[i][2]));
+  }
+  for (uint32_t i = 0; i < w->workers; i++) {
+    for (int k = 0; k < 3 && w->node[i]; k++)
+      OK(w->node[i], mlfab_wait(w->node[i], requests[i][k], 0, NULL));
+  }
+  for (uint32_t i = 0; i < w->workers; i++) {
+    uint64_t at = 0;
+    if (!w->node[i]) continue;
+    assert_true(data[i][0] == sum && data[i][1] == 2 * sum);
+    for (uint32_t r = 0; r < w->workers; r++) {
+      if (counts[r]) assert_true(many[i][at++] == 100 + (int64_t)r);
+    }
+  }
+}
+
+/* --- wrong calls --- */
+
+static void add(void *user, void *inout, const void *in, uint64_t count) {
+  (void)user, (void)inout, (void)in, (void)count;
+}
+
+static void test_null(void **state) {
+  void *memory = NULL;
+  mlfab_request r;
+  (void)state;
+  assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_allreduce_list(NULL, NULL, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_reduce_scatter_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_allgather(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_allgather_start(NULL, NULL, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_broadcast_start(NULL, 0, NULL, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_barrier_start(NULL, NULL, &r), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_alloc(NULL, 1, &memory), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_free(NULL, NULL), MLFAB_ERR_ARGUMENT);
+}
+
+static void test_wrong_buffers(void **state) {
+  static float data[BUFFERS];
+  mlfab_vec one = {data, COUNT}, many[BUFFERS];
+  mlfab_request r = 0;
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  mlfab *n = w.node[0];
+  for (int i = 0; i < BUFFERS; i++) many[i] = (mlfab_vec){data + i, 1};
+  WRONG(n, mlfab_allreduce_list(n, NULL, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
+        "an allreduce: the list of buffers is NULL");
+  WRONG(n, mlfab_allreduce_list(n, NULL, 0, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
+  WRONG(n, mlfab_allreduce_list(n, many, BUFFERS, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "257 buffers");
+  one.count = 0;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
+  one.count = UINT64_MAX / 2;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "model_max_bytes");
+  one = (mlfab_vec){NULL, 3};
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
+        "buffer 0 is NULL and has 3 elements");
+  one = (mlfab_vec){(char *)data + 2, 3};
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "not aligned");
+  many[7].data = data + 3;
+  WRONG(n, mlfab_allreduce_list(n, many, 9, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "overlap");
+  one = (mlfab_vec){data, 3};
+  WRONG(n, mlfab_allreduce_start(n, &one, 1, MLFAB_F32, NULL, NULL), MLFAB_ERR_ARGUMENT,
+        "request_p is NULL");
+  WRONG(n, mlfab_allreduce(n, NULL, 5, MLFAB_F32, 0), MLFAB_ERR_ARGUMENT, "NULL");
+  WRONG(n, mlfab_allreduce(n, data, 0, MLFAB_F32, 0), MLFAB_ERR_ARGUMENT, "no elements");
+  WRONG(n, mlfab_broadcast_start(n, 0, data, 0, NULL, &r), MLFAB_ERR_ARGUMENT, "no elements");
+  WRONG(n, mlfab_broadcast_start(n, 0, NULL, 8, NULL, &r), MLFAB_ERR_ARGUMENT, "NULL");
+  EXPECT(n, mlfab_broadcast_start(n, RANKS, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE);
+  said(n, MLFAB_ERR_RANK_RANGE, RANKS, "root 3 is not one of 3 workers");
+  EXPECT(n, mlfab_broadcast_start(n, -1, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE);
+  assert_true(r == 0);
+  adds_up(&w);
+  world_close(&w);
+}
+
+static void test_wrong_types(void **state) {
+  static double data[COUNT];
+  mlfab_vec one = {data, 3}, two[2] = {{data, 3}, {data + 9, 3}};
+  mlfab_collective o = with(0, 0);
+  uint64_t counts[RANKS] = {1, 2, 0};
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  mlfab *n = w.node[0];
+  for (int dtype = -1; dtype < 8; dtype++) {
+    if (dtype >= MLFAB_F32 && dtype <= MLFAB_BF16) continue;
+    WRONG(n, mlfab_allreduce_list(n, &one, 1, dtype, NULL), MLFAB_ERR_DTYPE,
+          "is not an element type");
+    WRONG(n, mlfab_reduce_scatter(n, data, counts, dtype, NULL), MLFAB_ERR_DTYPE, "element type");
+    WRONG(n, mlfab_allgather(n, data, counts, dtype, NULL), MLFAB_ERR_DTYPE, "element type");
+  }
+  o.op = 5;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT,
+        "5 is not an operation");
+  o.op = UINT32_MAX;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT, "not an operation");
+  o = with(MLFAB_MEAN, 0);
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_I64, &o), MLFAB_ERR_UNSUPPORTED,
+        "mean of MLFAB_I64");
+  o = with(0, 6);
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT,
+        "6 is not an algorithm");
+  o = with(0, 256);
+  EXPECT(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT);
+  o = with(0, 0);
+  o.reduce = add;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, 0, &o), MLFAB_ERR_ARGUMENT, "element_bytes is 0");
+  o.element_bytes = 65537;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, 0, &o), MLFAB_ERR_ARGUMENT, "65537");
+  o.element_bytes = 8;
+  o.refuse_nan = 1;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, 0, &o), MLFAB_ERR_UNSUPPORTED,
+        "refuse_nan with a reducer");
+  o = with(0, MLFAB_ALGORITHM_PLANNED);
+  WRONG(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED, "one buffer");
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F16, &o), MLFAB_ERR_UNSUPPORTED, "MLFAB_F32");
+  WRONG(n, mlfab_reduce_scatter(n, data, counts, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED,
+        "algorithm 5");
+  WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED, "algorithm 5");
+  o.op = MLFAB_MAX;
+  WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED, "the sum");
+  o = with(0, MLFAB_ALGORITHM_TREE);
+  WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F64, &o), MLFAB_ERR_UNSUPPORTED, "algorithm 4");
+  adds_up(&w);
+  world_close(&w);
+}
+
+static void test_wrong_blocks(void **state) {
+  static float data[COUNT];
+  uint64_t counts[RANKS] = {0, 0, 0};
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  mlfab *n = w.node[1];
+  WRONG(n, mlfab_reduce_scatter(n, data, NULL, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
+        "a reduce-scatter: counts is NULL");
+  WRONG(n, mlfab_allgather(n, data, NULL, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
+        "an allgather: counts is NULL");
+  WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
+  counts[0] = counts[2] = UINT64_MAX;
+  WRONG(n, mlfab_allgather(n, data, counts, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "model_max_bytes");
+  counts[0] = counts[2] = 1;
+  WRONG(n, mlfab_reduce_scatter(n, NULL, counts, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "NULL");
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* What a caller of an older header does not have is not looked at. */
+static void test_older_options(void **state) {
+  int64_t data[RANKS];
+  mlfab_request requests[RANKS];
+  mlfab_collective o;
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  for (uint32_t size = 0; size <= offsetof(mlfab_collective, algorithm); size += 4) {
+    for (uint32_t i = 0; i < RANKS; i++) {
+      mlfab_vec one = {&data[i], 1};
+      memset(&o, 0xa5, sizeof o);
+      o.size = size;
+      o.op = MLFAB_MAX;
+      data[i] = i + 1;
+      OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &requests[i]));
+    }
+    for (uint32_t i = 0; i < RANKS; i++) {
+      OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+      assert_true(data[i] == (size >= 8 ? 3 : 6));
+    }
+  }
+  world_close(&w);
+}
+
+static void test_many_at_once(void **state) {
+  mlfab_request requests[RANKS][16], more = 0;
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    for (int k = 0; k < 16; k++)
+      OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &requests[i][k]));
+    if (i == 0)
+      WRONG(w.node[i], mlfab_barrier_start(w.node[i], NULL, &more), MLFAB_ERR_AGAIN,
+            "16 collectives are under way");
+  }
+  for (uint32_t i = 0; i < RANKS; i++) {
+    for (int k = 0; k < 16; k++) OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
+  }
+  adds_up(&w);
+  world_close(&w);
+}
+
+static void test_wrong_states(void **state) {
+  float x = 1;
+  mlfab_request r;
+  world w;
+  (void)state;
+  world_init(&w, 2, 1, 1);
+  world_open(&w, 3);
+  WRONG(w.node[2], mlfab_allreduce(w.node[2], &x, 1, MLFAB_F32, 0), MLFAB_ERR_STATE,
+        "this node is not a worker");
+  WRONG(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r), MLFAB_ERR_STATE, "not a worker");
+  adds_up(&w);
+  OK(w.node[0], mlfab_join(w.node[0], 0));
+  WRONG(w.node[0], mlfab_allreduce(w.node[0], &x, 1, MLFAB_F32, 0), MLFAB_ERR_STATE,
+        "takes no further part");
+  /* The other one hears of it, and goes on alone. */
+  EXPECT(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, 0), MLFAB_ERR_PEER_CLOSED);
+  said(w.node[1], MLFAB_ERR_PEER_CLOSED, 0, "has left");
+  OK(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, 0));
+  assert_true(x == 1.0f);
+  world_close(&w);
+}
+
+/* --- failures --- */
+
+static void test_deadline(void **state) {
+  int64_t x = 1;
+  mlfab_request r;
+  mlfab_vec one = {&x, 1};
+  mlfab_collective o = with(0, 0);
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  adds_up(&w);
+  o.timeout_ns = 4ull * WORLD_S;
+  uint64_t since = mlfab_sim_clock(w.sim);
+  OK(w.node[1], mlfab_allreduce_start(w.node[1], &one, 1, MLFAB_I64, NULL, &r));
+  EXPECT(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_I64, &o), MLFAB_ERR_TIMEOUT);
+  said(w.node[0], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
+  assert_true(mlfab_sim_clock(w.sim) - since < 5ull * WORLD_S);
+  EXPECT(w.node[1], mlfab_wait(w.node[1], r, 0, NULL), MLFAB_ERR_TIMEOUT);
+  said(w.node[1], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
+  mlfab_sim_run(w.sim, WORLD_S);
+  /* The one that was missing hears of it once, in whatever it calls next. */
+  EXPECT(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r), MLFAB_ERR_TIMEOUT);
+  said(w.node[2], MLFAB_ERR_TIMEOUT, 2, "worker 2 has not called it");
+  adds_up(&w);
+  world_close(&w);
+}
+
+static void test_cancel(void **state) {
+  int64_t x[RANKS] = {0};
+  mlfab_request r[RANKS];
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  adds_up(&w);
+  for (uint32_t i = 1; i < RANKS; i++) {
+    mlfab_vec one = {&x[i], 1};
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
+  }
+  OK(w.node[1], mlfab_cancel(w.node[1], r[1]));
+  EXPECT(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_CANCELLED);
+  EXPECT(w.node[2], mlfab_wait(w.node[2], r[2], 0, NULL), MLFAB_ERR_CANCELLED);
+  said(w.node[2], MLFAB_ERR_CANCELLED, 1, "withdrawn by worker 1");
+  EXPECT(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]), MLFAB_ERR_CANCELLED);
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* Of the two kinds of sizes that there are the rarer one is to blame. */
+static void test_sizes_differ(void **state) {
+  static float data[RANKS][COUNT];
+  mlfab_request r[RANKS];
+  world w;
+  (void)state;
+  for (uint32_t odd = 0; odd < RANKS; odd++) {
+    for (int how = 0; how < 4; how++) {
+      begin(&w, RANKS);
+      adds_up(&w);
+      for (uint32_t i = 0; i < RANKS; i++) {
+        mlfab_vec one = {data[i], COUNT - 1};
+        mlfab_collective o = with(0, 0);
+        uint64_t wrong = i == odd;
+        if (how == 0) one.count += wrong;
+        if (how == 1 && wrong) o.op = MLFAB_MIN;
+        if (how == 2 && wrong) o.algorithm = MLFAB_ALGORITHM_RING;
+        if (how == 3 && wrong) {
+          OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &r[i]));
+        } else {
+          OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]));
+        }
+      }
+      for (uint32_t i = 0; i < RANKS; i++) {
+        EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_SHAPE);
+        said(w.node[i], MLFAB_ERR_SHAPE, (int32_t)odd, "an allreduce of 39 F32 (SUM)");
+      }
+      adds_up(&w);
+      world_close(&w);
+    }
+  }
+}
+
+static void test_not_finite(void **state) {
+  float x[RANKS] = {1, NAN, 1};
+  mlfab_request r[RANKS];
+  mlfab_collective o = with(0, 0);
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  adds_up(&w);
+  o.refuse_nan = 1;
+  for (uint32_t i = 0; i < RANKS; i++) {
+    mlfab_vec one = {&x[i], 1};
+    EXPECT(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, &o, &r[i]),
+           i == 1 ? MLFAB_ERR_NOT_FINITE : 0);
+  }
+  said(w.node[1], MLFAB_ERR_NOT_FINITE, 1, "NaN or infinity");
+  for (uint32_t i = 0; i < RANKS; i += 2) {
+    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_NOT_FINITE);
+    said(w.node[i], MLFAB_ERR_NOT_FINITE, 1, "worker 1 has NaN or infinity");
+  }
+  adds_up(&w);
+  /* Else it is a number like any other. */
+  for (uint32_t i = 0; i < RANKS; i++) {
+    mlfab_vec one = {&x[i], 1};
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_F32, NULL, &r[i]));
+  }
+  for (uint32_t i = 0; i < RANKS; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL));
+    assert_true(isnan(x[i]));
+  }
+  world_close(&w);
+}
+
+static void test_death(void **state) {
+  int64_t x[4] = {0};
+  uint64_t counts[4] = {1, 1, 1, 1};
+  mlfab_request r[4];
+  world w;
+  (void)state;
+  begin(&w, 4);
+  adds_up(&w);
+  for (uint32_t i = 0; i < 3; i++) {
+    mlfab_vec one = {&x[i], 1};
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
+  }
+  OK(w.node[0], mlfab_sim_crash(w.sim, 2));
+  w.node[2] = NULL;
+  for (uint32_t i = 0; i < 2; i++) {
+    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_PEER_DEAD);
+    said(w.node[i], MLFAB_ERR_PEER_DEAD, 2, "worker 2");
+  }
+  mlfab_sim_run(w.sim, WORLD_S);
+  EXPECT(w.node[3], mlfab_barrier_start(w.node[3], NULL, &r[3]), MLFAB_ERR_PEER_DEAD);
+  adds_up(&w);
+  /* Who is not there has no block, and is no root. */
+  EXPECT(w.node[1], mlfab_allgather(w.node[1], x, counts, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
+  said(w.node[1], MLFAB_ERR_ARGUMENT, 2, "does not take part");
+  EXPECT(w.node[1], mlfab_broadcast_start(w.node[1], 2, x, 8, NULL, &r[1]), MLFAB_ERR_ARGUMENT);
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* Closing in good order: what it has called is finished, what follows fails once. */
+static void test_leaving(void **state) {
+  int64_t x[RANKS] = {1, 2, 4};
+  mlfab_request r[RANKS];
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  adds_up(&w);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    mlfab_vec one = {&x[i], 1};
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]));
+  }
+  OK(w.node[2], mlfab_wait(w.node[2], r[2], 0, NULL));
+  assert_int_equal(mlfab_close(&w.node[2]), 0);
+  for (uint32_t i = 0; i < 2; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL));
+    assert_true(x[i] == 7);
+  }
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab_vec one = {&x[i], 1};
+    int code = mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, NULL, &r[i]);
+    if (!code) code = mlfab_wait(w.node[i], r[i], 0, NULL);
+    EXPECT(w.node[i], code, MLFAB_ERR_PEER_CLOSED);
+    said(w.node[i], MLFAB_ERR_PEER_CLOSED, 2, "worker 2");
+  }
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* --- one alone, memory --- */
+
+static void test_world_of_one(void **state) {
+  double data[4] = {1, 2, 3, 4};
+  uint64_t counts[1] = {4};
+  mlfab_vec two[2] = {{data, 1}, {data + 2, 2}};
+  mlfab_request r[2];
+  mlfab_stats stats;
+  world w;
+  (void)state;
+  begin(&w, 1);
+  mlfab *n = w.node[0];
+  for (uint32_t op = MLFAB_SUM; op <= MLFAB_PRODUCT; op++) {
+    for (uint32_t algorithm = 0; algorithm < 5; algorithm++) {
+      mlfab_collective o = with(op, algorithm);
+      OK(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, &o));
+    }
+  }
+  OK(n, mlfab_allreduce(n, data, 4, MLFAB_F64, 0));
+  OK(n, mlfab_reduce_scatter(n, data, counts, MLFAB_F64, NULL));
+  OK(n, mlfab_allgather(n, data, counts, MLFAB_F64, NULL));
+  OK(n, mlfab_broadcast_start(n, 0, data, sizeof data, NULL, &r[0]));
+  OK(n, mlfab_barrier_start(n, NULL, &r[1]));
+  OK(n, mlfab_wait(n, r[0], 0, NULL));
+  OK(n, mlfab_wait(n, r[1], 0, NULL));
+  for (int i = 0; i < 4; i++) assert_true(data[i] == i + 1.0);
+  data[2] = INFINITY;
+  mlfab_collective o = with(0, 0);
+  o.refuse_nan = 1;
+  EXPECT(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, &o), MLFAB_ERR_NOT_FINITE);
+  OK(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, NULL));
+  OK(n, mlfab_get_stats(n, &stats, sizeof stats));
+  assert_true(stats.collectives == 31 && stats.frames_sent == 0);
+  world_close(&w);
+}
+
+static void test_memory(void **state) {
+  void *some = NULL, *more = NULL;
+  world w;
+  (void)state;
+  begin(&w, 2);
+  mlfab *n = w.node[0];
+  WRONG(n, mlfab_alloc(n, 0, &some), MLFAB_ERR_ARGUMENT, "alloc: 0 bytes");
+  WRONG(n, mlfab_alloc(n, 8, NULL), MLFAB_ERR_ARGUMENT, "memory_p is NULL");
+  EXPECT(n, mlfab_alloc(n, UINT64_MAX / 2, &some), MLFAB_ERR_MEMORY);
+  assert_null(some);
+  WRONG(n, mlfab_free(n, NULL), MLFAB_ERR_ARGUMENT, "not of mlfab_alloc");
+  WRONG(n, mlfab_free(n, &w), MLFAB_ERR_ARGUMENT, "not of mlfab_alloc");
+  for (uint64_t bytes = 1; bytes < 100000; bytes = bytes * 7 + 1) {
+    OK(n, mlfab_alloc(n, bytes, &some));
+    OK(n, mlfab_alloc(n, bytes, &more));
+    assert_true((uintptr_t)some % 64 == 0 && (uintptr_t)more % 64 == 0);
+    for (uint64_t i = 0; i < bytes; i++) assert_true(((char *)some)[i] == 0);
+    memset(some, 1, bytes);
+    memset(more, 2, bytes);
+    for (uint64_t i = 0; i < bytes; i++) assert_true(((char *)some)[i] == 1);
+    WRONG(w.node[1], mlfab_free(w.node[1], some), MLFAB_ERR_ARGUMENT, "of this context");
+    OK(n, mlfab_free(n, some));
+    WRONG(n, mlfab_free(n, some), MLFAB_ERR_ARGUMENT, "not of mlfab_alloc");
+  }
+  adds_up(&w);
+  world_close(&w); /* frees the rest */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_wrong_states),  cmocka_unit_test(test_deadline),
+      cmocka_unit_test(test_cancel),        cmocka_unit_test(test_sizes_differ),
+      cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_death),
+      cmocka_unit_test(test_leaving),       cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_memory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
