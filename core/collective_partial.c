@@ -1,4 +1,5 @@
-/* collective_partial.c - a context: partial reductions. Layer 6. What they are: partial.h, eager.c. */
+/* collective_partial.c - a context: partial reductions. Layer 6. What they are: partial.h,
+ * eager.c. */
 #include "drive.h"
 
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,

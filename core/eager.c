@@ -1,14 +1,14 @@
-/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member keeps
- * is partial.h's.
+/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member
+ * keeps is partial.h's.
  *
  * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that finds the base: the first round that no call is known to have got
- * (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round that a
- * failure has ended is in a result that somebody has. It is left out in an object's
- * first epoch, where all begin with 0.
+ * An epoch begins with a play that finds the base: the first round that no call is known to have
+ * got (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round
+ * that a failure has ended is in a result that somebody has. It is left out in an object's first
+ * epoch, where all begin with 0.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.

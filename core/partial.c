@@ -164,8 +164,8 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
 /* ---- activation */
 
 /* One that is d < 2^level behind the initiator sends on this level and on those above; near: d < E
- * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well: where E
- * has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
+ * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well:
+ * where E has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
 static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
   uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
   for (uint32_t b = level; b < partial->levels; b++) {

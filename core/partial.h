@@ -7,14 +7,14 @@
  *    a notice ----------+       (room) --^ \--> allreduce of the bitmap --+
  *
  * Activation is the union of the binomial trees of all members: whoever is started by a call sends
- * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it on
- * to the levels above, once a level and round. The highest level would go round a circle that is no
- * power of two: a notice says whether its receiver, d members behind the initiator, is near: whether
- * d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1 notices, all
- * of them P * levels. Everybody is reached by any set of initiators: the levels below the highest
- * are used always, so each reaches the 2^top members from itself on; and where a member that is near
- * for one initiator hears of another first, for which it is not, the member that it leaves out is
- * among those 2^top of the other.
+ * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it
+ * on to the levels above, once a level and round. The highest level would go round a circle that
+ * is no power of two: a notice says whether its receiver, d members behind the initiator, is near:
+ * whether d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1
+ * notices, all of them P * levels. Everybody is reached by any set of initiators: the levels below
+ * the highest are used always, so each reaches the 2^top members from itself on; and where a
+ * member that is near for one initiator hears of another first, for which it is not, the member
+ * that it leaves out is among those 2^top of the other.
  *
  *    SOLO      every call initiates.
  *    MAJORITY  the call of a member that is drawn for the round does.
@@ -24,13 +24,13 @@
  * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
  * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
  * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
- * TAKE: if a failure comes before any call has got the round's result, that returns to pending. (The
- * next TAKE is late enough: it is set off by a call of somebody who has got the result.)
+ * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
+ * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and results.
- * (2) The bit of a member says whether its call of this round's number is in the result. (3) Step
- * and the rounds of a member's answers never fall, over only by one when a failure takes a round back;
- * step <= over + 1.
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and
+ * results. (2) The bit of a member says whether its call of this round's number is in the result.
+ * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
+ * a round back; step <= over + 1.
  *
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
@@ -128,9 +128,9 @@ MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *parti
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
-/* The rounds below `base`, the largest `given` of all members, are results that calls have got. What
- * this member gave to a round counts as used when that is below it, else it returns to pending. The
- * next step, or the one of the call that waits, is `base`. */
+/* The rounds below `base`, the largest `given` of all members, are results that calls have got.
+ * What this member gave to a round counts as used when that is below it, else it returns to
+ * pending. The next step, or the one of the call that waits, is `base`. */
 MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
@@ -153,11 +153,11 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
-/* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data is
- * borrowed). None may be waiting. */
+/* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
+ * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
-/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it was
- * carried out, or it was not and all stays as it was. */
+/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it
+ * was carried out, or it was not and all stays as it was. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 

@@ -1,4 +1,5 @@
-/* partial_calls.c - a node: partial reductions, as they are called. Layer 5. The work is eager.c's. */
+/* partial_calls.c - a node: partial reductions, as they are called. Layer 5. The work is
+ * eager.c's. */
 #include "node.h"
 
 MLFAB_API int mlfab_node_partial_open(mlfab_node *node, uint64_t count, int dtype,

@@ -1,12 +1,12 @@
-/* test_partial.c - partial reductions among simulated workers, through mlfab.h: two objects at a time on
- * every rank, called when their computations end, some of which take ten times as long as others; with
- * links that break, and with a rank that dies.
+/* test_partial.c - partial reductions among simulated workers, through mlfab.h: two objects at a
+ * time on every rank, called when their computations end, some of which take ten times as long as
+ * others; with links that break, and with a rank that dies.
  *
- * Element i of each block is of rank i. With every call it adds 1 to its element of the first block,
- * and a random number to those of the others: so a result tells how many calls of whom it holds, and
- * whether one was torn. Who got the same round got the same bits; the bitmap names whose calls are in it,
- * a quorum at least; and all rounds together with the flush at the end are all that was called
- * with, once.
+ * Element i of each block is of rank i. With every call it adds 1 to its element of the first
+ * block, and a random number to those of the others: so a result tells how many calls of whom it
+ * holds, and whether one was torn. Who got the same round got the same bits; the bitmap names
+ * whose calls are in it, a quorum at least; and all rounds together with the flush at the end are
+ * all that was called with, once.
  *
  * MLFAB_SCALE=1 (the default) runs 60 seeds; MLFAB_SEED=n runs one alone. */
 #include <stdarg.h>
@@ -305,7 +305,8 @@ static void run(uint64_t ns) {
     if (!mlfab_sim_step(w.sim)) broken("nothing happens any more");
 }
 
-/* What was returned and flushed is what was called with; after a death that is so for those who live. */
+/* What was returned and flushed is what was called with; after a death that is so for those who
+ * live. */
 static void check_end(uint32_t which) {
   const object *o = &w.objects[which];
   const rank *first = &w.rank[w.dead == 0 ? 1 : 0];

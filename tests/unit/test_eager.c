@@ -1,5 +1,5 @@
-/* test_eager.c - partial reductions between up to 33 communicators and the roll of server 0, over links
- * that are slow and break; through what mlfab.h says of them alone.
+/* test_eager.c - partial reductions between up to 33 communicators and the roll of server 0, over
+ * links that are slow and break; through what mlfab.h says of them alone.
  *
  * Oracles. Element i of each block is of rank i, which adds 1 to that of the first block with every
  * call, and a random number to those of the others: so a result tells how many calls of whom are in

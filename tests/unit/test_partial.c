@@ -1,6 +1,6 @@
-/* test_partial.c - partial reductions of all members in one process: calls, messages and schedules in
- * a random order, messages as late as they like, failures in the middle; compared with a ledger that
- * keeps every contribution by itself. MLFAB_SEED=n one random world alone, MLFAB_SCALE=10 ten
+/* test_partial.c - partial reductions of all members in one process: calls, messages and schedules
+ * in a random order, messages as late as they like, failures in the middle; compared with a ledger
+ * that keeps every contribution by itself. MLFAB_SEED=n one random world alone, MLFAB_SCALE=10 ten
  * times as many. */
 #include "core/combine.h"
 #include "core/partial.h"
@@ -48,8 +48,9 @@ typedef struct play {
   int armed;
 } play;
 
-/* The ledger of one member: how often it has called, and what of it is in which round. Element i of a
- * block is of rank i; a call adds 1 to that of the first block, and its own value to the others. */
+/* The ledger of one member: how often it has called, and what of it is in which round. Element i
+ * of a block is of rank i; a call adds 1 to that of the first block, and its own value to the
+ * others. */
 typedef struct ledger {
   int64_t calls, value;             /* in nothing yet */
   int64_t given_calls, given_value; /* to the open round */
@@ -535,8 +536,8 @@ static void free_world(world *w) {
 
 /* ---- cases */
 
-/* A world in which all make as many calls, so that every call returns whatever the mode; with failures,
- * after which steps are others, only solo ones are certain to. */
+/* A world in which all make as many calls, so that every call returns whatever the mode; with
+ * failures, after which steps are others, only solo ones are certain to. */
 static void one_world(uint64_t seed) {
   world *w = make_world(seed);
   uint64_t steps = 1 + below(&w->prng, below(&w->prng, 8) ? 60 : 400), calls[MEMBERS];
@@ -566,8 +567,8 @@ static void test_random(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
-/* Epochs end in the middle. Those who call less than the others would be waited for: whoever is left
- * calls until the others have come through. */
+/* Epochs end in the middle. Those who call less than the others would be waited for: whoever is
+ * left calls until the others have come through. */
 static void one_failing_world(uint64_t seed) {
   world *w = make_world(seed);
   uint64_t steps = 10 + below(&w->prng, 60), calls[MEMBERS];
