@@ -273,6 +273,20 @@ static void play_other_size(mlfab__comm *comm, uint32_t member, const mlfab__col
   mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
 }
 
+/* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
+static void play_unexpected(mlfab__comm *comm, const mlfab__play *play, uint32_t member,
+                            const mlfab__coll *head) {
+  char text[160];
+  if (play->channel == 0) {
+    play_wrong(comm, member, "a message that no schedule receives");
+    return;
+  }
+  snprintf(text, sizeof text,
+           "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
 /* Bytes for the RECV `id`. */
 static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const mlfab__coll *head,
                       const uint8_t *bytes, uint32_t n) {
@@ -325,7 +339,7 @@ static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
   }
   uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
   if (id == MLFAB__DAG_NONE) {
-    play_wrong(comm, member, "a message that no schedule receives");
+    play_unexpected(comm, play, member, head);
     return;
   }
   const mlfab__comm_recv *recv = &play->recvs[id];
