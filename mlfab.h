@@ -384,7 +384,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
  * MLFAB_TRANSPORT=auto|tcp|shm, MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS,
  * MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
- * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none), then torchrun's RANK, WORLD_SIZE,
+ * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none, MLFAB_ORDER_BY_RATE=0|1), then torchrun's RANK, WORLD_SIZE,
  * MASTER_ADDR, MASTER_PORT, then the launcher's:
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
  * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
@@ -406,8 +406,8 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
 /* 1 when every rank has joined, 0 not yet, or the error that ended joining. error_p may be NULL. */
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
 
-/* Leaves the fabric and frees everything; finishes sends that are under way, waits at most one
- * heartbeat for them. A worker that serves too (dedicated 0) first goes on serving until all other
+/* Leaves the fabric and frees everything; finishes sends that are under way, waits at most two
+ * heartbeats for them. A worker that serves too (dedicated 0) first goes on serving until all other
  * workers have closed or died, at most timeout_ns of the config: without servers of their own (a
  * launcher, mlfab-run -s 0) those are the first workers.
  * *ctx_p becomes NULL; a second call gets MLFAB_ERR_CLOSED.
@@ -843,12 +843,13 @@ enum mlfab_op {
 };
 
 enum mlfab_algorithm {
-  MLFAB_ALGORITHM_AUTO = 0,    /* by size, number of workers and measured links */
-  MLFAB_ALGORITHM_RING = 1,    /* fewest bytes, 2 (P - 1) steps */
-  MLFAB_ALGORITHM_HALVING = 2, /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
+  MLFAB_ALGORITHM_AUTO = 0,     /* by size, number of workers and measured links */
+  MLFAB_ALGORITHM_RING = 1,     /* fewest bytes, 2 (P - 1) steps */
+  MLFAB_ALGORITHM_HALVING = 2,  /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
-  MLFAB_ALGORITHM_TREE = 4,    /* binomial tree up and down */
-  MLFAB_ALGORITHM_PLANNED = 5  /* MLfabric's tree, by the scheduler: allreduces of one buffer, sums of
+  MLFAB_ALGORITHM_TREE = 4,     /* binomial tree up and down */
+  MLFAB_ALGORITHM_PLANNED =
+      5 /* MLfabric's tree, by the scheduler: allreduces of one buffer, sums of
                                   MLFAB_F32, F64 and I64; without a scheduler the root adds all.
                                   What is said of it at mlfab_allreduce holds */
 };
@@ -860,13 +861,14 @@ typedef void (*mlfab_reduce_fn)(void *user, void *inout, const void *in, uint64_
 
 typedef struct mlfab_collective { /* options of a collective */
   uint32_t size;
-  uint32_t op;         /* MLFAB_SUM ... */
-  uint32_t algorithm;  /* MLFAB_ALGORITHM_* */
-  uint32_t refuse_nan; /* 1: NaN and infinity in this worker's data fail the collective, naming it */
+  uint32_t op;        /* MLFAB_SUM ... */
+  uint32_t algorithm; /* MLFAB_ALGORITHM_* */
+  uint32_t
+      refuse_nan; /* 1: NaN and infinity in this worker's data fail the collective, naming it */
   mlfab_reduce_fn reduce; /* instead of op; `dtype` is then ignored */
   void *user;
   uint32_t element_bytes; /* of opaque elements, with reduce: 1..65536 */
-  uint32_t ordered; /* 1: reduce does not commute: elements are combined in the order of ranks */
+  uint32_t ordered;    /* 1: reduce does not commute: elements are combined in the order of ranks */
   uint64_t timeout_ns; /* 0: the config's */
 } mlfab_collective;
 
@@ -903,8 +905,7 @@ MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t 
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                    const mlfab_collective *options);
 MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                         const mlfab_collective *options,
-                                         mlfab_request *request_p);
+                                         const mlfab_collective *options, mlfab_request *request_p);
 
 /* Every worker brings its block of `data` and gets all others'. counts as above. options: algorithm and
  * timeout count. */
@@ -934,33 +935,35 @@ enum mlfab_partial_mode { MLFAB_SOLO = 1, MLFAB_MAJORITY = 2, MLFAB_QUORUM = 3 }
 
 enum mlfab_partial_results {
   MLFAB_LATEST = 0, /* a call returns the newest round's result; older ones are overwritten */
-  MLFAB_QUEUED = 1  /* every round's result is returned once, in order, by every worker; a worker with
+  MLFAB_QUEUED =
+      1 /* every round's result is returned once, in order, by every worker; a worker with
                        queue_max results that it has not taken holds the next round up */
 };
 
 typedef struct mlfab_partial_options {
   uint32_t size;
-  uint32_t mode;       /* MLFAB_SOLO ... */
-  uint32_t quorum;     /* with QUORUM: 1..workers that live when it opens; later at most those alive */
-  uint32_t results;    /* MLFAB_LATEST, MLFAB_QUEUED */
-  uint32_t queue_max;  /* 0: 8 */
-  uint32_t op;         /* MLFAB_SUM or MLFAB_MEAN (divided by the number of workers) */
-  uint32_t algorithm;  /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
-  uint32_t refuse_nan; /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
-  uint64_t seed;       /* of MAJORITY's initiators and of QUORUM's coordinators; 0: the config's */
-  uint64_t resync;     /* 0: never; n: info.resync is set in every n-th step */
+  uint32_t mode;    /* MLFAB_SOLO ... */
+  uint32_t quorum;  /* with QUORUM: 1..workers that live when it opens; later at most those alive */
+  uint32_t results; /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t queue_max; /* 0: 8 */
+  uint32_t op;        /* MLFAB_SUM or MLFAB_MEAN (divided by the number of workers) */
+  uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
+  uint32_t
+      refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
+  uint64_t seed;   /* of MAJORITY's initiators and of QUORUM's coordinators; 0: the config's */
+  uint64_t resync; /* 0: never; n: info.resync is set in every n-th step */
 } mlfab_partial_options;
 
 /* What a call got. */
 typedef struct mlfab_partial_info {
   uint32_t size;
-  uint32_t included; /* 1: this call's data is in the result */
-  uint64_t round;    /* of the result */
-  uint64_t step;     /* this call's number */
-  uint32_t active;   /* workers whose call of this round is in the result */
-  uint32_t workers;  /* that took part */
-  uint32_t resync;   /* 1: it is time for mlfab_partial_resync */
-  uint32_t stale;    /* calls of this worker that no result has included yet */
+  uint32_t included;   /* 1: this call's data is in the result */
+  uint64_t round;      /* of the result */
+  uint64_t step;       /* this call's number */
+  uint32_t active;     /* workers whose call of this round is in the result */
+  uint32_t workers;    /* that took part */
+  uint32_t resync;     /* 1: it is time for mlfab_partial_resync */
+  uint32_t stale;      /* calls of this worker that no result has included yet */
   uint64_t bitmap[16]; /* bit r: rank r was active; ranks above 1023 are not told */
 } mlfab_partial_info;
 
@@ -992,7 +995,8 @@ MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
 
 #ifndef MLFAB_WITH_STOCHASTIC
-#define MLFAB_WITH_STOCHASTIC 1 /* 0 leaves stochastic reduce out: its functions return UNSUPPORTED */
+#define MLFAB_WITH_STOCHASTIC \
+  1 /* 0 leaves stochastic reduce out: its functions return UNSUPPORTED */
 #endif
 
 /* --- stochastic reduce (ASAP) ---
@@ -1107,8 +1111,8 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p);
  * message. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE (it is open), MEMORY. */
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p);
-MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
-                             uint64_t bytes, uint32_t *op_p);
+MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
+                             uint32_t *op_p);
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p);
 MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p);

@@ -653,7 +653,8 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
     }
     now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
-    mlfab__drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
+    /* A beat for what others wait for, and one for the goodbye. */
+    mlfab__drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL);
   }
   mlfab__drive_leave(ctx);
   return mlfab_abandon(ctx_p);

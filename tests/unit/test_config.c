@@ -32,6 +32,7 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_DELAY_BOUND",
                                     "MLFAB_PLAN_AHEAD_MS",
                                     "MLFAB_ACCUMULATORS",
+                                    "MLFAB_ORDER_BY_RATE",
                                     "RANK",
                                     "WORLD_SIZE",
                                     "MASTER_ADDR",
@@ -127,7 +128,9 @@ static void test_each(void **state) {
   assert_int_equal(c.schedule.plan_ahead_ns, 150000000);
   assert_int_equal(c.schedule.size, sizeof c.schedule);
   assert_int_equal(c.accumulators, 3);
-  FILL("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=none", "MLFAB_ACCUMULATORS=none");
+  FILL("MLFAB_SCHEDULER=beside", "MLFAB_DELAY_BOUND=none", "MLFAB_ACCUMULATORS=none",
+       "MLFAB_ORDER_BY_RATE=1");
+  assert_int_equal(c.order_by_rate, 1);
   assert_int_equal(c.scheduler, MLFAB_SCHEDULER_BESIDE);
   assert_true(c.schedule.delay_bound == MLFAB_UNBOUNDED);
   assert_int_equal(c.accumulators, UINT32_MAX);
@@ -293,6 +296,7 @@ static void test_schedule(void **state) {
   bad("MLFAB_DELAY_BOUND", "-1", ENV("MLFAB_DELAY_BOUND=-1"));
   bad("MLFAB_PLAN_AHEAD_MS", "soon", ENV("MLFAB_PLAN_AHEAD_MS=soon"));
   bad("MLFAB_ACCUMULATORS", "65", ENV("MLFAB_ACCUMULATORS=65"));
+  bad("MLFAB_ORDER_BY_RATE", "2", ENV("MLFAB_ORDER_BY_RATE=2"));
   bad("MLFAB_ROLE", "planner", ENV("MLFAB_ROLE=planner"));
 }
 
