@@ -825,10 +825,12 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * Failures. Whatever ends one collective ends all that are open, on all workers, with one code, one
  * rank and one text: a worker that died or left, sizes that differ, a deadline, a NaN that was
  * refused, a cancelled request. Every worker sees a failure exactly once: its open calls return it, or
- * its next call does. After that calls match again, among the workers that live: a new epoch. A
+ * its next call does (of several since its last call, the last one). After that calls match again, among the workers that live: a new epoch. A
  * worker's deadline names the first rank that has not called. A worker that comes back to a fabric
- * takes part from its first call on, which ends the epoch of the others (MLFAB_ERR_AGAIN). Buffers of
- * a failed collective hold nothing of use.
+ * takes part from its first call on, which ends the epoch of the others (MLFAB_ERR_AGAIN); it has none of their
+ * objects, and cannot open any with them: objects are numbered by openings, and a process that is new,
+ * or whose opening failed where another's had not begun, counts others (SHAPE). Plain collectives work.
+ * Buffers of a failed collective hold nothing of use.
  *
  * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
  * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX

@@ -660,7 +660,7 @@ MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code) {
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play) {
   for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
     const mlfab__dag_op *op = &play->dag.ops[id];
-    if (op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
     if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
       return (int32_t)comm->ranks[op->peer];
   }
