@@ -3694,7 +3694,7 @@ MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, ui
 
 MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
+    return MLFAB__PLANTED(61) || mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
   return mlfab__reduce_finite(dtype, data, n);
 }
 
@@ -9965,14 +9965,14 @@ MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t al
  *    a notice ----------+       (room) --^ \--> allreduce of the bitmap --+
  *
  * Activation is the union of the binomial trees of all members: whoever is started by a call sends
- * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it on
- * to the levels above, once a level and round. The highest level would go round a circle that is no
- * power of two: a notice says whether its receiver, d members behind the initiator, is near: whether
- * d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1 notices, all
- * of them P * levels. Everybody is reached by any set of initiators: the levels below the highest
- * are used always, so each reaches the 2^top members from itself on; and where a member that is near
- * for one initiator hears of another first, for which it is not, the member that it leaves out is
- * among those 2^top of the other.
+ * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it
+ * on to the levels above, once a level and round. The highest level would go round a circle that
+ * is no power of two: a notice says whether its receiver, d members behind the initiator, is near:
+ * whether d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1
+ * notices, all of them P * levels. Everybody is reached by any set of initiators: the levels below
+ * the highest are used always, so each reaches the 2^top members from itself on; and where a
+ * member that is near for one initiator hears of another first, for which it is not, the member
+ * that it leaves out is among those 2^top of the other.
  *
  *    SOLO      every call initiates.
  *    MAJORITY  the call of a member that is drawn for the round does.
@@ -9982,13 +9982,13 @@ MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t al
  * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
  * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
  * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
- * TAKE: if a failure comes before any call has got the round's result, that returns to pending. (The
- * next TAKE is late enough: it is set off by a call of somebody who has got the result.)
+ * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
+ * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and results.
- * (2) The bit of a member says whether its call of this round's number is in the result. (3) Step
- * and the rounds of a member's answers never fall, over only by one when a failure takes a round back;
- * step <= over + 1.
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and
+ * results. (2) The bit of a member says whether its call of this round's number is in the result.
+ * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
+ * a round back; step <= over + 1.
  *
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
@@ -10082,9 +10082,9 @@ MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *parti
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
-/* The rounds below `base`, the largest `given` of all members, are results that calls have got. What
- * this member gave to a round counts as used when that is below it, else it returns to pending. The
- * next step, or the one of the call that waits, is `base`. */
+/* The rounds below `base`, the largest `given` of all members, are results that calls have got.
+ * What this member gave to a round counts as used when that is below it, else it returns to
+ * pending. The next step, or the one of the call that waits, is `base`. */
 MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
@@ -10107,11 +10107,11 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
-/* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data is
- * borrowed). None may be waiting. */
+/* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
+ * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
-/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it was
- * carried out, or it was not and all stays as it was. */
+/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it
+ * was carried out, or it was not and all stays as it was. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
@@ -10342,7 +10342,8 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
 
 /* One of what the operation waits for has come. It runs once: later ones find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
-  if (dag->state[id] == MLFAB__DAG_WAITING && --dag->missing[id] == 0) dag_ready(dag, id);
+  if (dag->state[id] != MLFAB__DAG_WAITING) return;
+  if (--dag->missing[id] == 0 || MLFAB__PLANTED(63)) dag_ready(dag, id);
 }
 
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {
@@ -10819,7 +10820,8 @@ static uint32_t ring_exchange(ring_work *w) {
     mlfab__dag_op send = ring_send(peer, tag);
     send.copy = 1;
     last = ring_row(w, send, 0, bytes, last);
-    last = ring_row(w, ring_recv_reduce(peer, tag, peer < me), 0, bytes, last);
+    last =
+        ring_row(w, ring_recv_reduce(peer, tag, peer < me || MLFAB__PLANTED(62)), 0, bytes, last);
   }
   last = ring_finish(w, 0, bytes, last);
   if (paired) last = ring_row(w, ring_send(me + 1, tag), 0, bytes, last);
@@ -11208,8 +11210,8 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
 /* ---- activation */
 
 /* One that is d < 2^level behind the initiator sends on this level and on those above; near: d < E
- * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well: where E
- * has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
+ * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well:
+ * where E has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
 static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
   uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
   for (uint32_t b = level; b < partial->levels; b++) {
@@ -11309,7 +11311,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     return;
   }
   partial_swap(&partial->pending, &partial->kept);
-  partial->some = 0;
+  partial->some = MLFAB__PLANTED(70);
   memcpy(partial->data[parity], partial->kept, partial->bytes);
   partial->kept_calls = partial->pending_calls;
   partial->pending_calls = 0;
@@ -13105,6 +13107,7 @@ static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
  * until the transport has heard of the detach, since its frames may still be taken for good. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
+  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
   *stream_link(block) = streams->pool[kind];
   streams->pool[kind] = block;
   streams->pooled += (uint64_t)STREAM_BLOCK << kind;
@@ -13366,7 +13369,7 @@ static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
   stream->cursor = stream->begin;
-  stream->next = stream->acked + 1;
+  if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
 }
 
 MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
@@ -25948,8 +25951,8 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
  * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
  * free then. It is told to server 0 (ROLL_FAIL, when there is no epoch as soon as one is
  * listed), which ends the epoch for all (ROLL_OVER); that fails nothing more here. A failure
- * that finds no call open is kept for the next one (`owed`). Calls begun while no epoch stands
- * wait for it, with numbers of the epoch to come.
+ * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
+ * while no epoch stands wait for it, with numbers of the epoch to come.
  *
  * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
@@ -26707,7 +26710,7 @@ static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_s
 static void comm_end(mlfab__comm *comm) {
   comm->ending = 1;
   comm->failing = 0;
-  comm->owed = 1;
+  comm->owed = !MLFAB__PLANTED(66);
   comm->depth++;
   mlfab__streams_end(&comm->streams);
   mlfab__play_end_all(comm, comm->verdict.code);
@@ -26982,7 +26985,7 @@ static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *
   int own = comm_adds(call) && call->reduce != NULL;
   const uint64_t of[] = {call->kind,
                          own ? 0 : (uint64_t)call->dtype,
-                         own || !comm_adds(call) ? 0 : (uint64_t)call->op,
+                         own || !comm_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
                          (uint64_t)own,
                          own && call->ordered,
                          comm_width(call),
@@ -28037,6 +28040,20 @@ static void play_other_size(mlfab__comm *comm, uint32_t member, const mlfab__col
   mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
 }
 
+/* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
+static void play_unexpected(mlfab__comm *comm, const mlfab__play *play, uint32_t member,
+                            const mlfab__coll *head) {
+  char text[160];
+  if (play->channel == 0) {
+    play_wrong(comm, member, "a message that no schedule receives");
+    return;
+  }
+  snprintf(text, sizeof text,
+           "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
 /* Bytes for the RECV `id`. */
 static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const mlfab__coll *head,
                       const uint8_t *bytes, uint32_t n) {
@@ -28089,7 +28106,7 @@ static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
   }
   uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
   if (id == MLFAB__DAG_NONE) {
-    play_wrong(comm, member, "a message that no schedule receives");
+    play_unexpected(comm, play, member, head);
     return;
   }
   const mlfab__comm_recv *recv = &play->recvs[id];
@@ -28410,7 +28427,7 @@ MLFAB__INTERNAL void mlfab__play_end_all(mlfab__comm *comm, int code) {
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play) {
   for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
     const mlfab__dag_op *op = &play->dag.ops[id];
-    if (op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
     if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
       return (int32_t)comm->ranks[op->peer];
   }
@@ -29075,17 +29092,17 @@ MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script) {
 /* ==============================================================================================
  * core/eager.c
  * ============================================================================================== */
-/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member keeps
- * is partial.h's.
+/* eager.c - the communicator: partial reductions. See comm.h; what a round is and what a member
+ * keeps is partial.h's.
  *
  * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that finds the base: the first round that no call is known to have got
- * (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round that a
- * failure has ended is in a result that somebody has. It is left out in an object's
- * first epoch, where all begin with 0.
+ * An epoch begins with a play that finds the base: the first round that no call is known to have
+ * got (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round
+ * that a failure has ended is in a result that somebody has. It is left out in an object's first
+ * epoch, where all begin with 0.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
@@ -30715,7 +30732,7 @@ static void roll_verdict(mlfab__roll *roll, int32_t code, int32_t rank, const ch
     mlfab__roll_entry *entry = roll_member(roll, i);
     if (!entry->member) continue; /* its process is another now */
     entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
-    entry->over_owed = roll->epoch;
+    entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
     roll_post_over(roll, roll->order[i]);
   }
   roll->members = 0;
@@ -30923,7 +30940,7 @@ static void roll_compare(mlfab__roll *roll) {
     const mlfab__roll_entry *entry = &roll->entries[w];
     if (!roll_knows(entry) || (usual && entry->signature == usual->signature)) continue;
     uint32_t n = roll_agreeing(roll, entry->signature);
-    if (n <= most) continue;
+    if (n <= most && !MLFAB__PLANTED(68)) continue;
     most = n;
     usual = entry;
     if (n == roll->members) break;
@@ -38685,7 +38702,8 @@ MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_
 /* ==============================================================================================
  * core/partial_calls.c
  * ============================================================================================== */
-/* partial_calls.c - a node: partial reductions, as they are called. Layer 5. The work is eager.c's. */
+/* partial_calls.c - a node: partial reductions, as they are called. Layer 5. The work is
+ * eager.c's. */
 
 MLFAB_API int mlfab_node_partial_open(mlfab_node *node, uint64_t count, int dtype,
                                       const mlfab_partial_options *options, uint64_t timeout_ns,
@@ -39731,7 +39749,8 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
     }
     now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
-    mlfab__drive_until(ctx, now + ctx->heartbeat_ns, drive_test_silent, NULL);
+    /* A beat for what others wait for, and one for the goodbye. */
+    mlfab__drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL);
   }
   mlfab__drive_leave(ctx);
   return mlfab_abandon(ctx_p);
@@ -40869,7 +40888,8 @@ MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
 /* ==============================================================================================
  * core/collective_partial.c
  * ============================================================================================== */
-/* collective_partial.c - a context: partial reductions. Layer 6. What they are: partial.h, eager.c. */
+/* collective_partial.c - a context: partial reductions. Layer 6. What they are: partial.h,
+ * eager.c. */
 
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint64_t timeout_ns,
@@ -45911,13 +45931,18 @@ struct arena_entry {
   uint64_t bytes;
 };
 
-struct arena_door {
-  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+/* What a member brings to a call. */
+struct arena_offer {
   uint64_t signature;
   uint64_t offset;            /* where in its shared memory the vector begins */
   uint32_t entry, generation; /* which; generation 0: in none */
   uint32_t direct;            /* 1: the others go to it there */
   uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+};
+
+struct arena_door {
+  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+  struct arena_offer offer;
 };
 
 struct arena_segment {
@@ -45948,10 +45973,10 @@ struct arena_view {
 struct arena_peer {
   mlfab__arena_name name;
   const struct arena_segment *segment;
-  uint32_t releases;          /* that were seen */
-  uint32_t entry, generation; /* of the memory that its vector lies in, in this call */
-  uint8_t *direct;            /* this call's vector, where the others go to it */
   struct arena_slots *slots;
+  struct arena_offer offer; /* of this call */
+  uint8_t *direct;          /* its vector, where the others go to it */
+  uint32_t releases;        /* that were seen */
   struct arena_view views[ARENA_MEMORIES];
 };
 
@@ -45971,11 +45996,12 @@ struct mlfab__arena {
   uint32_t n, me;
   uint64_t epoch;             /* shifted to its place in words; 0: in none */
   uint64_t turn, base, round; /* `base` of this call's steps, rounds before it */
-  struct arena_peer *peers;   /* n; of peers[me] only `segment`, `slots` and `direct` are used */
+  struct arena_peer *peers;   /* n; of peers[me] the views are not used */
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
   uint32_t next_generation;
   bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool ended;   /* pause has ended the call */
   bool told;    /* something was published since sleepers were looked for */
 };
 
@@ -46067,7 +46093,8 @@ static int arena_wait_long(mlfab__arena *a, const mlfab__arena_call *c,
     if (arena_reached(word, want, &seen)) return 0;
     now = arena_now();
     if (now >= due) {
-      int code = c->pause != NULL ? c->pause(c->user) : 0;
+      int code = c->pause(c->user);
+      a->ended = code != 0;
       if (code != 0) return code;
       due = now + ARENA_SLICE_NS;
     }
@@ -46155,6 +46182,7 @@ static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool
     return false;
   }
   if (m->at == NULL) m->at = map;
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   if (m->mapped) close(entry->fd);
   m->entry = i;
   m->mapped = true;
@@ -46180,9 +46208,17 @@ static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
     munmap(map, m->bytes);
     return;
   }
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
   close(entry->fd);
-  atomic_store_explicit(&entry->generation, 0, memory_order_release);
   m->entry = ARENA_MEMORIES;
+}
+
+/* Out of a call that has failed. */
+static void arena_break(mlfab__arena *a) {
+  arena_leave(a);
+  arena_renew(a, &a->slots);
+  if (a->lent != NULL) arena_renew(a, a->lent);
 }
 
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -46248,7 +46284,8 @@ static uint32_t arena_processors(void) {
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* Maps a shared memory of a peer, unless it is mapped already. */
+/* Maps a shared memory of a peer, unless it is mapped already. A generation that has changed by the
+ * end may have been of another descriptor. */
 static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation) {
   struct arena_view *view = &peer->views[i];
   const struct arena_entry *entry = &peer->segment->entries[i];
@@ -46257,6 +46294,7 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   view->bytes = entry->bytes;
   view->generation = generation;
   view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
+  if (atomic_load(&entry->generation) != generation) arena_unview(view);
   return view->at != NULL;
 }
 
@@ -46347,7 +46385,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
   *at = m->next;
   if (m->entry < ARENA_MEMORIES) {
     struct arena_entry *entry = &a->own->entries[m->entry];
-    atomic_store_explicit(&entry->generation, 0, memory_order_release);
+    atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
     atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
     close(entry->fd);
   }
@@ -46398,11 +46436,12 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
  * What does not succeed is not said, and the peer goes on copying. */
 static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
   struct arena_peer *peer = &a->peers[j];
-  if (peer->generation == 0 || peer->entry >= ARENA_MEMORIES || j == a->me) return;
-  _Atomic uint32_t *said = &a->own->mapped[j][peer->entry];
-  if (atomic_load_explicit(said, memory_order_relaxed) == peer->generation) return;
-  if (arena_view(peer, peer->entry, peer->generation))
-    atomic_store_explicit(said, peer->generation, memory_order_release);
+  uint32_t i = peer->offer.entry, generation = peer->offer.generation;
+  if (generation == 0 || i >= ARENA_MEMORIES || j == a->me) return;
+  _Atomic uint32_t *said = &a->own->mapped[j][i];
+  if (atomic_load_explicit(said, memory_order_relaxed) == generation) return;
+  if (arena_view(peer, i, generation))
+    atomic_store_explicit(said, generation, memory_order_release);
 }
 
 /* ---- the vector ---- */
@@ -46648,88 +46687,99 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
 
 /* ---- a call ---- */
 
-/* The verdict over the doors, the same at all members: 0, SHAPE or NOT_FINITE. `lost` has a bit for
- * those who are at another call. */
-static int arena_judge(mlfab__arena *a, uint32_t parity, uint64_t lost, uint32_t *culprit_p) {
-  uint64_t signature[MLFAB__ARENA_MOST];
-  uint32_t right = 0, votes = 0;
-  bool same = lost == 0;
-  for (uint32_t j = 0; j < a->n; j++) {
-    signature[j] = a->peers[j].segment->doors[parity].signature;
-    same &= signature[j] == signature[0];
+/* (I6): the doors that the call began with still stand, and so what was read since was not overwritten
+ * meanwhile. If not, others have failed in this call, and pause will say why. */
+static int arena_stands(mlfab__arena *a, const mlfab__arena_call *c, uint64_t word) {
+  bool stands = true;
+  atomic_thread_fence(memory_order_acquire);
+  for (uint32_t j = 0; j < a->n; j++)
+    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
+                                   memory_order_relaxed) == word;
+  if (MLFAB__LIKELY(stands)) return 0;
+  a->ended = true;
+  for (int code;; sched_yield()) {
+    if ((code = c->pause(c->user)) != 0) return code;
   }
-  for (uint32_t j = 0; j < a->n && !same; j++) {
+}
+
+/* The verdict over what all bring, the same for all: 0, SHAPE or NOT_FINITE. */
+static int arena_judge(const mlfab__arena *a, uint32_t *culprit_p) {
+  uint32_t right = 0, most = 0, refused = a->n;
+  bool same = true;
+  for (uint32_t j = a->n; j-- > 0;) {
+    same &= a->peers[j].offer.signature == a->peers[0].offer.signature;
+    if (a->peers[j].offer.refused) refused = j;
+  }
+  *culprit_p = refused;
+  if (MLFAB__LIKELY(same)) return refused < a->n ? MLFAB_ERR_NOT_FINITE : 0;
+  for (uint32_t j = 0; j < a->n; j++) {
     uint32_t count = 0;
-    for (uint32_t k = 0; k < a->n; k++) count += signature[k] == signature[j] && !(lost >> k & 1);
-    if (count > votes) votes = count, right = j;
+    for (uint32_t k = 0; k < a->n; k++)
+      count += a->peers[k].offer.signature == a->peers[j].offer.signature;
+    if (count > most) most = count, right = j;
   }
-  for (uint32_t j = 0; j < a->n && !same; j++) {
-    *culprit_p = j;
-    if (signature[j] != signature[right] || lost >> j & 1) return MLFAB_ERR_SHAPE;
-  }
-  for (uint32_t j = 0; j < a->n; j++) {
-    *culprit_p = j;
-    if (a->peers[j].segment->doors[parity].refused) return MLFAB_ERR_NOT_FINITE;
-  }
-  return 0;
+  *culprit_p = 0;
+  while (a->peers[*culprit_p].offer.signature == a->peers[right].offer.signature) ++*culprit_p;
+  return MLFAB_ERR_SHAPE;
 }
 
-/* Publishes this member's door and waits for all; what it learns stands in peers. */
-static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, uint32_t parity, uint64_t word,
-                        uint32_t *culprit_p) {
-  uint64_t lost = 0;
-  arena_tell(a, &a->own->doors[parity].word, word);
+/* Publishes this member's door and waits for all. */
+static int arena_gather(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
+                        uint64_t word, uint32_t *culprit_p) {
+  a->own->doors[p->parity].offer = a->peers[a->me].offer;
+  arena_tell(a, &a->own->doors[p->parity].word, word);
   for (uint32_t i = 1; i < a->n; i++) {
-    uint32_t j = (a->me + i) % a->n;
-    const struct arena_door *door = &a->peers[j].segment->doors[parity];
-    int code = arena_wait(a, c, &door->word, word);
+    struct arena_peer *peer = &a->peers[(a->me + i) % a->n];
+    int code = arena_wait(a, c, &peer->segment->doors[p->parity].word, word);
     if (code != 0) return code;
-    if (atomic_load_explicit(&door->word, memory_order_relaxed) != word) lost |= UINT64_C(1) << j;
+    peer->offer = peer->segment->doors[p->parity].offer;
   }
-  return arena_judge(a, parity, lost, culprit_p);
+  int code = arena_stands(a, c, word);
+  return code != 0 ? code : arena_judge(a, culprit_p);
 }
 
-/* What the doors tell of vectors in shared memory. FRAME when a peer says what cannot be. */
+/* Finds the vectors that lie in shared memory. FRAME when a peer says what cannot be. */
 static int arena_place(mlfab__arena *a, const struct arena_plan *p, uint32_t *culprit_p) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *peer = &a->peers[j];
-    const struct arena_door *door = &peer->segment->doors[p->parity];
+    const struct arena_offer *offer = &peer->offer;
     if (j == a->me) continue;
-    uint64_t offset = door->offset;
-    bool direct = door->direct != 0;
-    peer->entry = door->entry;
-    peer->generation = door->generation;
     peer->direct = NULL;
     arena_forget(a, peer);
     arena_get_to_know(a, j);
-    if (!direct) continue;
+    if (!offer->direct) continue;
     *culprit_p = j;
-    if (peer->entry == 0 || peer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
-    const struct arena_view *view = &peer->views[peer->entry];
-    if (view->at == NULL || view->generation != peer->generation || offset > view->bytes ||
-        p->bytes > view->bytes - offset || offset % 8 != 0)
+    if (offer->entry == 0 || offer->entry >= ARENA_MEMORIES) return MLFAB_ERR_FRAME;
+    const struct arena_view *view = &peer->views[offer->entry];
+    if (view->at == NULL || view->generation != offer->generation || offer->offset > view->bytes ||
+        p->bytes > view->bytes - offer->offset || offer->offset % 8 != 0)
       return MLFAB_ERR_FRAME;
-    peer->direct = view->at + offset;
+    peer->direct = view->at + offer->offset;
   }
   return 0;
 }
 
-/* Says where the vector lies. */
-static void arena_offer(mlfab__arena *a, const mlfab__arena_call *c, const struct arena_plan *p,
-                        struct arena_door *door) {
+/* Looks at this member's own vector. */
+static void arena_own_offer(mlfab__arena *a, const mlfab__arena_call *c,
+                            const struct arena_plan *p) {
+  struct arena_peer *me = &a->peers[a->me];
   bool useful = c->nbufs == 1 && (p->adds || !p->small);
   struct arena_memory *m = useful ? arena_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
-  a->peers[a->me].direct = NULL;
+  me->offer = (struct arena_offer){.signature = c->signature};
+  me->direct = NULL;
   a->lent = NULL;
-  door->generation = door->direct = 0;
+  if (c->refuse && p->adds)
+    me->offer.refused = !arena_finite(c, p->width, 0, c->count);
+  else if (c->refuse)
+    me->offer.refused = !arena_finite(c, p->width, p->first[a->me], p->length[a->me]);
   if (m == NULL) return;
-  door->entry = m->entry;
-  door->generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
-                                          memory_order_relaxed);
-  door->offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  door->direct = door->offset % 8 == 0 && arena_known(a, m);
-  if (!door->direct) return;
-  a->peers[a->me].direct = c->bufs[0].data;
+  me->offer.entry = m->entry;
+  me->offer.generation =
+      atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
+  me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
+  if (me->offer.offset % 8 != 0 || !arena_known(a, m)) return;
+  me->offer.direct = 1;
+  me->direct = c->bufs[0].data;
   a->lent = m;
 }
 
@@ -46750,7 +46800,6 @@ static void arena_prepare(mlfab__arena *a, const mlfab__arena_call *c, const str
 /* When all doors were seen. */
 static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p) {
   uint32_t direct = 0;
-  int code = 0;
   for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
   if (p->bytes > ARENA_SHORT) arena_settle(a);
   if (p->small && direct == 0) {
@@ -46764,46 +46813,10 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
     p->part = c->count;
     p->rounds = 1;
   }
-  code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
+  int code = p->adds ? arena_reduce(a, c, p) : arena_spread(a, c, p);
   a->base += p->rounds + 2;
   a->round += p->rounds;
   return code;
-}
-
-static int arena_call(mlfab__arena *a, const mlfab__arena_call *c, struct arena_plan *p,
-                      uint64_t word, uint32_t *culprit_p) {
-  struct arena_door *door = &a->own->doors[p->parity];
-  bool brings = p->adds || p->length[a->me] > 0;
-  door->signature = c->signature;
-  door->refused = c->refuse && brings &&
-                  !arena_finite(c, p->width, p->adds ? 0 : p->first[a->me],
-                                p->adds ? c->count : p->length[a->me]);
-  arena_offer(a, c, p, door);
-  arena_prepare(a, c, p);
-  int code = arena_gather(a, c, p->parity, word, culprit_p);
-  if (code == 0) code = arena_place(a, p, culprit_p);
-  if (code == 0 && a->n > 1) code = arena_exchange(a, c, p);
-  return code;
-}
-
-/* (I6): the doors that the call began with still stand. */
-static bool arena_stands(mlfab__arena *a, uint64_t word) {
-  bool stands = true;
-  atomic_thread_fence(memory_order_acquire);
-  for (uint32_t j = 0; j < a->n; j++)
-    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
-                                   memory_order_relaxed) == word;
-  return stands;
-}
-
-/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
- * and who goes on without the arena has left it in good order. */
-static void arena_break(mlfab__arena *a, uint32_t parity) {
-  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
-  atomic_thread_fence(memory_order_seq_cst);
-  a->epoch = 0;
-  arena_renew(a, &a->slots);
-  if (a->lent != NULL) arena_renew(a, a->lent);
 }
 
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
@@ -46813,19 +46826,26 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   arena_prefetch(&a->own->doors[a->turn & 1]);
   arena_prefetch(&a->own->step);
   uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
+  a->ended = false;
   arena_plan(a, c, &plan);
-  int code = arena_call(a, c, &plan, word, culprit_p);
-  while (code == 0 && MLFAB__UNLIKELY(!arena_stands(a, word))) {
-    code = c->pause != NULL ? c->pause(c->user) : MLFAB_ERR_PEER_CLOSED;
-    sched_yield();
+  arena_own_offer(a, c, &plan);
+  arena_prepare(a, c, &plan);
+  int code = arena_gather(a, c, &plan, word, culprit_p);
+  bool judged = code != 0 && !a->ended;
+  if (code == 0) code = arena_place(a, &plan, culprit_p);
+  if (code == 0 && a->n > 1) code = arena_exchange(a, c, &plan);
+  if (!judged && !a->ended) {
+    int why = arena_stands(a, c, word); /* rather than what was made of what no longer stands */
+    if (why != 0) code = why;
   }
   arena_settle(a);
   a->turn++;
-  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it. */
-  if (code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE)
+  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it, and
+   * nobody writes. */
+  if (judged)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a, plan.parity);
+    arena_break(a);
   return code;
 }
 
