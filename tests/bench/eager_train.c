@@ -28,7 +28,7 @@
 #include <time.h>
 
 enum { DIMENSIONS = 8192, POINTS = 32768, POINTS_A_STEP = 2048, VALIDATION = 1024 };
-enum { INPUTS = 784, HIDDEN = 128, CLASSES = 10, IMAGES_A_STEP = 128 };
+enum { INPUTS = 784, HIDDEN = 64, CLASSES = 10, IMAGES_A_STEP = 128 };
 enum { W1 = 0, B1 = INPUTS * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN * CLASSES };
 enum { WEIGHTS = B2 + CLASSES, LANES = 16, GENERATED = 20000, GENERATED_TEST = 4000 };
 
@@ -276,8 +276,8 @@ static double delay_ms(const trainer *t, uint32_t step) {
 static void prepare(trainer *t) {
   uint64_t state = 17;
   t->count = is_plane(t) ? DIMENSIONS + 1 : WEIGHTS;
-  /* Half of 2 / (1 + d/b) is where points in d dimensions learn fastest, b a step. */
-  t->rate = is_plane(t) ? 0.25 / (1.0 + (double)DIMENSIONS / POINTS_A_STEP) : 0.1;
+  /* Half of where points in d dimensions learn fastest, b a step: 1 / (1 + d/b). */
+  t->rate = is_plane(t) ? 0.5 / (1.0 + (double)DIMENSIONS / POINTS_A_STEP) : 0.1;
   t->w = allocate(t->count, sizeof(float));
   t->g = allocate(t->count, sizeof(float));
   if (is_plane(t)) return;
@@ -299,7 +299,6 @@ static void open_partial(trainer *t) {
                                                 : MLFAB_QUORUM;
   options.quorum = options.mode == MLFAB_QUORUM ? (uint32_t)strtoul(t->mode, NULL, 10) : 0;
   options.results = t->queued ? MLFAB_QUEUED : MLFAB_LATEST;
-  options.queue_max = t->queued ? 32 : 0;
   options.resync = t->queued ? 0 : t->resync; /* with all results in order models stay equal */
   require(t, mlfab_partial_open(t->ctx, t->count, MLFAB_F32, &options, 0, &t->id), "opening");
 }
