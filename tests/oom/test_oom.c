@@ -211,7 +211,7 @@ typedef struct fabric {
   uint64_t groups;
   int64_t data[COUNT], weights[COUNT];
   int64_t most, least; /* what the model may hold: a push that failed may have come through */
-  int barriers, sums;
+  int barriers, sums, gathering, inside;
   int summing; /* node 2 is at it */
   int failures;
 } fabric;
@@ -327,6 +327,38 @@ static int fabric_allreduce(fabric *f, uint32_t i) {
   return code;
 }
 
+/* A reduce-scatter into uneven blocks, or an allgather of them. */
+static int blocks(fabric *f, uint32_t i, int64_t *data) {
+  static const uint64_t counts[] = {COUNT - 100, 100};
+  const mlfab_collective options = {.size = sizeof options, .timeout_ns = 2 * SECOND};
+  int from = i == 1 ? 0 : COUNT - 100, to = i == 1 ? COUNT - 100 : COUNT;
+  for (int k = 0; k < COUNT; k++) data[k] = !f->gathering ? i : k >= from && k < to ? 3 : 0;
+  int code = f->gathering ? mlfab_allgather(f->node[i], data, counts, MLFAB_I64, &options)
+                          : mlfab_reduce_scatter(f->node[i], data, counts, MLFAB_I64, &options);
+  for (int k = 0; k < COUNT && !code; k++) {
+    if (f->gathering || (k >= from && k < to)) assert_int_equal(data[k], 3);
+  }
+  return code;
+}
+
+static void other_blocks(void *user) {
+  fabric *f = user;
+  int64_t data[COUNT];
+  if (!f->node[2] || f->inside) return; /* the call that asked for it has failed at once */
+  uint64_t since = mlfab_sim_clock(f->sim);
+  f->inside = 1;
+  int code = blocks(f, 2, data);
+  if (code && mlfab_sim_clock(f->sim) == since) code = blocks(f, 2, data); /* the other waits */
+  f->sums += code == 0;
+  f->inside = 0;
+}
+
+static int fabric_blocks(fabric *f, uint32_t i) {
+  if (i != 1) return 0;
+  mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_blocks, f);
+  return blocks(f, 1, f->data);
+}
+
 /* Calls once on both workers, and again what fails; a worker that lost the server starts anew. */
 static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
   for (uint32_t i = 1; i < f->nodes - (f->scheduler > 0); i++) {
@@ -405,6 +437,10 @@ static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
   fabric_call(f, fabric_barrier, "barrier");
   fabric_call(f, fabric_allreduce, "allreduce");
   assert_true(f->sums > 0);
+  fabric_call(f, fabric_blocks, "reduce_scatter");
+  f->gathering = 1;
+  fabric_call(f, fabric_blocks, "allgather");
+  assert_true(f->sums > 2);
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_save, "save");
   fabric_call(f, fabric_pull, "pull");
