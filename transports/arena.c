@@ -376,9 +376,13 @@ static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
   m->entry = ARENA_MEMORIES;
 }
 
-/* Out of a call that has failed. */
-static void arena_break(mlfab__arena *a) {
-  arena_leave(a);
+/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
+ * and it has ended well, as it does where a call goes on without the arena. */
+static void arena_break(mlfab__arena *a, uint32_t parity) {
+  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = false;
   arena_renew(a, &a->slots);
   if (a->lent != NULL) arena_renew(a, a->lent);
 }
@@ -481,6 +485,20 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
       peer->views[0].bytes != sizeof *peer->slots)
     return false;
   peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
+/* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
+ * have taken new pages when we had met already. */
+static bool arena_meet_again(mlfab__arena *a) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct arena_peer *peer = &a->peers[j];
+    if (j == a->me) continue;
+    uint32_t generation =
+        atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+    if (generation == 0 || !arena_view(peer, 0, generation)) return false;
+    peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  }
   return true;
 }
 
@@ -984,7 +1002,7 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
                                      uint32_t *culprit_p) {
   struct arena_plan plan;
-  if (a->epoch == 0) return MLFAB_ERR_STATE;
+  if (a->epoch == 0 || (a->turn == 0 && !arena_meet_again(a))) return MLFAB_ERR_STATE;
   arena_prefetch(&a->own->doors[a->turn & 1]);
   arena_prefetch(&a->own->step);
   uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
@@ -1007,7 +1025,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   if (judged)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a);
+    arena_break(a, plan.parity);
   return code;
 }
 
