@@ -1,0 +1,245 @@
+/* collective.c - a worker of collective_test.py: collectives of real processes, one of which does something wrong.
+ *
+ *    collective SCENE VICTIM [FOLDER]
+ *
+ * Every worker adds up a few times, plays the scene, and adds up again. Lines on stdout:
+ *
+ *    sum <workers that are in it>
+ *    fail <code> <rank> <milliseconds since the call> <text>
+ *
+ * Scenes: what the victim does while the others reduce an array
+ *    forget   nothing, until their deadline (1 s) has passed     size, kind, nan   calls it wrongly
+ *    kill     is killed while it waits inside                    leave   closes in good order
+ *    begin    calls the form that does not wait                  back    is killed, and comes back
+ *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
+ *    quick    nothing else: all close as soon as they have their last result */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include "mlfab.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS 1000000ull
+enum { LARGE = 1 << 20 };
+
+static mlfab *fabric;
+static uint32_t rank, workers, victim;
+static float *data;
+static double called;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void nap(uint64_t ms) {
+  struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000 * MS)};
+  nanosleep(&t, NULL);
+}
+
+__attribute__((__format__(__printf__, 1, 2))) static void tell(const char *format, ...) {
+  char line[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  int n = vsnprintf(line, sizeof line - 1, format, arguments);
+  va_end(arguments);
+  line[n++] = '\n';
+  if (write(STDOUT_FILENO, line, (size_t)n) != n) exit(9);
+}
+
+static int tell_failure(int code) {
+  mlfab_error error;
+  memset(&error, 0, sizeof error);
+  mlfab_last_error(fabric, &error);
+  tell("fail %s %d %.0f %s", mlfab_error_name(code), (int)error.rank, now() - called, error.text);
+  return code;
+}
+
+/* Each worker's array holds its bit, so that the result tells who is in it: that, or 0. */
+static uint32_t bits(const float *at, uint64_t count) {
+  for (uint64_t i = 1; i < count; i++) {
+    if (at[i] != at[0]) {
+      tell("wrong %.0f at %llu, not %.0f", (double)at[i], (unsigned long long)i, (double)at[0]);
+      exit(3);
+    }
+  }
+  return (uint32_t)at[0];
+}
+
+static int reduce(float *at, uint64_t count, const mlfab_collective *options, uint32_t *bits_p) {
+  mlfab_vec vec = {at, count};
+  for (uint64_t i = 0; i < count; i++) at[i] = (float)(1u << rank);
+  called = now();
+  int code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, options);
+  if (!code && bits_p) *bits_p = bits(at, count);
+  return code ? tell_failure(code) : 0;
+}
+
+/* A few sizes, blocking and not. 1 when all went well. */
+static int add_up(void) {
+  static const uint64_t counts[] = {1, 1000, 30000, LARGE, 5};
+  uint32_t in = 0;
+  for (uint32_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+    if (reduce(data, counts[k], NULL, &in)) return 0;
+  }
+  tell("sum %d", __builtin_popcount(in));
+  return 1;
+}
+
+/* --- scenes --- */
+
+static void forget(void) {
+  mlfab_collective options = {.size = sizeof options, .timeout_ns = 1000 * MS};
+  if (rank == victim) nap(2000);
+  reduce(data, 2000, &options, NULL);
+}
+
+static void call_wrongly(const char *how) {
+  mlfab_collective options = {.size = sizeof options, .refuse_nan = !strcmp(how, "nan")};
+  uint64_t counts[32] = {0};
+  mlfab_vec vec = {data, 2000};
+  for (uint32_t r = 0; r < workers; r++) counts[r] = vec.count / workers;
+  for (uint64_t i = 0; i < vec.count; i++) data[i] = 1;
+  if (rank == victim && !strcmp(how, "size")) vec.count++;
+  if (rank == victim && !strcmp(how, "nan")) data[77] = NAN;
+  called = now();
+  int code = rank == victim && !strcmp(how, "kind")
+                 ? mlfab_reduce_scatter(fabric, data, counts, MLFAB_F32, &options)
+                 : mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, &options);
+  if (code) tell_failure(code);
+}
+
+static void die(int number) {
+  (void)number;
+  kill(getpid(), SIGKILL);
+}
+
+/* The next one calls so late that the victim is inside when it is killed. */
+static void be_killed(void) {
+  struct itimerspec when = {.it_value = {0, 300 * (long)MS}};
+  struct sigevent how = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+  timer_t timer;
+  if (rank == victim) {
+    signal(SIGALRM, die);
+    if (timer_create(CLOCK_MONOTONIC, &how, &timer)) exit(4);
+    timer_settime(timer, 0, &when, NULL);
+  }
+  if (rank == (victim + 1) % workers) nap(workers == 2 ? 3000 : 800);
+  reduce(data, LARGE, NULL, NULL);
+}
+
+static void begin(void) {
+  mlfab_vec vec = {data, 3000};
+  mlfab_request request;
+  uint32_t in = 0;
+  for (int k = 0; k < 20; k++) {
+    if (rank != victim) {
+      if (reduce(data, vec.count, NULL, &in)) return;
+      continue;
+    }
+    for (uint64_t i = 0; i < vec.count; i++) data[i] = (float)(1u << rank);
+    called = now();
+    int code = mlfab_allreduce_start(fabric, &vec, 1, MLFAB_F32, NULL, &request);
+    if (!code) code = mlfab_wait(fabric, request, 0, NULL);
+    if (code) {
+      tell_failure(code);
+      return;
+    }
+    in = bits(data, vec.count);
+  }
+  tell("sum %d", __builtin_popcount(in));
+}
+
+static void *second(void *unused) {
+  uint32_t in = 0;
+  (void)unused;
+  nap(rank == victim ? 600 : 200);
+  if (!reduce(data + LARGE, 4000, NULL, &in)) tell("sum %d", __builtin_popcount(in));
+  return NULL;
+}
+
+static void threads(void) {
+  pthread_t thread;
+  uint32_t in = 0;
+  if (pthread_create(&thread, NULL, second, NULL)) exit(4);
+  if (rank == victim) nap(400);
+  if (!reduce(data, 3000, NULL, &in)) tell("sum %d", __builtin_popcount(in));
+  pthread_join(thread, NULL);
+}
+
+/* Until all are there again. */
+static void come_back(const char *folder) {
+  char path[512];
+  uint32_t in = 0;
+  snprintf(path, sizeof path, "%s/lived", folder);
+  int first = access(path, F_OK) != 0;
+  if (rank == victim && first) {
+    FILE *file = fopen(path, "w");
+    if (!file) exit(4);
+    fclose(file);
+    kill(getpid(), SIGKILL);
+  }
+  for (int tries = 0; tries < 1000 && in != (1u << workers) - 1; tries++) {
+    reduce(data, 3000, NULL, &in);
+    if (rank != victim) nap(20);
+  }
+}
+
+static int play(const char *scene, const char *folder) {
+  int again = 1;
+  char path[512];
+  snprintf(path, sizeof path, "%s/lived", folder);
+  if (strcmp(scene, "back") || rank != victim || access(path, F_OK)) {
+    if (!add_up()) return 1;
+  }
+  nap(100); /* a failure ends what others still have open */
+  if (!strcmp(scene, "forget")) forget();
+  if (!strcmp(scene, "size") || !strcmp(scene, "kind") || !strcmp(scene, "nan"))
+    call_wrongly(scene);
+  if (!strcmp(scene, "kill")) be_killed();
+  if (!strcmp(scene, "begin")) begin();
+  if (!strcmp(scene, "threads")) threads();
+  if (!strcmp(scene, "back")) come_back(folder);
+  if (!strcmp(scene, "leave")) {
+    again = rank != victim;
+    if (again) reduce(data, 2000, NULL, NULL);
+  }
+  return again && strcmp(scene, "quick") ? !add_up() : 0;
+}
+
+int main(int argc, char **argv) {
+  mlfab_error error;
+  mlfab_config config;
+  int32_t own = 0;
+  memset(&error, 0, sizeof error);
+  if (argc < 3) return 2;
+  victim = (uint32_t)strtoul(argv[2], NULL, 10);
+  mlfab_config_init(&config);
+  int code = mlfab_config_from_env(&config, &error);
+  config.heartbeat_ns = 200 * MS;
+  config.timeout_ns = 20000 * MS;
+  if (!code) code = mlfab_open(&config, &fabric, &error);
+  if (code) {
+    fprintf(stderr, "open: %s: %s\n", mlfab_error_name(code), error.text);
+    return 1;
+  }
+  mlfab_rank(fabric, &own, &workers, NULL);
+  rank = (uint32_t)own;
+  void *memory = NULL;
+  if (mlfab_alloc(fabric, 2 * LARGE * sizeof *data, &memory)) return 1;
+  data = memory;
+  code = play(argv[1], argc > 3 ? argv[3] : "");
+  mlfab_close(&fabric);
+  return code;
+}
