@@ -429,8 +429,9 @@ static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *cal
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
                         "%s: root %d is not one of %u workers", call->words, (int)call->root,
                         comm->config->workers);
-  int32_t stranger =
-      comm->phase == MLFAB__COMM_IN ? comm_stranger(comm, call) : (int32_t)MLFAB_NO_RANK;
+  /* Who has not seen yet that somebody is gone is told that first. */
+  int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed ? comm_stranger(comm, call)
+                                                                  : (int32_t)MLFAB_NO_RANK;
   if (stranger != MLFAB_NO_RANK)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, stranger, 0, 0,
                         "%s: worker %d does not take part any more, and is the root or has a block",
