@@ -348,6 +348,9 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
 /* Is anything under way that the thread should see to? */
 static int drive_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
+  /* Rounds of an open object go on without this worker's call. */
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (node->comm.objects[i].channel) return 1;
   return node->is_server || node->requests.open > 0 ||
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }

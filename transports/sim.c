@@ -50,7 +50,7 @@
 #define SIM_RETRY_NS 250000000ull    /* a connect into a partition tries again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
 #define SIM_ROUNDS 4096              /* calls of mlfab_progress in a row before time moves on */
-#define SIM_DEPTH 16          /* waits inside callbacks of waits; deeper ones run no callbacks */
+#define SIM_DEPTH 64          /* waits inside callbacks of waits; deeper ones run no callbacks */
 #define SIM_FAULT_TICKS 8     /* draws a second of faults that come by the second */
 #define SIM_LOAD_BYTES 65536u /* as many in a window tell how fast a port is */
 
