@@ -26900,8 +26900,9 @@ static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *cal
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
                         "%s: root %d is not one of %u workers", call->words, (int)call->root,
                         comm->config->workers);
-  int32_t stranger =
-      comm->phase == MLFAB__COMM_IN ? comm_stranger(comm, call) : (int32_t)MLFAB_NO_RANK;
+  /* Who has not seen yet that somebody is gone is told that first. */
+  int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed ? comm_stranger(comm, call)
+                                                                  : (int32_t)MLFAB_NO_RANK;
   if (stranger != MLFAB_NO_RANK)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, stranger, 0, 0,
                         "%s: worker %d does not take part any more, and is the root or has a block",
@@ -27410,8 +27411,6 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
     return 0;
   }
   int code = mlfab__decode_roll_list(frame->meta, frame->meta_bytes, &list, members);
-  int again = !code && comm->phase == MLFAB__COMM_LISTED && list.epoch == comm->epoch;
-  if (again && comm->ready) comm_say_ready(comm);
   int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
   if (fresh) code = comm_take_members(comm, &list, members);
   if (!fresh || code) {
@@ -39444,6 +39443,9 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
 /* Is anything under way that the thread should see to? */
 static int drive_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
+  /* Rounds of an open object go on without this worker's call. */
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (node->comm.objects[i].channel) return 1;
   return node->is_server || node->requests.open > 0 ||
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
@@ -44103,7 +44105,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
 #define SIM_RETRY_NS 250000000ull    /* a connect into a partition tries again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
 #define SIM_ROUNDS 4096              /* calls of mlfab_progress in a row before time moves on */
-#define SIM_DEPTH 16          /* waits inside callbacks of waits; deeper ones run no callbacks */
+#define SIM_DEPTH 64          /* waits inside callbacks of waits; deeper ones run no callbacks */
 #define SIM_FAULT_TICKS 8     /* draws a second of faults that come by the second */
 #define SIM_LOAD_BYTES 65536u /* as many in a window tell how fast a port is */
 
@@ -46214,9 +46216,13 @@ static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
   m->entry = ARENA_MEMORIES;
 }
 
-/* Out of a call that has failed. */
-static void arena_break(mlfab__arena *a) {
-  arena_leave(a);
+/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
+ * and it has ended well, as it does where a call goes on without the arena. */
+static void arena_break(mlfab__arena *a, uint32_t parity) {
+  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
+  atomic_thread_fence(memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = false;
   arena_renew(a, &a->slots);
   if (a->lent != NULL) arena_renew(a, a->lent);
 }
@@ -46319,6 +46325,20 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
       peer->views[0].bytes != sizeof *peer->slots)
     return false;
   peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
+/* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
+ * have taken new pages when we had met already. */
+static bool arena_meet_again(mlfab__arena *a) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct arena_peer *peer = &a->peers[j];
+    if (j == a->me) continue;
+    uint32_t generation =
+        atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+    if (generation == 0 || !arena_view(peer, 0, generation)) return false;
+    peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  }
   return true;
 }
 
@@ -46822,7 +46842,7 @@ static int arena_exchange(mlfab__arena *a, const mlfab__arena_call *c, struct ar
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c,
                                      uint32_t *culprit_p) {
   struct arena_plan plan;
-  if (a->epoch == 0) return MLFAB_ERR_STATE;
+  if (a->epoch == 0 || (a->turn == 0 && !arena_meet_again(a))) return MLFAB_ERR_STATE;
   arena_prefetch(&a->own->doors[a->turn & 1]);
   arena_prefetch(&a->own->step);
   uint64_t word = a->epoch + ((c->number + 1) & ARENA_LOW);
@@ -46845,7 +46865,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
   if (judged)
     a->epoch = 0;
   else if (code != 0)
-    arena_break(a);
+    arena_break(a, plan.parity);
   return code;
 }
 
