@@ -940,8 +940,6 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
     return 0;
   }
   int code = mlfab__decode_roll_list(frame->meta, frame->meta_bytes, &list, members);
-  int again = !code && comm->phase == MLFAB__COMM_LISTED && list.epoch == comm->epoch;
-  if (again && comm->ready) comm_say_ready(comm);
   int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
   if (fresh) code = comm_take_members(comm, &list, members);
   if (!fresh || code) {
