@@ -77,7 +77,7 @@ typedef struct mlfab__streams {
   uint32_t members;
   const uint32_t *ranks;             /* of members; the user's, until end */
   uint32_t *member_of;               /* by rank, plus one; 0: not a member */
-  mlfab__lane **streams;           /* by member, NULL until it is first used */
+  mlfab__lane **streams;             /* by member, NULL until it is first used */
   uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
   uint32_t chunk;                    /* most bytes of a frame */
   uint64_t serial;                   /* above all serials of earlier epochs */

@@ -695,7 +695,8 @@ typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is 
   char text[MLFAB__TEXT_MAX];
 } mlfab__roll_over;
 
-typedef struct mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+typedef struct
+    mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
   uint32_t epoch, channel;
   uint64_t number;
 } mlfab__roll_call;
@@ -704,11 +705,12 @@ typedef struct mlfab__roll_tell { /* worker -> server 0 */
   uint32_t epoch, channel;
   uint64_t number;
   uint32_t called;
-  uint64_t signature; /* of the call, if called */
+  uint64_t signature;         /* of the call, if called */
   char text[MLFAB__TEXT_MAX]; /* the call in words */
 } mlfab__roll_tell;
 
-typedef struct mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+typedef struct
+    mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
