@@ -37,7 +37,7 @@ typedef struct pipe { /* one direction of a link; a ring */
 } pipe;
 
 typedef struct link { /* of a worker to another */
-  int stands, wanted;
+  int stands, wanted, dropped;
   pipe there, back;
 } link;
 
@@ -193,8 +193,12 @@ static void hop_ready(void *self, uint32_t peer) {
 }
 static void any_drop(void *self, uint32_t peer, int code, const char *text) {
   (void)self, (void)peer, (void)code;
-  if (!w->fails) print_message("dropped: %s\n", text);
+  if (!w->asked) print_message("dropped: %s\n", text);
   w->drops++;
+}
+static void down_drop(void *self, uint32_t peer, int code, const char *text) {
+  w->hops[peer][rank_of(self)].dropped = 1;
+  any_drop(self, peer, code, text);
 }
 static void hop_detach(void *self, uint32_t peer, uint64_t token) {
   pipe *p = &w->hops[rank_of(self)][peer].there;
@@ -229,7 +233,7 @@ static void open_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
   mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
   mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
-  mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
+  mlfab__port in = {me, down_post, no_ready, down_drop, no_detach, no_event};
   memset(&me->requests, 0, sizeof me->requests);
   assert_int_equal(
       mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
@@ -271,7 +275,7 @@ static void cut_hop(uint32_t from, uint32_t to) {
   link *l = &w->hops[from][to];
   pipe_cut(&l->there);
   pipe_cut(&l->back);
-  l->stands = 0;
+  l->stands = l->dropped = 0;
 }
 
 /* The process is gone, and nothing that it had. */
@@ -688,6 +692,7 @@ static int act(void) {
       }
       if (to >= w->n || to == from) continue;
       link *l = &w->hops[from][to];
+      if (l->dropped) break_hop(from, to);
       connect_hop(from, to);
       if (!l->stands) continue;
       uint32_t which = chance(3);
