@@ -17,6 +17,7 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 enum { MEMBERS = 8, MOST = 70000, LISTS = 5, GARBAGE = 77 };
@@ -397,6 +398,12 @@ static void large_calls(struct member *m, uint64_t seed) {
     uint64_t factor = m->n * (m->n - 1) / 2 + m->n * k;
     for (uint64_t i = 0; i < COUNT; i++) CHECK((uint64_t)data[i] == i * factor);
     memset(data, 0xff, room); /* nobody reads it any more, or its sum would be wrong */
+    t.kind = MLFAB__ARENA_BROADCAST;
+    t.root = (uint32_t)(k % m->n);
+    if (t.root == m->me) memset(data, (int)k, room);
+    CHECK(run(m, &t, &buf, &culprit) == 0);
+    for (uint64_t i = 0; i < COUNT; i++) CHECK((uint64_t)data[i] == k * 0x0101010101010101u);
+    memset(data, 0xff, room);
   }
   free(own);
 }
@@ -404,6 +411,42 @@ static void large_calls(struct member *m, uint64_t seed) {
 static void test_large(void **state) {
   (void)state;
   for (uint32_t n = 2; n <= 5; n++) team(n, n, large_calls, 0);
+}
+
+/* Mappings of segments and of shared memories. */
+static int count_mappings(void) {
+  FILE *file = fopen("/proc/self/maps", "r");
+  char line[512];
+  int n = 0;
+  if (file == NULL) return -1;
+  while (fgets(line, sizeof line, file) != NULL) n += strstr(line, "mlfab-arena") != NULL;
+  fclose(file);
+  return n;
+}
+
+/* What was released is unmapped by the others: a segment, slots and a vector of each are left. */
+static void releases(struct member *m, uint64_t seed) {
+  void *other = NULL;
+  for (uint64_t k = 0; k < 30; k++) {
+    int64_t *data = mlfab__arena_alloc(m->arena, 1000 + seed * k);
+    struct trial t = {.kind = MLFAB__ARENA_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = 100};
+    mlfab_vec buf = {data, 100};
+    uint32_t culprit;
+    CHECK(data != NULL);
+    for (int i = 0; i < 4; i++) CHECK(run(m, &t, &buf, &culprit) == 0);
+    CHECK(m->arena->lent != NULL);
+    int mappings = count_mappings();
+    CHECK(mappings >= 3 * (int)m->n && mappings <= 3 * (int)m->n + (other != NULL));
+    if (other != NULL) CHECK(mlfab__arena_release(m->arena, other) == 0);
+    CHECK(mlfab__arena_release(m->arena, data) == 0);
+    other = (k + m->me) % 3 == 0 ? mlfab__arena_alloc(m->arena, 10) : NULL; /* takes its entry */
+  }
+}
+
+static void test_releases(void **state) {
+  (void)state;
+  team(2, 500, releases, 0);
+  team(4, 0, releases, 0);
 }
 
 /* ---- failures ---- */
@@ -551,9 +594,9 @@ static void stop(struct member *m, uint64_t seed) {
   mlfab_vec buf = {data, COUNT};
   int code = 0;
   CHECK(data != NULL);
-  if (m->me == victim) expect(SIGSTOP, 30000, seed);
-  while (code == 0) {
-    memset(data, 1, COUNT * 8);
+  for (uint32_t i = 0; code == 0; i++) {
+    if (m->me == victim && i == 3) expect(SIGSTOP, 5000, seed);
+    for (uint64_t k = 0; k < COUNT; k += 512) data[k] = 1;
     code = run(m, &t, &buf, &culprit);
   }
   CHECK(code == MLFAB_ERR_PEER_DEAD);
@@ -620,10 +663,13 @@ static void test_names(void **state) {
     if (i == 1) names[1].bytes += 4096;
     if (i == 2) names[1].fd = 1000;
     if (i == 3) names[1].pid = 0x3fffffff;
-    if (i >= 4) { /* the size may change; not a segment */
+    if (i >= 4) { /* a true copy, whose size may change; not a segment */
       fd = memfd_create("test", MFD_ALLOW_SEALING);
       assert_int_equal(ftruncate(fd, (off_t)names[1].bytes), 0);
-      if (i == 5) assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+      if (i == 4)
+        assert_int_equal(write(fd, pair.arenas[1]->own, names[1].bytes), names[1].bytes);
+      else
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
       names[1].fd = fd;
     }
     assert_int_equal(mlfab__arena_join(a, names, 2, 0, 8), MLFAB_ERR_UNSUPPORTED);
@@ -651,32 +697,60 @@ static int withdraw(void *user) {
   return 0;
 }
 
-/* A door that was taken back before the reading was over: what was read is not used. */
+/* A call of member 0 that waits for a member 1 that is played. */
+static mlfab__arena_call played_call(struct player *player, const mlfab_vec *buf) {
+  return (mlfab__arena_call){.signature = 5,
+                             .kind = MLFAB__ARENA_ALLREDUCE,
+                             .dtype = MLFAB_F32,
+                             .bufs = buf,
+                             .nbufs = 1,
+                             .count = buf->count,
+                             .pause = withdraw,
+                             .user = player};
+}
+
+static void play_door(struct pair *pair) {
+  struct arena_segment *own = pair->arenas[1]->own;
+  own->doors[0].offer.signature = 5;
+  atomic_store(&own->doors[0].word, (UINT64_C(8) << 40) + 1);
+}
+
+/* A door that was taken back before the reading was over: what was read is not used, what was said is
+ * taken back, and pages that member 1 may still write to are given up with their contents kept. */
 static void test_withdrawn(void **state) {
-  static float data[MOST];
   struct pair pair;
   struct player player = {&pair, 0};
-  mlfab_vec buf = {data, MOST};
   uint32_t culprit;
   (void)state;
   pair_open(&pair);
-  mlfab__arena_call call = {.signature = 5,
-                            .kind = MLFAB__ARENA_ALLREDUCE,
-                            .dtype = MLFAB_F32,
-                            .bufs = &buf,
-                            .nbufs = 1,
-                            .count = MOST,
-                            .pause = withdraw,
-                            .user = &player};
-  struct arena_segment *own = pair.arenas[1]->own;
-  own->doors[0].offer.signature = 5;
-  atomic_store(&own->doors[0].word, (UINT64_C(8) << 40) + 1);
+  struct arena_segment *own = pair.arenas[0]->own;
+  uint8_t *memory = mlfab__arena_alloc(pair.arenas[0], MOST * 8);
+  mlfab_vec buf = {memory, MOST};
+  mlfab__arena_call call = played_call(&player, &buf);
+  memset(memory, GARBAGE, MOST * 8);
+  assert_non_null(memory);
+  assert_int_equal(mlfab__arena_join(pair.arenas[1], pair.names, 2, 1, 8), 0);
+  atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
+  struct arena_peer *seen = &pair.arenas[1]->peers[0];
+  assert_true(arena_view(seen, 1, atomic_load(&own->entries[1].generation)));
+  atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
+  play_door(&pair);
   assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_CANCELLED);
   assert_int_equal(player.calls, 2);
+  assert_non_null(pair.arenas[0]->lent);
+  assert_int_equal(atomic_load(&own->doors[0].word), 0);
+  seen->views[1].at[MOST * 4] = 9;
+  seen->slots->in[0][0] = 9;
+  for (uint32_t i = MOST * 4; i < MOST * 8; i++) assert_int_equal(memory[i], GARBAGE);
+  assert_int_equal(pair.arenas[0]->peers[0].slots->in[0][0], 0);
+  /* Member 1 had joined the next epoch before: it finds the new pages. */
+  assert_int_equal(mlfab__arena_join(pair.arenas[0], pair.names, 2, 0, 8), 0);
+  assert_int_equal(mlfab__arena_run(pair.arenas[1], &call, &culprit), MLFAB_ERR_CANCELLED);
+  assert_int_equal(seen->views[0].generation, atomic_load(&own->entries[0].generation));
   pair_close(&pair);
 }
 
-/* Doors that name memories which there are not. */
+/* Doors that name memories which there are not, or places outside. */
 static void test_hostile(void **state) {
   static float data[MOST];
   mlfab_vec buf = {data, MOST};
@@ -688,45 +762,49 @@ static void test_hostile(void **state) {
     mlfab__prng prng;
     mlfab__prng_seed(&prng, seed);
     pair_open(&pair);
-    mlfab__arena_call call = {.signature = 5,
-                              .kind = MLFAB__ARENA_ALLREDUCE,
-                              .dtype = MLFAB_F32,
-                              .bufs = &buf,
-                              .nbufs = 1,
-                              .count = MOST,
-                              .pause = withdraw,
-                              .user = &player};
+    mlfab__arena_call call = played_call(&player, &buf);
     struct arena_segment *own = pair.arenas[1]->own;
-    uint8_t *memory = mlfab__arena_alloc(pair.arenas[1], MOST * 4);
-    assert_non_null(memory);
-    memset(own->entries + 1, 0xff, sizeof own->entries - sizeof own->entries[0]);
-    struct arena_door *door = &own->doors[0];
-    door->offer.signature = 5;
-    door->offer.direct = 1;
-    door->offer.entry = (uint32_t)mlfab__prng_next(&prng);
-    if (seed % 2) door->offer.entry %= ARENA_MEMORIES;
-    door->offer.generation = own->entries[0].generation;
-    if (seed % 4 == 1) door->offer.entry = 0;
-    door->offer.offset = mlfab__prng_next(&prng);
-    if (seed % 8 == 1) door->offer.offset = 8 * (1 + mlfab__prng_below(&prng, MOST));
-    if (seed % 16 == 1) own->entries[0].bytes *= 2;
-    atomic_store(&door->word, (UINT64_C(8) << 40) + 1);
+    struct arena_offer *offer = &own->doors[0].offer;
+    assert_non_null(mlfab__arena_alloc(pair.arenas[1], MOST * 4));
+    memset(own->entries + 2, 0xff, sizeof own->entries - 2 * sizeof own->entries[0]);
+    offer->direct = 1;
+    offer->entry = (uint32_t)mlfab__prng_next(&prng);
+    offer->offset = mlfab__prng_next(&prng) * 8;
+    offer->generation = own->entries[1].generation;
+    if (seed % 8 == 0) offer->entry %= ARENA_MEMORIES;
+    if (seed % 8 >= 1) offer->entry = 1;
+    if (seed % 8 == 2) offer->offset = 8 * (1 + mlfab__prng_below(&prng, MOST));
+    if (seed % 8 == 3) offer->offset = 0, own->entries[1].bytes += 4096;
+    if (seed % 8 == 4) offer->offset = 0, offer->generation++;
+    if (seed % 8 == 5) offer->offset = 0, offer->entry = 0;
+    play_door(&pair);
     assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_FRAME);
     assert_int_equal(culprit, 1);
-    memset(own->entries + 1, 0, sizeof own->entries - sizeof own->entries[0]);
+    memset(own->entries + 2, 0, sizeof own->entries - 2 * sizeof own->entries[0]);
     pair_close(&pair);
   }
 }
 
-/* Mappings of segments and of shared memories. */
-static int count_mappings(void) {
-  FILE *file = fopen("/proc/self/maps", "r");
-  char line[512];
-  int n = 0;
-  assert_non_null(file);
-  while (fgets(line, sizeof line, file) != NULL) n += strstr(line, "mlfab-arena") != NULL;
-  fclose(file);
-  return n;
+/* A member without descriptors cannot map what others share; they go on copying. */
+static void no_descriptors(struct member *m, uint64_t seed) {
+  struct rlimit limit = {0, 0};
+  float *data = mlfab__arena_alloc(m->arena, MOST * sizeof *data);
+  struct trial t = plain(seed % 2 ? 100 : MOST, 2);
+  mlfab_vec buf = {data, t.count};
+  uint32_t culprit;
+  CHECK(data != NULL);
+  if (m->me == 1) CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  for (int k = 0; k < 5; k++) {
+    for (uint64_t i = 0; i < t.count; i++) data[i] = (float)m->me;
+    CHECK(run(m, &t, &buf, &culprit) == 0);
+    for (uint64_t i = 0; i < t.count; i++) CHECK(data[i] == (float)(m->n * (m->n - 1) / 2));
+    CHECK(m->arena->lent == NULL || m->me == 1);
+  }
+}
+
+static void test_no_descriptors(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 4; seed++) team((uint32_t)(2 + seed / 2), seed, no_descriptors, 0);
 }
 
 static int count_descriptors(void) {
@@ -770,13 +848,15 @@ static void test_leaks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),  cmocka_unit_test(test_many),
-      cmocka_unit_test(test_large),   cmocka_unit_test(test_mismatch),
-      cmocka_unit_test(test_refusal), cmocka_unit_test(test_death),
-      cmocka_unit_test(test_stop),    cmocka_unit_test(test_early),
-      cmocka_unit_test(test_names),   cmocka_unit_test(test_withdrawn),
-      cmocka_unit_test(test_hostile), cmocka_unit_test(test_leaks),
+      cmocka_unit_test(test_random),         cmocka_unit_test(test_many),
+      cmocka_unit_test(test_large),          cmocka_unit_test(test_releases),
+      cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_refusal),
+      cmocka_unit_test(test_death),          cmocka_unit_test(test_stop),
+      cmocka_unit_test(test_early),          cmocka_unit_test(test_names),
+      cmocka_unit_test(test_withdrawn),      cmocka_unit_test(test_hostile),
+      cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_leaks),
   };
+  if (getenv("MLFAB_TEST") != NULL) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
