@@ -116,6 +116,8 @@ static int calls_outside(const mlfab__collective *c) {
 static int calls_start(mlfab_node *node, mlfab__collective *c, mlfab_request *request_p,
                        mlfab_error *error) {
   uint64_t timeout_ns = CALLS_OPTION(c->options, timeout_ns);
+  if (c->options && c->options->size == 0)
+    return calls_refuse(error, MLFAB_ERR_ARGUMENT, c, "options.size is not set");
   int code = calls_complete(node, c, error);
   if (code) return code;
   if (calls_planned(node, c)) return calls_tree(node, c, timeout_ns, request_p, error);

@@ -10,6 +10,7 @@ static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 
 static void comm_begin(mlfab__comm *comm);
 static void comm_begin_waiting(mlfab__comm *comm);
+static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
@@ -289,6 +290,7 @@ MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
 
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
   if (comm->failing || comm->ending || comm->dead) return;
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
   comm->failing = 1;
   comm->fail.code = code;
   comm->fail.rank = rank;
@@ -381,7 +383,8 @@ static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) 
 /* The buffers, and how many elements they have together. */
 static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
                               uint64_t *count_p, mlfab_error *error) {
-  uint64_t most = comm->config->model_max_bytes / comm_width(call), count = 0, blocks = 0;
+  uint64_t width = mlfab__max(comm_width(call), 1), most = comm->config->model_max_bytes / width;
+  uint64_t count = 0, blocks = 0;
   if (call->n > MLFAB__COMM_BUFS)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "%s: %u buffers, the limit is %d", call->words, call->n, MLFAB__COMM_BUFS);
@@ -748,6 +751,10 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
     return 0;
   }
+  if (slot->call.outside) { /* its numbers have not been looked at */
+    comm_turn_plain(comm, slot);
+    return 0;
+  }
   return comm_begin_plain(comm, slot);
 }
 
@@ -783,11 +790,12 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   mlfab__comm_call call = slot->call;
   mlfab_vec vecs[MLFAB__COMM_BUFS];
-  uint32_t width = comm_width(&call);
+  uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
   for (uint32_t i = 0; i < call.n; i++)
     vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
   call.vecs = vecs;
-  comm->go.arena = 2; /* for this worker it is over; others may not know yet */
+  /* For this worker it is over; others may not know yet. */
+  if (comm->go.arena) comm->go.arena = 2;
   if (comm_finite(comm, &call)) {
     (void)comm_begin_plain(comm, slot);
   } else {
@@ -825,7 +833,10 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   if (code == 0) {
     comm_finish_slot(comm, slot);
   } else if (code == MLFAB_ERR_SHAPE) {
-    comm_fail_call(comm, slot, code, rank, "calls it with other sizes or options");
+    comm_fail_call(comm, slot, code, rank,
+                   rank == (int32_t)comm->rank
+                       ? "calls it so, and the others with other sizes or options"
+                       : "calls it with other sizes or options");
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
   } else {

@@ -156,7 +156,7 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
-    wanted |= mlfab__stream_hop_missing(&node->comm.streams, w, node->now_ns, NULL);
+    wanted |= mlfab__comm_hop_missing(&node->comm, w, node->now_ns);
     if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }

@@ -629,7 +629,8 @@ MLFAB__INTERNAL uint8_t mlfab__ring_choose(const mlfab__ring_task *task, double 
   uint8_t best = MLFAB_ALGORITHM_RING;
   double least = -1;
   if (ring_can(task, task->algorithm)) return task->algorithm;
-  for (uint8_t a = MLFAB_ALGORITHM_RING; a <= MLFAB_ALGORITHM_TREE; a++) {
+  for (int k = MLFAB_ALGORITHM_RING; k <= MLFAB_ALGORITHM_TREE; k++) {
+    uint8_t a = (uint8_t)k;
     double cost = mlfab__ring_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
      * pipelines over its steps: another one has to be a tenth better. */

@@ -738,7 +738,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
    WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
 
 static int wire_has_bulk(unsigned type) {
-  return type < 64 ? WIRE_BULK_TYPES >> type & 1 : type == MLFAB__COLL;
+  return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
 }
 
 /* The version comes before the checksum, so that another version's frame is called that and not
