@@ -197,7 +197,7 @@ run-check:
 	@$(RUN_TESTS) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@600=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1200=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=tests/tsan.sh $(BUILD)/tsan/$(test)') \

@@ -12,7 +12,7 @@
  *    4  types and units            11  stepping by hand (the node level)
  *    5  env: memory, clock, log    12  transport interface
  *    6  open and close             13  built-in transports and the simulator
- *    7  the model
+ *    7  the model                  9b  collectives
  *
  * 1. A complete program
  * ---------------------
@@ -71,8 +71,9 @@
  * reads the environment (except mlfab_config_from_env, whose purpose it is).
  *
  * Limits: of a context, 64 requests may be open and 8 pulls under way, those of blocking calls
- * included; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is therefore pushed
- * as one list of buffers, or in parts that are waited for in between.
+ * included, and 16 collectives; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is
+ * therefore pushed as one list of buffers, or in parts that are waited for in between. At most 16
+ * objects of section 9b are open.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -823,14 +824,21 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * reductions, stochastic reductions, schedules) are opened by all workers in the same order.
  *
  * Failures. Whatever ends one collective ends all that are open, on all workers, with one code, one
- * rank and one text: a worker that died or left, sizes that differ, a deadline, a NaN that was
- * refused, a cancelled request. Every worker sees a failure exactly once: its open calls return it, or
- * its next call does (of several since its last call, the last one). After that calls match again, among the workers that live: a new epoch. A
- * worker's deadline names the first rank that has not called. A worker that comes back to a fabric
- * takes part from its first call on, which ends the epoch of the others (MLFAB_ERR_AGAIN); it has none of their
- * objects, and cannot open any with them: objects are numbered by openings, and a process that is new,
- * or whose opening failed where another's had not begun, counts others (SHAPE). Plain collectives work.
- * Buffers of a failed collective hold nothing of use.
+ * rank and one text (unless several workers fail by themselves at a time: each of those returns its
+ * own): a worker that died or left, sizes that differ, a deadline, a NaN that was refused, a cancelled
+ * request. Every worker sees a failure once: its open calls return it, or its next call does (of
+ * several since its last call, the last one). After that calls match again, among the workers that
+ * live: a new epoch. It may be a later call on one worker than on another: a call that has returned 0
+ * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
+ * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
+ * by a broadcast. A worker's deadline names the first rank that has not called; one shorter than two
+ * heartbeats may name the worker whose deadline it was. The first call after another worker's
+ * mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
+ * A worker that comes back to a fabric takes part from its first call on, which ends the epoch of the
+ * others (MLFAB_ERR_AGAIN); it has none of their objects, and cannot open any with them: objects are
+ * numbered by openings, and a process that is new, or whose opening failed where another's had not
+ * begun, counts others (SHAPE). Plain collectives work. Buffers of a failed collective hold nothing of
+ * use.
  *
  * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
  * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX
@@ -916,7 +924,7 @@ MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, in
 MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p);
 
-/* Worker `root`'s bytes to all, from worker to worker, of any size; and a barrier that does not wait. The
+/* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does not wait. The
  * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0. */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
@@ -970,7 +978,7 @@ typedef struct mlfab_partial_info {
 } mlfab_partial_info;
 
 /* Opens a partial reduction of `count` elements: collective, waits for all workers. At most 16 objects
- * of sections 9b are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
+ * of section 9b are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64), LIMIT, MEMORY, and failures (SHAPE: the options differ).
  * Memory: 4 arrays, and queue_max more with QUEUED. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
