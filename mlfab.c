@@ -1319,7 +1319,8 @@ typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is 
   char text[MLFAB__TEXT_MAX];
 } mlfab__roll_over;
 
-typedef struct mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+typedef struct
+    mlfab__roll_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
   uint32_t epoch, channel;
   uint64_t number;
 } mlfab__roll_call;
@@ -1328,11 +1329,12 @@ typedef struct mlfab__roll_tell { /* worker -> server 0 */
   uint32_t epoch, channel;
   uint64_t number;
   uint32_t called;
-  uint64_t signature; /* of the call, if called */
+  uint64_t signature;         /* of the call, if called */
   char text[MLFAB__TEXT_MAX]; /* the call in words */
 } mlfab__roll_tell;
 
-typedef struct mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+typedef struct
+    mlfab__roll_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
@@ -2228,7 +2230,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
    WIRE_BIT(HOP_MODEL) | WIRE_BIT(TREE_UP) | WIRE_BIT(TREE_DOWN) | WIRE_BIT(SHIFT))
 
 static int wire_has_bulk(unsigned type) {
-  return type < 64 ? WIRE_BULK_TYPES >> type & 1 : type == MLFAB__COLL;
+  return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
 }
 
 /* The version comes before the checksum, so that another version's frame is called that and not
@@ -11030,7 +11032,8 @@ MLFAB__INTERNAL uint8_t mlfab__ring_choose(const mlfab__ring_task *task, double 
   uint8_t best = MLFAB_ALGORITHM_RING;
   double least = -1;
   if (ring_can(task, task->algorithm)) return task->algorithm;
-  for (uint8_t a = MLFAB_ALGORITHM_RING; a <= MLFAB_ALGORITHM_TREE; a++) {
+  for (int k = MLFAB_ALGORITHM_RING; k <= MLFAB_ALGORITHM_TREE; k++) {
+    uint8_t a = (uint8_t)k;
     double cost = mlfab__ring_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
      * pipelines over its steps: another one has to be a tenth better. */
@@ -12982,7 +12985,7 @@ typedef struct mlfab__streams {
   uint32_t members;
   const uint32_t *ranks;             /* of members; the user's, until end */
   uint32_t *member_of;               /* by rank, plus one; 0: not a member */
-  mlfab__lane **streams;           /* by member, NULL until it is first used */
+  mlfab__lane **streams;             /* by member, NULL until it is first used */
   uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
   uint32_t chunk;                    /* most bytes of a frame */
   uint64_t serial;                   /* above all serials of earlier epochs */
@@ -26481,6 +26484,7 @@ static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 
 static void comm_begin(mlfab__comm *comm);
 static void comm_begin_waiting(mlfab__comm *comm);
+static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
@@ -26760,6 +26764,7 @@ MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
 
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
   if (comm->failing || comm->ending || comm->dead) return;
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
   comm->failing = 1;
   comm->fail.code = code;
   comm->fail.rank = rank;
@@ -26852,7 +26857,8 @@ static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) 
 /* The buffers, and how many elements they have together. */
 static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
                               uint64_t *count_p, mlfab_error *error) {
-  uint64_t most = comm->config->model_max_bytes / comm_width(call), count = 0, blocks = 0;
+  uint64_t width = mlfab__max(comm_width(call), 1), most = comm->config->model_max_bytes / width;
+  uint64_t count = 0, blocks = 0;
   if (call->n > MLFAB__COMM_BUFS)
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "%s: %u buffers, the limit is %d", call->words, call->n, MLFAB__COMM_BUFS);
@@ -27219,6 +27225,10 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
     return 0;
   }
+  if (slot->call.outside) { /* its numbers have not been looked at */
+    comm_turn_plain(comm, slot);
+    return 0;
+  }
   return comm_begin_plain(comm, slot);
 }
 
@@ -27254,11 +27264,12 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   mlfab__comm_call call = slot->call;
   mlfab_vec vecs[MLFAB__COMM_BUFS];
-  uint32_t width = comm_width(&call);
+  uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
   for (uint32_t i = 0; i < call.n; i++)
     vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
   call.vecs = vecs;
-  comm->go.arena = 2; /* for this worker it is over; others may not know yet */
+  /* For this worker it is over; others may not know yet. */
+  if (comm->go.arena) comm->go.arena = 2;
   if (comm_finite(comm, &call)) {
     (void)comm_begin_plain(comm, slot);
   } else {
@@ -27296,7 +27307,10 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   if (code == 0) {
     comm_finish_slot(comm, slot);
   } else if (code == MLFAB_ERR_SHAPE) {
-    comm_fail_call(comm, slot, code, rank, "calls it with other sizes or options");
+    comm_fail_call(comm, slot, code, rank,
+                   rank == (int32_t)comm->rank
+                       ? "calls it so, and the others with other sizes or options"
+                       : "calls it with other sizes or options");
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
   } else {
@@ -38409,7 +38423,7 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);
-    wanted |= mlfab__stream_hop_missing(&node->comm.streams, w, node->now_ns, NULL);
+    wanted |= mlfab__comm_hop_missing(&node->comm, w, node->now_ns);
     if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w))) mlfab__hop_want(node, w);
   }
 }
@@ -38532,6 +38546,8 @@ static int calls_outside(const mlfab__collective *c) {
 static int calls_start(mlfab_node *node, mlfab__collective *c, mlfab_request *request_p,
                        mlfab_error *error) {
   uint64_t timeout_ns = CALLS_OPTION(c->options, timeout_ns);
+  if (c->options && c->options->size == 0)
+    return calls_refuse(error, MLFAB_ERR_ARGUMENT, c, "options.size is not set");
   int code = calls_complete(node, c, error);
   if (code) return code;
   if (calls_planned(node, c)) return calls_tree(node, c, timeout_ns, request_p, error);
@@ -45947,7 +45963,7 @@ struct arena_door {
   struct arena_offer offer;
 };
 
-struct arena_segment {
+struct arena_segment { /* NOLINT(clang-analyzer-optin.performance.Padding): one line a writer */
   uint64_t magic, bytes, nonce;
   _Alignas(64) _Atomic uint64_t step;
   _Alignas(64) _Atomic uint32_t asleep;
@@ -46797,7 +46813,8 @@ static void arena_own_offer(mlfab__arena *a, const mlfab__arena_call *c,
   me->offer.generation =
       atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
   me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  if (me->offer.offset % 8 != 0 || !arena_known(a, m)) return;
+  /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
+  if (me->offer.offset != 0 || m->bytes - p->bytes >= 64 || !arena_known(a, m)) return;
   me->offer.direct = 1;
   me->direct = c->bufs[0].data;
   a->lent = m;
