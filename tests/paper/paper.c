@@ -1,4 +1,5 @@
-/* paper.c - runs the evaluations of MLfabric, FluentPS, TDF and eagerSGD, and puts the papers' figures beside ours.
+/* paper.c - runs the evaluations of MLfabric, FluentPS, TDF, eagerSGD and ASAP, and puts the papers'
+ * figures beside ours.
  *
  *    build/paper build/paper.tsv docs/paper.md [--quick]
  *
@@ -536,5 +537,6 @@ int main(int argc, char **argv) {
   failures += paper_consistency(seeds);
   failures += paper_tdf(seeds);
   failures += paper_eager(seeds);
+  failures += paper_asap(seeds);
   return paper_report_close() || failures;
 }

@@ -114,6 +114,11 @@ int paper_tdf(uint32_t seeds);
 /* Its part of the table. How many sums were wrong, or had fewer members than they must. */
 int paper_eager(uint32_t seeds);
 
+/* ---- asap.c: ASAP's stochastic reduce ---- */
+
+/* Its part of the table. How many runs went wrong. */
+int paper_asap(uint32_t seeds);
+
 /* ---- report.c ---- */
 
 typedef struct paper_row {

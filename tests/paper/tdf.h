@@ -28,6 +28,7 @@ typedef struct tdf_task {
   void (*gradient)(const float *w, const uint32_t *sample, uint32_t n, float weight, float *g);
   void (*first)(uint64_t seed, float *w);
   double (*quality)(const float *w); /* on the test set */
+  double (*loss)(const float *w);    /* on the training set; NULL: not told */
 } tdf_task;
 
 /* Reads what is there of MLFAB_DATA, or of ~/.cache/mlfab. */

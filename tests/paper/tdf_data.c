@@ -147,6 +147,13 @@ static double reviews_quality(const float *w) {
   return 100.0 * right / reviews[1].n;
 }
 
+static double reviews_loss(const float *w) {
+  double sum = 0;
+  for (uint32_t i = 0; i < reviews[0].n; i++)
+    sum += log1p(exp(-(double)(reviews[0].label[i] * text_score(&reviews[0], i, w))));
+  return sum / reviews[0].n;
+}
+
 /* ---- ratings: factors and a bias of every row, then of every column ---- */
 
 typedef struct ratings_of {
@@ -355,7 +362,8 @@ static void read_reviews(tdf_task *task) {
                      .rate = 5,
                      .gradient = reviews_gradient,
                      .first = reviews_first,
-                     .quality = reviews_quality};
+                     .quality = reviews_quality,
+                     .loss = reviews_loss};
   if (!texts_read(&reviews[0], "derived/movie_reviews.train.libsvm"))
     task->missing = "derived/movie_reviews.train.libsvm.gz";
   if (!texts_read(&reviews[1], "derived/movie_reviews.test.libsvm"))
