@@ -94,5 +94,17 @@ def test_partial_collectives():
     expect(re.search(r"solo .*\d\.", out), "the slow worker is in every sum of solo", out)
 
 
+def test_stochastic_reduce():
+    """Sparse graphs agree later, and learn as well for fewer bytes."""
+    out = example("10_stochastic_reduce", workers=8, servers=0)
+    rows = re.findall(r"gap ([\d.]+): agree after +(\d+) steps, have learned after +(\d+), +(\d+) bytes",
+                      out)
+    expect(len(rows) == 3, "three graphs", out)
+    gap, agree, learned, sent = ([float(row[i]) for row in rows] for i in range(4))
+    expect(gap[0] > gap[1] > gap[2] and agree[0] == 1 and agree[0] < agree[1] < agree[2],
+           "the gap does not tell", out)
+    expect(max(learned) < 1.5 * min(learned) and sent == [7 * 64, 2 * 64, 64], "learning", out)
+
+
 if __name__ == "__main__":
     main(globals())
