@@ -143,6 +143,12 @@ MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request req
   mlfab__node_return(node, 0, NULL);
 }
 
+MLFAB__INTERNAL void mlfab__node_turn_plain(mlfab_node *node, mlfab_request request) {
+  uint64_t number, signature;
+  (void)mlfab__comm_outside(&node->comm, request, &number, &signature);
+  mlfab__node_return(node, 0, NULL);
+}
+
 MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok) {
   mlfab__comm_mapped(&node->comm, ok);
   mlfab__node_return(node, 0, NULL);

@@ -29,6 +29,8 @@ MLFAB__INTERNAL int mlfab__node_collective(mlfab_node *node, mlfab__collective *
 /* One with call.outside was carried out, or failed: see mlfab__comm_finish. */
 MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request request, int code,
                                              int32_t rank, uint64_t now_ns);
+/* It was left because others do without: goes on with frames, unless it has failed. */
+MLFAB__INTERNAL void mlfab__node_turn_plain(mlfab_node *node, mlfab_request request);
 /* The others' memory was mapped, or not: see mlfab__comm_mapped. */
 MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok);
 

@@ -95,10 +95,10 @@ static int collective_pause(void *user) {
   mlfab__drive_enter(ctx);
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
-  int state = collective_stands(ctx, turn);
-  turn->ended = state < 0;
+  int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
-  return turn->ended ? state : 0;
+  return code;
 }
 
 /* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
@@ -129,10 +129,13 @@ static void collective_share(mlfab *ctx, mlfab__drive_turn *turn, const mlfab__c
   mlfab__drive_enter(ctx);
   ctx->arena_runs = 0;
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
-  if (!turn->ended)
+  if (turn->ended) {
+    mlfab__node_turn_plain(ctx->node, turn->request);
+  } else {
     mlfab__node_carried_out(ctx->node, turn->request, code,
                             blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK,
                             mlfab__drive_now(ctx));
+  }
   if (comm->arena_asked) mlfab__drive_pump(ctx); /* it had to wait */
 }
 

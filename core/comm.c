@@ -824,6 +824,14 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uin
   return 1;
 }
 
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  return slot && slot->state == MLFAB__SLOT_OUTSIDE && !slot->wanted ? 0 : MLFAB_ERR_UNSUPPORTED;
+}
+
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
                                         uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);

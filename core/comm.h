@@ -293,10 +293,13 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
 /* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
  * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
  * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
- * the request. To be asked also while it runs: what is not 0 or 1 ends the waiting in the arena,
- * and nothing was changed then. After UNSUPPORTED the rest of the epoch goes without the arena. */
+ * the request. After UNSUPPORTED the rest of the epoch goes without the arena. Not to be asked
+ * while it runs. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
                                         uint64_t *number_p, uint64_t *signature_p);
+/* The same while it runs: 0, or what ends the waiting in the arena. Of the call nothing changes:
+ * its memory is the arena's until that has been left, and comm_outside is asked again. */
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or
  * MLFAB_NO_RANK). */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
