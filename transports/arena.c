@@ -70,6 +70,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_ROUND 65536u /* bytes of all parts of a round together, */
 #define ARENA_PART 8192u   /* and the least of one */
 #define ARENA_IN 524288u   /* bytes of in[i] */
+#define ARENA_LINE 64u     /* less than this behind a vector is nobody's */
 #define ARENA_LINES 256u   /* parts are multiples of it, as the kernels like it */
 #define ARENA_SHORT 65536u /* bytes that are done before sleepers are woken */
 #define ARENA_MEAN 16384u  /* bytes that are divided while they are in the first cache */
@@ -161,6 +162,8 @@ struct mlfab__arena {
   struct arena_peer *peers;   /* n; of peers[me] the views are not used */
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
+  uint64_t lent_bytes;       /* the vector */
+  uint64_t page;             /* bytes of a page */
   uint32_t next_generation;
   bool crowded; /* more members than processors: whoever waits keeps another from working */
   bool ended;   /* pause has ended the call */
@@ -357,23 +360,29 @@ static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool
   return true;
 }
 
-/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
- * they shall have the old pages for themselves. Where there is not even memory for that, they go
- * on writing here. */
-static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
+/* The same of a stretch of whole pages only, which are private from then on, as is the memory. */
+static void arena_keep(mlfab__arena *a, struct arena_memory *m, uint64_t from, uint64_t bytes) {
   struct arena_entry *entry = &a->own->entries[m->entry];
-  if (m->entry == ARENA_MEMORIES || arena_back(a, m, m->entry, m != &a->slots)) return;
-  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return;
-  memcpy(map, m->at, m->bytes);
-  if (mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
-    munmap(map, m->bytes);
+  memcpy(map, m->at + from, bytes);
+  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at + from) == MAP_FAILED) {
+    munmap(map, bytes);
     return;
   }
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
   close(entry->fd);
   m->entry = ARENA_MEMORIES;
+}
+
+/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
+ * they shall have the old pages for themselves. Where there is not even memory for that, they go
+ * on writing here. */
+static void arena_renew(mlfab__arena *a, struct arena_memory *m, uint64_t from, uint64_t bytes) {
+  if (m->entry == ARENA_MEMORIES) return;
+  if (m->bytes - bytes < ARENA_LINE && arena_back(a, m, m->entry, m != &a->slots)) return;
+  arena_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
 }
 
 /* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
@@ -383,8 +392,9 @@ static void arena_break(mlfab__arena *a, uint32_t parity) {
   atomic_thread_fence(memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
-  arena_renew(a, &a->slots);
-  if (a->lent != NULL) arena_renew(a, a->lent);
+  const struct arena_offer *offer = &a->peers[a->me].offer;
+  arena_renew(a, &a->slots, 0, a->slots.bytes);
+  if (a->lent != NULL) arena_renew(a, a->lent, offer->offset, a->lent_bytes);
 }
 
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -393,6 +403,7 @@ MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
   mlfab__arena *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->page = (uint64_t)sysconf(_SC_PAGESIZE);
   a->fd = arena_memfd(sizeof *a->own);
   void *map = MAP_FAILED;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
@@ -958,10 +969,14 @@ static void arena_own_offer(mlfab__arena *a, const mlfab__arena_call *c,
       atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
   me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
   /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
-  if (me->offer.offset != 0 || m->bytes - p->bytes >= 64 || !arena_known(a, m)) return;
+  uint64_t end = me->offer.offset + p->bytes;
+  if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= ARENA_LINE) ||
+      !arena_known(a, m))
+    return;
   me->offer.direct = 1;
   me->direct = c->bufs[0].data;
   a->lent = m;
+  a->lent_bytes = p->bytes;
 }
 
 /* What the others need before anything else. */
@@ -1039,6 +1054,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_ROUND
 #undef ARENA_PART
 #undef ARENA_IN
+#undef ARENA_LINE
 #undef ARENA_LINES
 #undef ARENA_SHORT
 #undef ARENA_MEAN

@@ -194,7 +194,7 @@ static union element put_together(int dtype, int op, uint64_t seed, uint32_t n, 
 struct trial {
   int kind, dtype, op;
   uint32_t root, nbufs, width, shared; /* shared: a bit for each member whose memory is */
-  uint64_t count, seed, offset;
+  uint64_t count, seed;
   uint64_t counts[MEMBERS], first[MEMBERS];
 };
 
@@ -224,7 +224,6 @@ static struct trial draw(mlfab__prng *prng, uint32_t n) {
   uint64_t style = mlfab__prng_below(prng, 3);
   t.shared = style == 0 ? 0 : style == 1 ? ~0u : (uint32_t)mlfab__prng_next(prng);
   t.width = half ? 2 : t.dtype == MLFAB_F32 ? 4 : 8;
-  t.offset = mlfab__prng_below(prng, 3) * 8;
   if (t.kind == MLFAB__ARENA_BARRIER) t.count = 0;
   if (t.kind == MLFAB__ARENA_REDUCE_SCATTER || t.kind == MLFAB__ARENA_ALLGATHER) {
     t.count = 0;
@@ -313,34 +312,37 @@ static int run(struct member *m, const struct trial *t, const mlfab_vec *bufs,
   return mlfab__arena_run(m->arena, &call, culprit_p);
 }
 
-/* Memory for the largest of trials. */
-static const uint64_t ROOM = (MOST + 8 * LISTS) * 8 + 64;
+/* Three times in the same memory: what is shared is known to all by the third. */
+static void random_call(struct member *m, const struct trial *t, mlfab__prng *cuts) {
+  mlfab_vec bufs[LISTS + 1];
+  uint32_t culprit;
+  mlfab__prng lengths = *cuts;
+  uint64_t bytes = cut(t, &lengths, NULL, bufs);
+  bool shared = t->shared >> m->me & 1;
+  uint8_t *memory = shared ? mlfab__arena_alloc(m->arena, bytes) : malloc(bytes);
+  CHECK(memory != NULL);
+  cut(t, cuts, memory, bufs);
+  for (int k = 0; k < 3; k++) {
+    fill(m, t, bufs);
+    if (t->seed % 16 == 0) usleep((useconds_t)mlfab__prng_below(cuts, 2000));
+    CHECK(run(m, t, bufs, &culprit) == 0);
+    compare(m, t, bufs);
+  }
+  if (shared)
+    CHECK(mlfab__arena_release(m->arena, memory) == 0);
+  else
+    free(memory);
+}
 
 static void random_calls(struct member *m, uint64_t seed) {
   mlfab__prng prng;
-  mlfab_vec bufs[LISTS + 1];
-  uint32_t culprit;
   mlfab__prng_seed(&prng, seed);
-  uint8_t *own = malloc(ROOM), *shared = mlfab__arena_alloc(m->arena, ROOM);
-  CHECK(own != NULL && shared != NULL);
-  for (int i = 0; i < 12; i++) {
+  for (int i = 0; i < 6; i++) {
     struct trial t = draw(&prng, m->n);
-    mlfab__prng cuts = prng; /* the same for all: lists may differ, but need not */
-    uint8_t *memory = (t.shared >> m->me & 1 ? shared : own) + t.offset;
+    mlfab__prng cuts = prng; /* lists may differ, but need not */
     if (t.seed & 2) mlfab__prng_seed(&cuts, t.seed + m->me);
-    CHECK(cut(&t, &cuts, memory, bufs) <= ROOM - 24);
-    fill(m, &t, bufs);
-    if (t.seed % 16 == 0) usleep((useconds_t)mlfab__prng_below(&cuts, 2000));
-    CHECK(run(m, &t, bufs, &culprit) == 0);
-    compare(m, &t, bufs);
-    if (mlfab__prng_below(&prng, 6) == 0) { /* others find another memory in the same entry */
-      CHECK(mlfab__arena_release(m->arena, shared) == 0);
-      shared = mlfab__arena_alloc(m->arena, ROOM);
-      CHECK(shared != NULL);
-    }
+    random_call(m, &t, &cuts);
   }
-  free(own);
-  if (seed & 1) CHECK(mlfab__arena_release(m->arena, shared) == 0);
 }
 
 static void test_random(void **state) {
@@ -349,6 +351,15 @@ static void test_random(void **state) {
   (void)state;
   for (uint64_t seed = from; seed < from + runs; seed++)
     team(1 + (uint32_t)(seed % MEMBERS), seed, random_calls, 0);
+}
+
+static struct trial plain(uint64_t count, uint64_t seed) {
+  return (struct trial){.kind = MLFAB__ARENA_ALLREDUCE,
+                        .dtype = MLFAB_F32,
+                        .nbufs = 1,
+                        .width = 4,
+                        .count = count,
+                        .seed = seed};
 }
 
 /* ---- many small ones, and large ones that do not leave the memory in between ---- */
@@ -428,9 +439,10 @@ static int count_mappings(void) {
 static void releases(struct member *m, uint64_t seed) {
   void *other = NULL;
   for (uint64_t k = 0; k < 30; k++) {
-    int64_t *data = mlfab__arena_alloc(m->arena, 1000 + seed * k);
-    struct trial t = {.kind = MLFAB__ARENA_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = 100};
-    mlfab_vec buf = {data, 100};
+    uint64_t count = 100 + seed * k;
+    int64_t *data = mlfab__arena_alloc(m->arena, count * 8);
+    struct trial t = plain(2 * count, 2 * k); /* as float32 */
+    mlfab_vec buf = {data, 2 * count};
     uint32_t culprit;
     CHECK(data != NULL);
     for (int i = 0; i < 4; i++) CHECK(run(m, &t, &buf, &culprit) == 0);
@@ -450,15 +462,6 @@ static void test_releases(void **state) {
 }
 
 /* ---- failures ---- */
-
-static struct trial plain(uint64_t count, uint64_t seed) {
-  return (struct trial){.kind = MLFAB__ARENA_ALLREDUCE,
-                        .dtype = MLFAB_F32,
-                        .nbufs = 1,
-                        .width = 4,
-                        .count = count,
-                        .seed = seed};
-}
 
 static void next_epoch(struct member *m, uint32_t epoch) {
   meet(m);
@@ -716,38 +719,75 @@ static void play_door(struct pair *pair) {
 }
 
 /* A door that was taken back before the reading was over: what was read is not used, what was said is
- * taken back, and pages that member 1 may still write to are given up with their contents kept. */
-static void test_withdrawn(void **state) {
+ * taken back, and pages that member 1 may still write to are given up, with their contents kept. */
+static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
+  enum { FLOATS = 65536, BYTES = FLOATS * 4 };
   struct pair pair;
   struct player player = {&pair, 0};
-  uint32_t culprit;
-  (void)state;
+  uint32_t culprit, generation;
   pair_open(&pair);
   struct arena_segment *own = pair.arenas[0]->own;
-  uint8_t *memory = mlfab__arena_alloc(pair.arenas[0], MOST * 8);
-  mlfab_vec buf = {memory, MOST};
-  mlfab__arena_call call = played_call(&player, &buf);
-  memset(memory, GARBAGE, MOST * 8);
+  uint8_t *memory = mlfab__arena_alloc(pair.arenas[0], bytes);
   assert_non_null(memory);
+  mlfab_vec buf = {memory + from, FLOATS};
+  mlfab__arena_call call = played_call(&player, &buf);
+  memset(memory, GARBAGE, bytes);
   assert_int_equal(mlfab__arena_join(pair.arenas[1], pair.names, 2, 1, 8), 0);
-  atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
+  generation = atomic_load(&own->entries[1].generation);
+  atomic_store(&pair.arenas[1]->own->mapped[0][1], generation);
   struct arena_peer *seen = &pair.arenas[1]->peers[0];
-  assert_true(arena_view(seen, 1, atomic_load(&own->entries[1].generation)));
-  atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
+  assert_true(arena_view(seen, 1, generation));
   play_door(&pair);
   assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_CANCELLED);
   assert_int_equal(player.calls, 2);
   assert_non_null(pair.arenas[0]->lent);
   assert_int_equal(atomic_load(&own->doors[0].word), 0);
-  seen->views[1].at[MOST * 4] = 9;
+  memset(seen->views[1].at + from, 9, BYTES);
   seen->slots->in[0][0] = 9;
-  for (uint32_t i = MOST * 4; i < MOST * 8; i++) assert_int_equal(memory[i], GARBAGE);
+  assert_int_not_equal(memory[from], 9);
+  assert_int_not_equal(memory[from + BYTES - 1], 9);
+  for (uint64_t i = 0; i < bytes; i++) {
+    if (i < from || i >= from + BYTES) assert_int_equal(memory[i], GARBAGE);
+  }
   assert_int_equal(pair.arenas[0]->peers[0].slots->in[0][0], 0);
+  assert_int_equal(pair.arenas[0]->memories->entry, whole ? 1 : ARENA_MEMORIES);
+  assert_int_not_equal(atomic_load(&own->entries[1].generation), generation);
   /* Member 1 had joined the next epoch before: it finds the new pages. */
   assert_int_equal(mlfab__arena_join(pair.arenas[0], pair.names, 2, 0, 8), 0);
   assert_int_equal(mlfab__arena_run(pair.arenas[1], &call, &culprit), MLFAB_ERR_CANCELLED);
   assert_int_equal(seen->views[0].generation, atomic_load(&own->entries[0].generation));
   pair_close(&pair);
+}
+
+static void test_withdrawn(void **state) {
+  (void)state;
+  withdrawn(65536 * 4, 0, true);
+  withdrawn(65536 * 4 + 63, 0, true);
+  withdrawn(65536 * 8, 0, false);
+  withdrawn(65536 * 8, 65536, false);
+  withdrawn(65536 * 5 + 20, 65536, false);
+}
+
+/* Pages that hold something else besides are not lent. */
+static void test_not_lent(void **state) {
+  static const uint64_t places[][2] = {
+      {65536 * 4 + 64, 0}, {65536 * 8, 64}, {65536 * 8, 65536 + 64}};
+  (void)state;
+  for (uint32_t i = 0; i < MLFAB__COUNT(places); i++) {
+    struct pair pair;
+    struct player player = {&pair, 1};
+    uint32_t culprit;
+    pair_open(&pair);
+    struct arena_segment *own = pair.arenas[0]->own;
+    uint8_t *memory = mlfab__arena_alloc(pair.arenas[0], places[i][0]);
+    mlfab_vec buf = {memory + places[i][1], 65535}; /* an element less than pages */
+    mlfab__arena_call call = played_call(&player, &buf);
+    atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
+    play_door(&pair);
+    assert_int_equal(mlfab__arena_run(pair.arenas[0], &call, &culprit), MLFAB_ERR_CANCELLED);
+    assert_null(pair.arenas[0]->lent);
+    pair_close(&pair);
+  }
 }
 
 /* Doors that name memories which there are not, or places outside. */
@@ -848,13 +888,14 @@ static void test_leaks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),         cmocka_unit_test(test_many),
-      cmocka_unit_test(test_large),          cmocka_unit_test(test_releases),
-      cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_refusal),
-      cmocka_unit_test(test_death),          cmocka_unit_test(test_stop),
-      cmocka_unit_test(test_early),          cmocka_unit_test(test_names),
-      cmocka_unit_test(test_withdrawn),      cmocka_unit_test(test_hostile),
-      cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_leaks),
+      cmocka_unit_test(test_random),    cmocka_unit_test(test_many),
+      cmocka_unit_test(test_large),     cmocka_unit_test(test_releases),
+      cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_refusal),
+      cmocka_unit_test(test_death),     cmocka_unit_test(test_stop),
+      cmocka_unit_test(test_early),     cmocka_unit_test(test_names),
+      cmocka_unit_test(test_withdrawn), cmocka_unit_test(test_not_lent),
+      cmocka_unit_test(test_hostile),   cmocka_unit_test(test_no_descriptors),
+      cmocka_unit_test(test_leaks),
   };
   if (getenv("MLFAB_TEST") != NULL) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
