@@ -3,60 +3,70 @@
  * Declarations only: transports/arena.c has the code, as it makes system calls. Blocking, without
  * frames: what a member has to say to the others are words in memory that they map.
  *
- * Segments. Every member has one, a memfd of fixed and sealed size, which it alone writes and the
- * others map for reading only. Memory of mlfab__arena_alloc is one memfd each, mapped likewise. So
- * nobody ever writes to another's memory: whatever happened to a call, its buffers are the
- * caller's again when it has returned. Nothing has a name in a file system, and nothing is left behind.
+ * Memories, all memfds of sealed size. Nothing has a name in a file system, and nothing is left behind.
  *
- *    head        magic, size, nonce; `step`; `asleep`; the shared memories (descriptor, bytes,
- *                generation); which memories of others this member has mapped (`mapped`)
- *    door[2]     a line each: `word`, signature, flags, and which shared memory the data lies in; and
- *                behind it room for a small call's data
- *    in[3]       a round's data for the owners of its parts
- *    out[3]      this member's part of a round, done
+ *    segment     a member alone writes it, the others map it for reading only:
+ *      step        how far it is in this call's rounds
+ *      asleep      it sleeps on a word of another's
+ *      door[2]     `word` and what it brings to a call: signature, flags, where the vector lies
+ *      entries     its other memories: descriptor, size, generation
+ *      mapped      the generations of others' memories that it maps
+ *    slots       entry 0; the others write here too:
+ *      small[2]    a small vector
+ *      in[3]       a round's data for the owners of its parts, and their results
+ *      out[4]      this member's part of a round, when nothing is added
+ *    vectors     of mlfab__arena_alloc; the others write here too, during a call on them
  *
  * A call is turn t of the epoch (t counts calls that went through the arena; `number` may skip). Every
  * member puts what the others need first, then publishes door[t mod 2].word = (epoch, number + 1) by a
  * release store, and waits for the doors of all others (acquire). So every call is a barrier too,
- * signatures of all are compared before a byte of anybody's data is changed, and the verdict is
- * the same everywhere: the signature that most have is right (of equally many, the one of the lower
- * member), and the lowest member that has another is the culprit.
+ * signatures of all are compared before a byte of anybody's data is changed, and the verdict is the same
+ * everywhere: the signature that most have is right (of equally many, that of the lower member), and
+ * the lowest member that has another is the culprit.
  *
- * Small calls: the data lies behind the door, and everybody adds all members' data himself, in the
- * order of members. Large calls: the vector has n parts, one owned by each member (the caller's
- * counts, or about equal ones), and goes in rounds of up to P bytes of every part. In iteration i a member
- *    (1) copies the parts of round i that others own to in[i mod 3]; step = base + 2i + 1
- *    (2) adds its own part of round i - 1 from all in[] to its buffer and to out[(i - 1) mod 3]; step
- *        = base + 2i + 2
- *    (3) copies the others' parts of round i - 2 from their out[] to its buffer,
- * and waits before (2) and (3) for the steps of those that it reads. A member whose data lies in shared
- * memory copies nothing: the others read its buffer itself, and it does not return before all steps say
- * that they have.
+ * Reductions. The vector has n parts, one owned by each member (the caller's counts, or about equal
+ * ones), and goes in rounds, so small that they stay in a cache. In iteration i a member
+ *    (1) puts the parts of round i that others own into its in[i mod 3],
+ *    (2) adds its own part of round i - 1, from all in[] and its vector, in the order of members, and
+ *        puts the result where each of the inputs was,
+ *    (3) takes the results of round i - 2 from its in[] into its vector,
+ * and publishes step = base + i; before, it waits for all steps of iteration i - 1. A line of in[] is
+ * handed to the owner and back: on its way from cache to cache it is moved twice a round, which with
+ * results elsewhere would be four times. A member whose vector is lent (known to all others, see (I5))
+ * neither puts nor takes: they go to the vector itself. When all vectors are, or the vector is
+ * small, there is but one round. When it is small and none is lent, everybody adds all of small[] for
+ * himself, and the door is all that is waited for.
+ * Allgather, broadcast: parts go through out[], or are read in the vector that is lent, in rounds; step =
+ * base + i + 1 says that round i is there, and that all before i - 1 were taken.
  *
  * Invariants:
  *   (I1) A word is written by one member only, by release stores; what it speaks of was written before.
  *        `word` and `step` hold the epoch in their upper 24 bits: a word of another epoch is never
  *        taken for one of this. Within an epoch steps only grow.
- *   (I2) door[t mod 2] and its data are written again in turn t + 2, and so after the doors of turn
- *        t + 1 of all others were seen: everybody had left turn t.
- *   (I3) in[i mod 3] is written again for round i + 3, which is after (3) of round i, hence
- *        after everybody's (2) of round i, their last reading of it. out[i mod 3] is written
- *        again in (2) of round i + 3, after everybody's (1) of that round, hence after their (3)
- *        of round i. Rounds are counted over the whole epoch.
- *   (I4) In shared memory, a member overwrites another's part of a round in (3) only, when that one's
- *        step says that it has read it.
- *   (I5) Who leaves a call early, or joins a new epoch, takes back its doors and its step before
- *        anything else is written. Who is through with reading looks at the doors that it began with
- *        once more: if they all stand, nothing that it read was overwritten. If not, the call does
- *        not succeed: it waits for pause to say why. So no torn read is used. A verdict over the
- *        doors takes nothing back, since nobody reads data after it; neither does closing.
- *   (I6) A member reads in shared memory of another only what that one knows it has mapped.
+ *   (I2) small[t mod 2] is written again in turn t + 2, hence after the doors of turn t + 1 of all
+ *        others were seen: everybody had left turn t.
+ *   (I3) What others write to in[] and vectors, they have written when their step of (2) says so, and who
+ *        leaves a call in good order has seen these steps. in[i mod 3] is put again after (3) of
+ *        round i. Rounds are counted over the whole epoch.
+ *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they
+ *        had taken round i. A lent vector's owner does not leave before all last steps were seen.
+ *   (I5) A vector is lent only when all others have said that they map it, begins with a page, and ends
+ *        with one or with its memory: nothing else lies in its pages.
+ *   (I6) Who leaves a call early takes back its door, then gets new pages for its slots and its lent
+ *        vector (with what was in it): whoever still writes, because it is slow or was stopped in
+ *        the middle of a copy, has the old ones for itself. Who joins takes back both doors and step.
+ *   (I7) Before it believes what the doors said, and again before it succeeds, a member looks whether the
+ *        doors that it began with stand. If so, nothing that it read was overwritten. If not, it waits
+ *        for pause to say why. So no torn read is used. A verdict over the doors takes nothing back: it
+ *        is the same for those who come later, and nobody writes after it. Closing neither.
  * What is read from another's segment is not trusted: descriptors, sizes and places are checked, and
- * mappings are of sealed size, so that a broken member can spoil results, but nothing else.
+ * mappings are of sealed size, so that a broken member can spoil slots and vectors, but nothing else.
  *
- * Waiting: a few hundred pauses, then sched_yield, then a futex on the word that is waited for, in
- * slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and then
- * looks at the others' `asleep` before it waits or returns. One of the two sees the other. */
+ * Waiting: a hundred looks, some hundred pauses, then sched_yield, then a futex on the word that is waited
+ * for, in slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and
+ * then looks at the others' `asleep` before it waits or returns. One of the two sees the other.
+ *
+ * Source: reduce-scatter and allgather in place. */
 #ifndef MLFAB__ARENA_H
 #define MLFAB__ARENA_H
 
@@ -97,11 +107,11 @@ typedef struct mlfab__arena_call {
   uint32_t nbufs;
   uint64_t count;
   const uint64_t *counts; /* REDUCE_SCATTER, ALLGATHER: elements of each member's block, in order */
-  mlfab__arena_pause_fn pause;
-  void *user; /* of pause */
+  mlfab__arena_pause_fn pause; /* not NULL */
+  void *user;                  /* of pause */
 } mlfab__arena_call;
 
-/* Makes this process's segment, some 4 MB of which pages count when they are first used. Errors:
+/* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
  * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
                                         mlfab__arena_name *name_p);
@@ -118,15 +128,17 @@ MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *arena, const mlfab__arena_na
 /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
  * leaves blocks of others as they were. The order of adding is that of members, for every element.
  * 0; SHAPE with the member whose signature differs, NOT_FINITE with the one whose data was refused
- * (for all members alike, and nothing was changed); STATE in no epoch; or what pause said. After an
- * error the arena is in no epoch, and what the buffers hold is of no use.
- * Cost: no allocation, and no system call while all are awake. Own buffers: a copy of what others
- * need, and one of what they made. */
+ * (for all members alike, and nothing was changed); FRAME with a member that says what cannot be; STATE
+ * in no epoch; or what pause said. After an error the arena is in no epoch; but for the first two,
+ * what the buffers hold is of no use.
+ * Cost: no allocation, and no system call while all are awake. A copy of what others need, and one of
+ * what they made; none for vectors that are lent. */
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *arena, const mlfab__arena_call *call,
                                      uint32_t *culprit_p);
 
-/* Zeroed memory, at a page, that other members can read in place; ordinary memory where there are no
- * descriptors left. NULL when there is none. A second thread must not run a call meanwhile. */
+/* Zeroed memory, at a page, that other members go to in place from the third call on it on; ordinary
+ * memory where there are no descriptors left. NULL when there is none. When a call on it fails, its
+ * pages are replaced by others with the same bytes. A second thread must not run a call meanwhile. */
 MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *arena, uint64_t bytes);
 /* Others unmap it in their next large call. Errors: ARGUMENT (it is not of this arena). */
 MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory);

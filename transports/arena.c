@@ -1,6 +1,6 @@
 /* arena.c - collectives of the processes of one host, in shared memory.
  *
- * It is for blocking calls of members that map each other's segments: one copy of what the others
+ * It is for blocking calls of members that map each other's memories: one copy of what the others
  * need, one of what they made, no frames and, while all are awake, no system calls. It does not
  * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
  * other users' processes. Layout, invariants and waiting: core/arena.h.
@@ -878,7 +878,7 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
 
 /* ---- a call ---- */
 
-/* (I6): the doors that the call began with still stand, and so what was read since was not overwritten
+/* (I7): the doors that the call began with still stand, and so what was read since was not overwritten
  * meanwhile. If not, others have failed in this call, and pause will say why. */
 static int arena_stands(mlfab__arena *a, const mlfab__arena_call *c, uint64_t word) {
   bool stands = true;
