@@ -790,6 +790,7 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   mlfab__comm_call call = slot->call;
   mlfab_vec vecs[MLFAB__COMM_BUFS];
+  vecs[0] = (mlfab_vec){NULL, 0}; /* a call without buffers */
   uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
   for (uint32_t i = 0; i < call.n; i++)
     vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};

@@ -432,7 +432,7 @@ static uint32_t ring_exchange(ring_work *w) {
 
 /* Down a binomial tree from the root; `last` is the row that finished the data there. */
 static void ring_down(ring_work *w, uint32_t root, uint32_t tag, uint32_t last) {
-  uint32_t n = w->members, v = (w->me + n - root) % n;
+  uint32_t n = (uint32_t)mlfab__max(w->members, 1), v = (w->me + n - root) % n;
   uint32_t low = v ? v & (0u - v) : 1u << ring_log(n);
   if (v) last = ring_row(w, ring_recv((v - low + root) % n, tag), 0, w->total, MLFAB__DAG_NONE);
   if (v) ring_until(w, last, w->total);
