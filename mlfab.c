@@ -3739,60 +3739,70 @@ MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t 
  * Declarations only: transports/arena.c has the code, as it makes system calls. Blocking, without
  * frames: what a member has to say to the others are words in memory that they map.
  *
- * Segments. Every member has one, a memfd of fixed and sealed size, which it alone writes and the
- * others map for reading only. Memory of mlfab__arena_alloc is one memfd each, mapped likewise. So
- * nobody ever writes to another's memory: whatever happened to a call, its buffers are the
- * caller's again when it has returned. Nothing has a name in a file system, and nothing is left behind.
+ * Memories, all memfds of sealed size. Nothing has a name in a file system, and nothing is left behind.
  *
- *    head        magic, size, nonce; `step`; `asleep`; the shared memories (descriptor, bytes,
- *                generation); which memories of others this member has mapped (`mapped`)
- *    door[2]     a line each: `word`, signature, flags, and which shared memory the data lies in; and
- *                behind it room for a small call's data
- *    in[3]       a round's data for the owners of its parts
- *    out[3]      this member's part of a round, done
+ *    segment     a member alone writes it, the others map it for reading only:
+ *      step        how far it is in this call's rounds
+ *      asleep      it sleeps on a word of another's
+ *      door[2]     `word` and what it brings to a call: signature, flags, where the vector lies
+ *      entries     its other memories: descriptor, size, generation
+ *      mapped      the generations of others' memories that it maps
+ *    slots       entry 0; the others write here too:
+ *      small[2]    a small vector
+ *      in[3]       a round's data for the owners of its parts, and their results
+ *      out[4]      this member's part of a round, when nothing is added
+ *    vectors     of mlfab__arena_alloc; the others write here too, during a call on them
  *
  * A call is turn t of the epoch (t counts calls that went through the arena; `number` may skip). Every
  * member puts what the others need first, then publishes door[t mod 2].word = (epoch, number + 1) by a
  * release store, and waits for the doors of all others (acquire). So every call is a barrier too,
- * signatures of all are compared before a byte of anybody's data is changed, and the verdict is
- * the same everywhere: the signature that most have is right (of equally many, the one of the lower
- * member), and the lowest member that has another is the culprit.
+ * signatures of all are compared before a byte of anybody's data is changed, and the verdict is the same
+ * everywhere: the signature that most have is right (of equally many, that of the lower member), and
+ * the lowest member that has another is the culprit.
  *
- * Small calls: the data lies behind the door, and everybody adds all members' data himself, in the
- * order of members. Large calls: the vector has n parts, one owned by each member (the caller's
- * counts, or about equal ones), and goes in rounds of up to P bytes of every part. In iteration i a member
- *    (1) copies the parts of round i that others own to in[i mod 3]; step = base + 2i + 1
- *    (2) adds its own part of round i - 1 from all in[] to its buffer and to out[(i - 1) mod 3]; step
- *        = base + 2i + 2
- *    (3) copies the others' parts of round i - 2 from their out[] to its buffer,
- * and waits before (2) and (3) for the steps of those that it reads. A member whose data lies in shared
- * memory copies nothing: the others read its buffer itself, and it does not return before all steps say
- * that they have.
+ * Reductions. The vector has n parts, one owned by each member (the caller's counts, or about equal
+ * ones), and goes in rounds, so small that they stay in a cache. In iteration i a member
+ *    (1) puts the parts of round i that others own into its in[i mod 3],
+ *    (2) adds its own part of round i - 1, from all in[] and its vector, in the order of members, and
+ *        puts the result where each of the inputs was,
+ *    (3) takes the results of round i - 2 from its in[] into its vector,
+ * and publishes step = base + i; before, it waits for all steps of iteration i - 1. A line of in[] is
+ * handed to the owner and back: on its way from cache to cache it is moved twice a round, which with
+ * results elsewhere would be four times. A member whose vector is lent (known to all others, see (I5))
+ * neither puts nor takes: they go to the vector itself. When all vectors are, or the vector is
+ * small, there is but one round. When it is small and none is lent, everybody adds all of small[] for
+ * himself, and the door is all that is waited for.
+ * Allgather, broadcast: parts go through out[], or are read in the vector that is lent, in rounds; step =
+ * base + i + 1 says that round i is there, and that all before i - 1 were taken.
  *
  * Invariants:
  *   (I1) A word is written by one member only, by release stores; what it speaks of was written before.
  *        `word` and `step` hold the epoch in their upper 24 bits: a word of another epoch is never
  *        taken for one of this. Within an epoch steps only grow.
- *   (I2) door[t mod 2] and its data are written again in turn t + 2, and so after the doors of turn
- *        t + 1 of all others were seen: everybody had left turn t.
- *   (I3) in[i mod 3] is written again for round i + 3, which is after (3) of round i, hence
- *        after everybody's (2) of round i, their last reading of it. out[i mod 3] is written
- *        again in (2) of round i + 3, after everybody's (1) of that round, hence after their (3)
- *        of round i. Rounds are counted over the whole epoch.
- *   (I4) In shared memory, a member overwrites another's part of a round in (3) only, when that one's
- *        step says that it has read it.
- *   (I5) Who leaves a call early, or joins a new epoch, takes back its doors and its step before
- *        anything else is written. Who is through with reading looks at the doors that it began with
- *        once more: if they all stand, nothing that it read was overwritten. If not, the call does
- *        not succeed: it waits for pause to say why. So no torn read is used. A verdict over the
- *        doors takes nothing back, since nobody reads data after it; neither does closing.
- *   (I6) A member reads in shared memory of another only what that one knows it has mapped.
+ *   (I2) small[t mod 2] is written again in turn t + 2, hence after the doors of turn t + 1 of all
+ *        others were seen: everybody had left turn t.
+ *   (I3) What others write to in[] and vectors, they have written when their step of (2) says so, and who
+ *        leaves a call in good order has seen these steps. in[i mod 3] is put again after (3) of
+ *        round i. Rounds are counted over the whole epoch.
+ *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they
+ *        had taken round i. A lent vector's owner does not leave before all last steps were seen.
+ *   (I5) A vector is lent only when all others have said that they map it, begins with a page, and ends
+ *        with one or with its memory: nothing else lies in its pages.
+ *   (I6) Who leaves a call early takes back its door, then gets new pages for its slots and its lent
+ *        vector (with what was in it): whoever still writes, because it is slow or was stopped in
+ *        the middle of a copy, has the old ones for itself. Who joins takes back both doors and step.
+ *   (I7) Before it believes what the doors said, and again before it succeeds, a member looks whether the
+ *        doors that it began with stand. If so, nothing that it read was overwritten. If not, it waits
+ *        for pause to say why. So no torn read is used. A verdict over the doors takes nothing back: it
+ *        is the same for those who come later, and nobody writes after it. Closing neither.
  * What is read from another's segment is not trusted: descriptors, sizes and places are checked, and
- * mappings are of sealed size, so that a broken member can spoil results, but nothing else.
+ * mappings are of sealed size, so that a broken member can spoil slots and vectors, but nothing else.
  *
- * Waiting: a few hundred pauses, then sched_yield, then a futex on the word that is waited for, in
- * slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and then
- * looks at the others' `asleep` before it waits or returns. One of the two sees the other. */
+ * Waiting: a hundred looks, some hundred pauses, then sched_yield, then a futex on the word that is waited
+ * for, in slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and
+ * then looks at the others' `asleep` before it waits or returns. One of the two sees the other.
+ *
+ * Source: reduce-scatter and allgather in place. */
 
 #define MLFAB__ARENA_MOST 64u /* members */
 
@@ -3829,11 +3839,11 @@ typedef struct mlfab__arena_call {
   uint32_t nbufs;
   uint64_t count;
   const uint64_t *counts; /* REDUCE_SCATTER, ALLGATHER: elements of each member's block, in order */
-  mlfab__arena_pause_fn pause;
-  void *user; /* of pause */
+  mlfab__arena_pause_fn pause; /* not NULL */
+  void *user;                  /* of pause */
 } mlfab__arena_call;
 
-/* Makes this process's segment, some 4 MB of which pages count when they are first used. Errors:
+/* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
  * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
                                         mlfab__arena_name *name_p);
@@ -3850,15 +3860,17 @@ MLFAB__INTERNAL int mlfab__arena_join(mlfab__arena *arena, const mlfab__arena_na
 /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
  * leaves blocks of others as they were. The order of adding is that of members, for every element.
  * 0; SHAPE with the member whose signature differs, NOT_FINITE with the one whose data was refused
- * (for all members alike, and nothing was changed); STATE in no epoch; or what pause said. After an
- * error the arena is in no epoch, and what the buffers hold is of no use.
- * Cost: no allocation, and no system call while all are awake. Own buffers: a copy of what others
- * need, and one of what they made. */
+ * (for all members alike, and nothing was changed); FRAME with a member that says what cannot be; STATE
+ * in no epoch; or what pause said. After an error the arena is in no epoch; but for the first two,
+ * what the buffers hold is of no use.
+ * Cost: no allocation, and no system call while all are awake. A copy of what others need, and one of
+ * what they made; none for vectors that are lent. */
 MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *arena, const mlfab__arena_call *call,
                                      uint32_t *culprit_p);
 
-/* Zeroed memory, at a page, that other members can read in place; ordinary memory where there are no
- * descriptors left. NULL when there is none. A second thread must not run a call meanwhile. */
+/* Zeroed memory, at a page, that other members go to in place from the third call on it on; ordinary
+ * memory where there are no descriptors left. NULL when there is none. When a call on it fails, its
+ * pages are replaced by others with the same bytes. A second thread must not run a call meanwhile. */
 MLFAB__INTERNAL void *mlfab__arena_alloc(mlfab__arena *arena, uint64_t bytes);
 /* Others unmap it in their next large call. Errors: ARGUMENT (it is not of this arena). */
 MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory);
@@ -10835,7 +10847,7 @@ static uint32_t ring_exchange(ring_work *w) {
 
 /* Down a binomial tree from the root; `last` is the row that finished the data there. */
 static void ring_down(ring_work *w, uint32_t root, uint32_t tag, uint32_t last) {
-  uint32_t n = w->members, v = (w->me + n - root) % n;
+  uint32_t n = (uint32_t)mlfab__max(w->members, 1), v = (w->me + n - root) % n;
   uint32_t low = v ? v & (0u - v) : 1u << ring_log(n);
   if (v) last = ring_row(w, ring_recv((v - low + root) % n, tag), 0, w->total, MLFAB__DAG_NONE);
   if (v) ring_until(w, last, w->total);
@@ -26228,10 +26240,13 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
 /* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
  * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
  * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
- * the request. To be asked also while it runs: what is not 0 or 1 ends the waiting in the arena,
- * and nothing was changed then. After UNSUPPORTED the rest of the epoch goes without the arena. */
+ * the request. After UNSUPPORTED the rest of the epoch goes without the arena. Not to be asked
+ * while it runs. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
                                         uint64_t *number_p, uint64_t *signature_p);
+/* The same while it runs: 0, or what ends the waiting in the arena. Of the call nothing changes:
+ * its memory is the arena's until that has been left, and comm_outside is asked again. */
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or
  * MLFAB_NO_RANK). */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
@@ -27264,6 +27279,7 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   mlfab__comm_call call = slot->call;
   mlfab_vec vecs[MLFAB__COMM_BUFS];
+  vecs[0] = (mlfab_vec){NULL, 0}; /* a call without buffers */
   uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
   for (uint32_t i = 0; i < call.n; i++)
     vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
@@ -27298,6 +27314,14 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uin
   return 1;
 }
 
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  return slot && slot->state == MLFAB__SLOT_OUTSIDE && !slot->wanted ? 0 : MLFAB_ERR_UNSUPPORTED;
+}
+
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
                                         uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
@@ -27309,7 +27333,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   } else if (code == MLFAB_ERR_SHAPE) {
     comm_fail_call(comm, slot, code, rank,
                    rank == (int32_t)comm->rank
-                       ? "calls it so, and the others with other sizes or options"
+                       ? "calls it with other sizes or options than the others, so"
                        : "calls it with other sizes or options");
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
@@ -35614,6 +35638,8 @@ MLFAB__INTERNAL int mlfab__node_collective(mlfab_node *node, mlfab__collective *
 /* One with call.outside was carried out, or failed: see mlfab__comm_finish. */
 MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request request, int code,
                                              int32_t rank, uint64_t now_ns);
+/* It was left because others do without: goes on with frames, unless it has failed. */
+MLFAB__INTERNAL void mlfab__node_turn_plain(mlfab_node *node, mlfab_request request);
 /* The others' memory was mapped, or not: see mlfab__comm_mapped. */
 MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok);
 
@@ -38573,6 +38599,12 @@ MLFAB__INTERNAL void mlfab__node_carried_out(mlfab_node *node, mlfab_request req
   mlfab__node_return(node, 0, NULL);
 }
 
+MLFAB__INTERNAL void mlfab__node_turn_plain(mlfab_node *node, mlfab_request request) {
+  uint64_t number, signature;
+  (void)mlfab__comm_outside(&node->comm, request, &number, &signature);
+  mlfab__node_return(node, 0, NULL);
+}
+
 MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok) {
   mlfab__comm_mapped(&node->comm, ok);
   mlfab__node_return(node, 0, NULL);
@@ -40388,10 +40420,10 @@ static int collective_pause(void *user) {
   mlfab__drive_enter(ctx);
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
-  int state = collective_stands(ctx, turn);
-  turn->ended = state < 0;
+  int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
-  return turn->ended ? state : 0;
+  return code;
 }
 
 /* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
@@ -40422,10 +40454,13 @@ static void collective_share(mlfab *ctx, mlfab__drive_turn *turn, const mlfab__c
   mlfab__drive_enter(ctx);
   ctx->arena_runs = 0;
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
-  if (!turn->ended)
+  if (turn->ended) {
+    mlfab__node_turn_plain(ctx->node, turn->request);
+  } else {
     mlfab__node_carried_out(ctx->node, turn->request, code,
                             blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK,
                             mlfab__drive_now(ctx));
+  }
   if (comm->arena_asked) mlfab__drive_pump(ctx); /* it had to wait */
 }
 
@@ -45858,7 +45893,7 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
  * ============================================================================================== */
 /* arena.c - collectives of the processes of one host, in shared memory.
  *
- * It is for blocking calls of members that map each other's segments: one copy of what the others
+ * It is for blocking calls of members that map each other's memories: one copy of what the others
  * need, one of what they made, no frames and, while all are awake, no system calls. It does not
  * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
  * other users' processes. Layout, invariants and waiting: core/arena.h.
@@ -45926,6 +45961,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #define ARENA_ROUND 65536u /* bytes of all parts of a round together, */
 #define ARENA_PART 8192u   /* and the least of one */
 #define ARENA_IN 524288u   /* bytes of in[i] */
+#define ARENA_LINE 64u     /* less than this behind a vector is nobody's */
 #define ARENA_LINES 256u   /* parts are multiples of it, as the kernels like it */
 #define ARENA_SHORT 65536u /* bytes that are done before sleepers are woken */
 #define ARENA_MEAN 16384u  /* bytes that are divided while they are in the first cache */
@@ -46017,6 +46053,8 @@ struct mlfab__arena {
   struct arena_peer *peers;   /* n; of peers[me] the views are not used */
   struct arena_memory *memories, slots;
   struct arena_memory *lent; /* what this call's vector lies in, if it is direct */
+  uint64_t lent_bytes;       /* the vector */
+  uint64_t page;             /* bytes of a page */
   uint32_t next_generation;
   bool crowded; /* more members than processors: whoever waits keeps another from working */
   bool ended;   /* pause has ended the call */
@@ -46213,23 +46251,29 @@ static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool
   return true;
 }
 
-/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
- * they shall have the old pages for themselves. Where there is not even memory for that, they go
- * on writing here. */
-static void arena_renew(mlfab__arena *a, struct arena_memory *m) {
+/* The same of a stretch of whole pages only, which are private from then on, as is the memory. */
+static void arena_keep(mlfab__arena *a, struct arena_memory *m, uint64_t from, uint64_t bytes) {
   struct arena_entry *entry = &a->own->entries[m->entry];
-  if (m->entry == ARENA_MEMORIES || arena_back(a, m, m->entry, m != &a->slots)) return;
-  void *map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return;
-  memcpy(map, m->at, m->bytes);
-  if (mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
-    munmap(map, m->bytes);
+  memcpy(map, m->at + from, bytes);
+  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at + from) == MAP_FAILED) {
+    munmap(map, bytes);
     return;
   }
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
   close(entry->fd);
   m->entry = ARENA_MEMORIES;
+}
+
+/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
+ * they shall have the old pages for themselves. Where there is not even memory for that, they go
+ * on writing here. */
+static void arena_renew(mlfab__arena *a, struct arena_memory *m, uint64_t from, uint64_t bytes) {
+  if (m->entry == ARENA_MEMORIES) return;
+  if (m->bytes - bytes < ARENA_LINE && arena_back(a, m, m->entry, m != &a->slots)) return;
+  arena_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
 }
 
 /* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
@@ -46239,8 +46283,9 @@ static void arena_break(mlfab__arena *a, uint32_t parity) {
   atomic_thread_fence(memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
-  arena_renew(a, &a->slots);
-  if (a->lent != NULL) arena_renew(a, a->lent);
+  const struct arena_offer *offer = &a->peers[a->me].offer;
+  arena_renew(a, &a->slots, 0, a->slots.bytes);
+  if (a->lent != NULL) arena_renew(a, a->lent, offer->offset, a->lent_bytes);
 }
 
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -46249,6 +46294,7 @@ MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
   mlfab__arena *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->page = (uint64_t)sysconf(_SC_PAGESIZE);
   a->fd = arena_memfd(sizeof *a->own);
   void *map = MAP_FAILED;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
@@ -46723,7 +46769,7 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
 
 /* ---- a call ---- */
 
-/* (I6): the doors that the call began with still stand, and so what was read since was not overwritten
+/* (I7): the doors that the call began with still stand, and so what was read since was not overwritten
  * meanwhile. If not, others have failed in this call, and pause will say why. */
 static int arena_stands(mlfab__arena *a, const mlfab__arena_call *c, uint64_t word) {
   bool stands = true;
@@ -46814,10 +46860,14 @@ static void arena_own_offer(mlfab__arena *a, const mlfab__arena_call *c,
       atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
   me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
   /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
-  if (me->offer.offset != 0 || m->bytes - p->bytes >= 64 || !arena_known(a, m)) return;
+  uint64_t end = me->offer.offset + p->bytes;
+  if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= ARENA_LINE) ||
+      !arena_known(a, m))
+    return;
   me->offer.direct = 1;
   me->direct = c->bufs[0].data;
   a->lent = m;
+  a->lent_bytes = p->bytes;
 }
 
 /* What the others need before anything else. */
@@ -46895,6 +46945,7 @@ MLFAB__INTERNAL int mlfab__arena_run(mlfab__arena *a, const mlfab__arena_call *c
 #undef ARENA_ROUND
 #undef ARENA_PART
 #undef ARENA_IN
+#undef ARENA_LINE
 #undef ARENA_LINES
 #undef ARENA_SHORT
 #undef ARENA_MEAN
