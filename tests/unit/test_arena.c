@@ -696,7 +696,7 @@ static int withdraw(void *user) {
   struct arena_segment *own = player->pair->arenas[1]->own;
   if (player->calls++ > 0) return MLFAB_ERR_CANCELLED;
   atomic_store(&own->doors[0].word, 0);
-  atomic_store(&own->step, atomic_load(&own->step) + 1000);
+  atomic_store(&own->step, (UINT64_C(8) << 40) + 1000);
   return 0;
 }
 
