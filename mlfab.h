@@ -888,8 +888,10 @@ typedef struct mlfab_vec {
   uint64_t count; /* elements, 0 allowed */
 } mlfab_vec;
 
-/* Memory that workers of one host can read in each other: collectives on it copy less. 64-byte
- * aligned, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Errors: ARGUMENT (0
+/* Memory that workers of one host share in blocking collectives, which copy less on it: from the third
+ * call on, and where the vector begins at a page and ends at one, or at the memory's end. Others add in it
+ * during a call; when one fails, its pages are replaced by new ones with the same contents, which matters
+ * to whoever has pinned them. At a page, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Errors: ARGUMENT (0
  * bytes), MEMORY. */
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p);
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
