@@ -1014,7 +1014,7 @@ static void refused(void **state) {
 
 /* Without memory an opening or an iteration fails, as any other failure; nothing leaks or hangs. */
 static void no_memory(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = 200 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = 1000 * number_of("MLFAB_SCALE", 1);
   uint64_t failed = 0;
   (void)state;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) {
@@ -1046,5 +1046,6 @@ int main(void) {
       cmocka_unit_test(no_graph_at_all), cmocka_unit_test(users_edges),
       cmocka_unit_test(one_closes),      cmocka_unit_test(no_memory),
   };
+  if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
