@@ -375,7 +375,7 @@ static void gossip_mean(const mlfab__gossip *g, uint32_t n, uint64_t at, uint64_
 
 /* The iteration is over with the mean; what fails from then on fails the next one. */
 static void gossip_reduce(mlfab__gossip *g) {
-  mlfab__notify_tally tally;
+  mlfab__notify_tally tally = {0, 0, 0};
   uint64_t k = g->notify.iteration;
   uint32_t n = gossip_inputs(g);
   if (n == 0) return;
