@@ -277,7 +277,7 @@ static int collective_alloc(mlfab *ctx, mlfab__drive_memory *memory) {
     memory->at = mlfab__arena_alloc(ctx->arena, memory->bytes);
     memory->shared = memory->at != NULL;
   }
-  if (!memory->at && memory->bytes <= SIZE_MAX) {
+  if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
     if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
   }

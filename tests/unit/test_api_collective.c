@@ -491,6 +491,7 @@ static void test_memory(void **state) {
   mlfab *n = w.node[0];
   WRONG(n, mlfab_alloc(n, 0, &some), MLFAB_ERR_ARGUMENT, "alloc: 0 bytes");
   WRONG(n, mlfab_alloc(n, 8, NULL), MLFAB_ERR_ARGUMENT, "memory_p is NULL");
+  WRONG(n, mlfab_alloc(n, UINT64_MAX, &some), MLFAB_ERR_MEMORY, "out of memory for");
   EXPECT(n, mlfab_alloc(n, UINT64_MAX / 2, &some), MLFAB_ERR_MEMORY);
   assert_null(some);
   WRONG(n, mlfab_free(n, NULL), MLFAB_ERR_ARGUMENT, "not of mlfab_alloc");
