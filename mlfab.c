@@ -30038,17 +30038,29 @@ static mlfab__notify_stamps gossip_stamps(const mlfab__gossip *g, uint32_t edge)
   return (mlfab__notify_stamps){g->notify.in[edge].header, g->notify.in[edge].footer};
 }
 
-/* What is averaged, in the order of members. Returns how many. */
+/* Adds this sender's model to the inputs, if it is whole: 0, or what is wrong with its slot. */
+static int gossip_take(mlfab__gossip *g, uint32_t edge, uint32_t *n_p, mlfab_error *error) {
+  mlfab__notify_stamps stamps = gossip_stamps(g, edge);
+  uint64_t ack;
+  int input = mlfab__notify_consumed(&g->notify, edge, stamps, stamps, &ack, error);
+  if (input == MLFAB__NOTIFY_WHOLE) g->inputs[(*n_p)++] = g->slots[edge].bytes;
+  return input < 0 ? input : 0;
+}
+
+/* What is averaged, in the order of members: how many, or 0 when that is a failure. Nothing is written
+ * to a slot until the caller has averaged. */
 static uint32_t gossip_inputs(mlfab__gossip *g) {
   uint32_t n = 0, own = 0;
   for (uint32_t i = 0; i <= g->notify.ins; i++) {
+    mlfab_error error;
     if (!own && (i == g->notify.ins || g->in_member[i] > g->comm->me)) {
       g->inputs[n++] = g->data;
       own = 1;
     }
-    if (i < g->notify.ins &&
-        mlfab__notify_look(&g->notify, i, gossip_stamps(g, i)) == MLFAB__NOTIFY_WHOLE)
-      g->inputs[n++] = g->slots[i].bytes;
+    if (i < g->notify.ins && gossip_take(g, i, &n, &error)) {
+      mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+      return 0;
+    }
   }
   return n;
 }
@@ -30068,28 +30080,17 @@ static void gossip_mean(const mlfab__gossip *g, uint32_t n, uint64_t at, uint64_
   mlfab__combine_divide(g->dtype, data, bytes / g->width, n);
 }
 
-/* Each slot is done with. */
-static void gossip_consume(mlfab__gossip *g) {
-  mlfab_error error;
-  for (uint32_t i = 0; i < g->notify.ins && !g->comm->failing; i++) {
-    mlfab__notify_stamps stamps = gossip_stamps(g, i);
-    uint64_t ack = 0;
-    int input = mlfab__notify_consumed(&g->notify, i, stamps, stamps, &ack, &error);
-    if (input < 0) {
-      mlfab__comm_fail(g->comm, input, error.rank, error.text);
-    } else if (ack) {
-      gossip_send(g, g->in_member[i], GOSSIP_ACK, NULL, 0, ack);
-    }
-  }
-}
-
+/* The iteration is over with the mean; what fails from then on fails the next one. */
 static void gossip_reduce(mlfab__gossip *g) {
-  mlfab__notify_tally tally;
+  mlfab__notify_tally tally = {0, 0, 0};
+  uint64_t k = g->notify.iteration;
   uint32_t n = gossip_inputs(g);
+  if (n == 0) return;
   for (uint64_t at = 0; n > 1 && at < g->bytes; at += GOSSIP_BLOCK)
     gossip_mean(g, n, at, mlfab__min(GOSSIP_BLOCK, g->bytes - at));
-  gossip_consume(g);
-  if (g->comm->failing || mlfab__notify_end(&g->notify, &tally)) return;
+  (void)mlfab__notify_end(&g->notify, &tally);
+  for (uint32_t i = 0; g->options.mode == MLFAB_NOTIFY_ACK && i < g->notify.ins; i++)
+    gossip_send(g, g->in_member[i], GOSSIP_ACK, NULL, 0, k);
   g->iterations++;
   g->comm->collectives++;
   if (g->info_p) {
@@ -40602,7 +40603,7 @@ static int collective_alloc(mlfab *ctx, mlfab__drive_memory *memory) {
     memory->at = mlfab__arena_alloc(ctx->arena, memory->bytes);
     memory->shared = memory->at != NULL;
   }
-  if (!memory->at && memory->bytes <= SIZE_MAX) {
+  if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
     if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
   }
