@@ -263,14 +263,11 @@ $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/p
 
 $(BUILD)/bench-collective-ours: tests/bench/collective_ours.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
-	$(COMPILE) $(HAVE_ALLOC) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
 
 $(EAGER_BENCHES): $(BUILD)/bench-eager-%: tests/bench/eager_%.c $(BUILD)/mlfab.o
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/mlfab.o $(LDFLAGS) $(LIBS)
-
-# Until the library has it.
-HAVE_ALLOC = $(if $(shell grep '^int mlfab_alloc' mlfab.c),-DMLFAB_HAVE_ALLOC)
 
 $(BUILD)/bench-collective-limit: tests/bench/collective_limit.c
 	@mkdir -p $(@D)

@@ -22,29 +22,19 @@ static void allreduce(collective_rank *r, size_t count) {
   require(ctx, mlfab_allreduce(ctx, r->data, count, MLFAB_F32, 0), "allreduce");
 }
 
-/* NULL: there is no mlfab_alloc. */
 static float *allocate(mlfab *ctx) {
-#ifdef MLFAB_HAVE_ALLOC
   void *memory = NULL;
   require(ctx, mlfab_alloc(ctx, COLLECTIVE_BYTES_MAX, &memory), "alloc");
   memset(memory, 0, COLLECTIVE_BYTES_MAX);
   return memory;
-#else
-  (void)ctx;
-  return NULL;
-#endif
 }
 
 static void release(mlfab *ctx, int alloc, float *data) {
-#ifdef MLFAB_HAVE_ALLOC
   if (alloc) {
     require(ctx, mlfab_free(ctx, data), "free");
-    return;
+  } else {
+    free(data);
   }
-#endif
-  (void)ctx;
-  (void)alloc;
-  free(data);
 }
 
 int main(int argc, char **argv) {
@@ -61,7 +51,6 @@ int main(int argc, char **argv) {
   r.rank = (int)config.rank;
   r.ranks = (int)config.workers;
   r.data = alloc ? allocate(ctx) : collective_memory();
-  if (!r.data) return 3;
   collective_bind(r.rank, r.ranks);
   collective_serve(&r, argv[1]);
   release(ctx, alloc, r.data);
