@@ -366,7 +366,9 @@ static int at_once(rank_state *s) {
 
 typedef struct setting {
   char coordinator[128];
-  uint32_t ranks, transports, apart; /* apart: two hosts, as far as the fabric knows */
+  uint32_t ranks, transports;
+  uint32_t apart; /* 1: two hosts, as far as the fabric knows */
+  uint32_t hand;  /* 1: no threads */
   uint64_t calls;
 } setting;
 
@@ -380,11 +382,28 @@ static int open_rank(const setting *t, uint32_t rank, mlfab **ctx_p) {
   config.heartbeat_ns = 500 * MS;
   config.timeout_ns = 60000 * MS;
   config.transports = t->transports;
+  if (t->hand) config.progress = MLFAB_PROGRESS_HAND;
   if (t->apart) config.host = 1 + rank * 2 / t->ranks;
   snprintf(config.coordinator, sizeof config.coordinator, "%s", t->coordinator);
   int code = mlfab_open(&config, ctx_p, &error);
   if (code) fprintf(stderr, "rank %u: %s\n", rank, error.text);
   return code;
+}
+
+/* Where all share a host, and may, blocking calls send no frames: 0, or a line. */
+static int count_frames(rank_state *s, const setting *t) {
+  mlfab_stats before, after;
+  int shares = t->transports == MLFAB_USE_SHM && !t->apart && t->ranks > 1;
+  float x[1000];
+  for (int k = 0; k < 200; k++) {
+    for (uint32_t i = 0; i < 1000; i++) x[i] = (float)i;
+    if (mlfab_allreduce(s->ctx, x, 1000, MLFAB_F32, 0)) return __LINE__;
+    if (x[999] != 999.0f * (float)s->ranks) return __LINE__;
+    if (k == 0 && mlfab_get_stats(s->ctx, &before, sizeof before)) return __LINE__;
+  }
+  if (mlfab_get_stats(s->ctx, &after, sizeof after)) return __LINE__;
+  if (after.collectives - before.collectives != 199) return __LINE__;
+  return shares && after.frames_sent - before.frames_sent > 100 ? __LINE__ : 0;
 }
 
 /* What a rank does: 0, or the line of what went wrong. */
@@ -398,6 +417,8 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
   for (uint64_t i = 0; i < AT_ONCE * ROOM; i++) {
     if (((uint8_t *)shared)[i]) return __LINE__;
   }
+  s.line = count_frames(&s, t);
+  if (s.line) return s.line;
   for (uint32_t part = 0; part < 4; part++) {
     s.memory = part % 2 ? shared : own;
     s.first = part * t->calls;
@@ -482,7 +503,10 @@ static void test_shm(void **state) {
   (void)state;
   if (!mlfab_transport_shm()) skip();
   for (uint32_t k = 0; k < 3; k++) {
-    setting t = {.ranks = k == 2 ? 5 : k + 2, .transports = MLFAB_USE_SHM, .calls = calls(120)};
+    setting t = {.ranks = k == 2 ? 5 : k + 2,
+                 .transports = MLFAB_USE_SHM,
+                 .hand = k == 1,
+                 .calls = calls(120)};
     snprintf(t.coordinator, sizeof t.coordinator, "shm:collective-%ld-%u", (long)getpid(), k);
     run_processes(&t);
   }
