@@ -11,6 +11,7 @@
  *    forget   nothing, until their deadline (1 s) has passed     size, kind, nan   calls it wrongly
  *    kill     is killed while it waits inside                    leave   closes in good order
  *    begin    calls the form that does not wait                  back    is killed, and comes back
+ *    alone    likewise, and is the only one that has something; then only the next one gets something
  *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
  *    quick    sends the others something, and closes when that is done here */
 #ifndef _GNU_SOURCE
@@ -161,6 +162,35 @@ static void begin(void) {
   tell("sum %d", __builtin_popcount(in));
 }
 
+static void have_alone(void) {
+  uint64_t counts[32] = {0};
+  mlfab_request request;
+  int code;
+  for (uint64_t i = 0; i < LARGE; i++) data[i] = rank == victim ? (float)workers : 0;
+  counts[victim] = LARGE;
+  called = now();
+  if (rank == victim) {
+    code = mlfab_allgather_start(fabric, data, counts, MLFAB_F32, NULL, &request);
+    if (!code) code = mlfab_wait(fabric, request, 0, NULL);
+  } else {
+    code = mlfab_allgather(fabric, data, counts, MLFAB_F32, NULL);
+  }
+  if (code) {
+    tell_failure(code);
+    return;
+  }
+  tell("sum %u", bits(data, LARGE));
+  counts[victim] = 0;
+  counts[(victim + 1) % workers] = 2;
+  data[0] = data[1] = 1;
+  code = mlfab_reduce_scatter(fabric, data, counts, MLFAB_F32, NULL);
+  if (code) {
+    tell_failure(code);
+  } else {
+    tell("sum %u", rank == (victim + 1) % workers ? bits(data, 2) : workers);
+  }
+}
+
 static void *second(void *unused) {
   uint32_t in = 0;
   (void)unused;
@@ -224,6 +254,7 @@ static int play(const char *scene, const char *folder) {
     call_wrongly(scene);
   if (!strcmp(scene, "kill")) be_killed();
   if (!strcmp(scene, "begin")) begin();
+  if (!strcmp(scene, "alone")) have_alone();
   if (!strcmp(scene, "threads")) threads();
   if (!strcmp(scene, "back")) come_back(folder);
   if (!strcmp(scene, "quick")) send_and_go();

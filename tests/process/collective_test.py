@@ -87,6 +87,10 @@ def test_one_does_not_wait():
     goes_well("begin", 4, 1, 3)
 
 
+def test_one_does_not_wait_and_has_all():
+    goes_well("alone", 4, 1, 4)
+
+
 def test_two_threads_of_each():
     goes_well("threads", 3, 2, 4)
 
