@@ -1284,7 +1284,7 @@ typedef struct mlfab__roll_ask { /* ROLL, worker -> server 0: it wants to take p
   uint64_t host;    /* workers of one host share its links */
   double in, out;   /* its link, bytes a second; 0: not known */
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* that it has opened in its life */
+  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
 } mlfab__roll_ask;
 
 typedef struct mlfab__roll_member { /* in a list, in the order of members */
@@ -1311,6 +1311,7 @@ typedef struct mlfab__roll_go { /* server 0 -> worker: everybody knows the membe
   uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
   double rate;         /* bytes a second of the slowest link */
   uint64_t round;      /* the first partial round of this epoch */
+  uint64_t objects;    /* the most that a member had opened: they go on from there */
 } mlfab__roll_go;
 
 typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is over, and why */
@@ -1691,7 +1692,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host)
 #define WIRE_ROLL_MEMBER_BYTES 40
 #define WIRE_ROLL_READY(N, T) N(epoch) N(arena)
-#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round)
+#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects)
 #define WIRE_ROLL_OVER(N, T) N(epoch) N(code) N(rank) T(text)
 #define WIRE_ROLL_CALL(N, T) N(epoch) N(channel) N(number)
 #define WIRE_ROLL_TELL(N, T) N(epoch) N(channel) N(number) N(called) N(signature) T(text)
@@ -26018,9 +26019,9 @@ enum {
  * play's, or I64 for MLFAB__OP_OR. */
 #define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
 /* request.slot of an object's requests; below it are those of plain calls. */
-#define MLFAB__COMM_REQUEST(channel) (MLFAB__COMM_CALLS + (channel))
+#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
 /* Cookies of what an object sends by the streams itself: 32 bits are its own. */
-#define MLFAB__COMM_COOKIE(channel, own) (((uint64_t)(channel) << 33) | ((uint64_t)(own) << 1) | 1)
+#define MLFAB__COMM_COOKIE(id, own) (((uint64_t)(id) << 33) | ((uint64_t)(own) << 1) | 1)
 
 /* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
 enum mlfab__comm_phase {
@@ -26083,9 +26084,12 @@ typedef struct mlfab__play {
 } mlfab__play;
 
 /* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
- * towards comm. */
+ * towards comm. It has a number of this worker's own from the beginning, and one that is the same
+ * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
+ * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
 typedef struct mlfab__comm_object {
-  uint32_t channel; /* 0: free */
+  uint32_t id;      /* comm's own; 0: free */
+  uint32_t channel; /* likewise; 0: not yet */
   uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
@@ -26094,8 +26098,8 @@ typedef struct mlfab__comm_object {
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-  /* A new epoch has begun (members may be others; round: the first of it), or one is over (plays
-   * of it have been told). */
+  /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
+   * that stands; or an epoch is over (plays of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
   /* A request of it that is open is withdrawn: by its deadline or by the caller. */
@@ -26125,6 +26129,7 @@ typedef struct mlfab__comm_call {
   const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
   int32_t root;           /* rank; broadcast */
   uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
+  uint32_t opens;         /* the object that it opens, or 0 */
   const char *words;      /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
@@ -26199,8 +26204,9 @@ typedef struct mlfab__comm {
   mlfab_error verdict;
   mlfab__roll_over fail; /* what server 0 is told */
   int leaving;
-  uint64_t round; /* the largest partial round that is over, plus one */
-  uint64_t objects_opened;
+  uint64_t round;          /* the largest partial round that is over, plus one */
+  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
+  uint32_t objects_added;  /* the last id */
   mlfab__comm_slot *slots[MLFAB__COMM_CALLS];
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
@@ -26280,14 +26286,16 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 
 /* --- for objects: eager.c, gossip.c, schedules --- */
 
-/* A channel: the lowest free entry; its number counts openings, which are the same on all
- * workers. Errors: LIMIT. */
-MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
-                                           uint32_t *channel_p);
+/* Where it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
+ * anything before the call that opens it. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object);
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
  * (PEER_CLOSED). */
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel);
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel);
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
+/* NULL: there is none. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
 /* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
  * sealed. In phase IN only. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns);
@@ -26303,7 +26311,8 @@ MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank,
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel);
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object);
 /* A request of an object ends with the verdict. */
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
                                              uint64_t now_ns);
@@ -26395,15 +26404,15 @@ typedef struct mlfab__script {
   mlfab__script_user user;
   uint8_t state; /* MLFAB__SCRIPT_* */
   uint8_t persistent;
-  uint8_t started; /* the present round may be armed; always when persistent */
-  uint8_t arming;  /* script_run is at work */
-  uint32_t channel;
-  uint32_t epoch;          /* whose members the operations name; 0: none */
-  int32_t stranger;        /* a rank that is no member of it */
-  uint64_t round;          /* the present one; those below are over */
-  uint64_t lost, lost_end; /* the last rounds in a row that failures ended */
-  uint64_t number;         /* rounds armed in this epoch */
-  mlfab__script_op *ops;   /* beside those of play.dag */
+  uint8_t started;            /* the present round may be armed; always when persistent */
+  uint8_t arming;             /* script_run is at work */
+  mlfab__comm_object *object; /* from when it is OPENING */
+  uint32_t epoch;             /* whose members the operations name; 0: none */
+  int32_t stranger;           /* a rank that is no member of it */
+  uint64_t round;             /* the present one; those below are over */
+  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
+  uint64_t number;            /* rounds armed in this epoch */
+  mlfab__script_op *ops;      /* beside those of play.dag */
   uint32_t room, npending;
   mlfab__script_waiter waiters[MLFAB__SCRIPT_WAITERS];
   uint32_t nwaiters;
@@ -26542,8 +26551,8 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__play_end_all(comm, MLFAB_ERR_CLOSED);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object object = comm->objects[i];
-    comm->objects[i].channel = 0;
-    if (object.channel && object.free_self) object.free_self(object.self);
+    comm->objects[i].id = 0;
+    if (object.id && object.free_self) object.free_self(object.self);
   }
   for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
   comm_forget_list(comm);
@@ -26742,8 +26751,7 @@ static void comm_end(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = &comm->objects[i];
     object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->channel && object->over)
-      object->over(object->self, comm->verdict.code, comm->now_ns);
+    if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
   }
   comm->depth--;
   comm->calls = 0;
@@ -27222,6 +27230,16 @@ static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   return code;
 }
 
+/* What the call that begins now opens has a channel from here on, whether or not it is still there. */
+static void comm_open_object(mlfab__comm *comm, uint32_t id) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  comm->objects_opened++;
+  if (!object) return;
+  object->channel = (uint32_t)comm->objects_opened;
+  object->stuck_ns = comm->now_ns;
+  if (object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+}
+
 /* A call of an epoch that stands. Not 0: the epoch fails. */
 static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   int32_t stranger = comm_stranger(comm, &slot->call);
@@ -27235,6 +27253,7 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
                    "does not take part, and is the root or has a block");
     return MLFAB_ERR_ARGUMENT;
   }
+  if (slot->call.opens) comm_open_object(comm, slot->call.opens);
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
@@ -27495,6 +27514,7 @@ static void comm_on_go(mlfab__comm *comm, const mlfab__roll_go *go) {
   if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
   comm->go = *go;
   comm->go.arena = go->arena != 0;
+  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
   comm->phase = MLFAB__COMM_IN;
   comm_begin(comm);
 }
@@ -27542,7 +27562,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__roll_call *in) {
       comm_words(tell.text, past);
     }
   } else {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, in->channel);
+    mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
     int32_t awaited = MLFAB_NO_RANK;
     tell.called = object && (!object->called || object->called(object->self, in->number, &awaited));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
@@ -27562,7 +27582,7 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__roll_missing *in) {
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  mlfab__comm_object *object = in->channel ? mlfab__comm_object_find(comm, in->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
   mlfab__comm_slot *slot = in->channel ? NULL : comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
   if (slot) slot->missing = in->rank;
@@ -27761,42 +27781,47 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
 
 /* --- objects --- */
 
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel) {
-  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].channel == channel) return &comm->objects[i];
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
+  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id == id) return &comm->objects[i];
   }
   return NULL;
 }
 
-MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
-                                           uint32_t *channel_p) {
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].channel) continue;
-    comm->objects[i] = *object;
-    comm->objects[i].channel = *channel_p = (uint32_t)++comm->objects_opened;
-    comm->objects[i].upto = 0;
-    comm->objects[i].missing = MLFAB_NO_RANK;
-    comm->objects[i].stuck_ns = comm->now_ns;
-    comm_join(comm);
-    return 0;
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
+  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
   }
-  return MLFAB_ERR_LIMIT;
+  return NULL;
 }
 
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel) {
-  mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
-  if (!object) return;
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object) {
+  mlfab__comm_object *entry = comm->objects;
+  while (entry < comm->objects + MLFAB__COMM_OBJECTS && entry->id) entry++;
+  if (entry == comm->objects + MLFAB__COMM_OBJECTS) return NULL;
+  *entry = *object;
+  entry->id = ++comm->objects_added;
+  entry->channel = 0;
+  entry->upto = 0;
+  entry->missing = MLFAB_NO_RANK;
+  entry->stuck_ns = comm->now_ns;
+  return entry;
+}
+
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object) {
   mlfab__comm_enter(comm, 0);
-  mlfab__play_close(comm, object);
-  comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
-      (mlfab__comm_closed){channel, object->ahead, object->upto};
-  object->channel = 0;
+  if (object->channel) {
+    mlfab__play_close(comm, object);
+    comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
+        (mlfab__comm_closed){object->channel, object->ahead, object->upto};
+  }
+  object->id = object->channel = 0;
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel) {
-  const mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
-  if (!object) return MLFAB_NO_RANK;
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object) {
   return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
 }
 
@@ -28124,7 +28149,7 @@ static void play_run(mlfab__comm *comm, mlfab__play *play);
 /* A READY of what is armed ahead: nobody has begun it for that. */
 static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
-  const mlfab__comm_object *object = mlfab__comm_object_find(comm, head->channel);
+  const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
   return object && object->ahead;
 }
 
@@ -28245,7 +28270,7 @@ static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
 /* A frame for which no play is armed: 1 when it is kept, or is an object's. */
 static int play_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
                       uint32_t bytes) {
-  mlfab__comm_object *object = head->channel ? mlfab__comm_object_find(comm, head->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
   if (object && object->frame) {
     object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
     return 1;
@@ -28372,7 +28397,7 @@ MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_
 }
 
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns) {
-  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
   if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
     return MLFAB_ERR_STATE;
   uint64_t recvs = play->dag.nops * sizeof *play->recvs;
@@ -28413,7 +28438,7 @@ MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, u
 }
 
 MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play) {
-  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
   if (!play->armed) return;
   mlfab__comm_enter(comm, 0);
   uint32_t lent = play->lent;
@@ -28888,7 +28913,7 @@ static void script_over(void *self, int code, uint64_t now_ns) {
 /* Whom the round waits for, and why as far as known. */
 static int32_t script_awaited(const mlfab__script *script, const char **why_p) {
   mlfab__comm *comm = script->comm;
-  int32_t missing = mlfab__comm_missing(comm, script->channel);
+  int32_t missing = mlfab__comm_missing(comm, script->object);
   *why_p = "is not in this round";
   if (missing != MLFAB_NO_RANK) return missing;
   *why_p = "is awaited";
@@ -28949,15 +28974,15 @@ MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, ui
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   mlfab__comm_enter(comm, now_ns);
-  code = mlfab__comm_object_add(comm, &object, &script->channel);
-  if (code) {
-    (void)mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: %d objects are open",
-                       MLFAB__COMM_OBJECTS);
+  script->object = mlfab__comm_object_add(comm, &object);
+  if (!script->object) {
+    code = mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: %d objects are open", MLFAB__COMM_OBJECTS);
   } else {
-    const uint64_t of[] = {script->channel, script->persistent};
-    script->play.signature = mlfab__hash(3, of, sizeof of) | 1;
+    script->play.signature = mlfab__hash(3, &script->persistent, sizeof script->persistent) | 1;
     const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
                                    .salt = script->play.signature,
+                                   .opens = script->object->id,
                                    .words = "the opening of a schedule"};
     script->state = MLFAB__SCRIPT_OPENING;
     code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
@@ -28968,9 +28993,10 @@ MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, ui
 }
 
 static void script_forget_object(mlfab__script *script) {
-  mlfab__comm_object_remove(script->comm, script->channel);
+  mlfab__comm_object_remove(script->comm, script->object);
   script->state = MLFAB__SCRIPT_BUILT;
-  script->channel = script->epoch = 0;
+  script->object = NULL;
+  script->epoch = 0;
 }
 
 MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint64_t now_ns) {
@@ -28980,7 +29006,7 @@ MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint6
     script_forget_object(script);
     return;
   }
-  play->channel = script->channel;
+  play->channel = script->object->channel;
   play->spaces[0] = (mlfab__comm_space){&script->whole, 1};
   play->compute = script_call;
   play->over = script_played;
@@ -29013,7 +29039,7 @@ static int script_await(mlfab__script *script, uint64_t round, uint64_t timeout_
   mlfab__request *request = NULL;
   if (script->nwaiters < MLFAB__COUNT(script->waiters))
     request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
-                                  MLFAB__COMM_REQUEST(script->channel), now_ns,
+                                  MLFAB__COMM_REQUEST(script->object->id), now_ns,
                                   timeout_ns ? timeout_ns : comm->config->timeout_ns);
   if (!request) return script_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
   script->waiters[script->nwaiters++] = (mlfab__script_waiter){request->id, round};
@@ -29112,7 +29138,7 @@ static void script_close(mlfab__script *script) {
   mlfab__comm_disarm(comm, &script->play);
   script_finish(script, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (script->persistent) mlfab__comm_object_find(comm, script->channel)->upto = MLFAB__NEVER;
+  if (script->persistent) script->object->upto = MLFAB__NEVER;
   script_forget_object(script);
 }
 
@@ -29153,7 +29179,7 @@ static const double eager_bytes_per_ns = 1.0;
 
 struct mlfab__eager {
   mlfab__comm *comm;
-  uint32_t channel;
+  mlfab__comm_object *object;
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
@@ -29241,7 +29267,7 @@ static void eager_free(void *self) {
 }
 
 static void eager_remove(mlfab__eager *e) {
-  mlfab__comm_object_remove(e->comm, e->channel);
+  mlfab__comm_object_remove(e->comm, e->object);
   eager_free(e);
 }
 
@@ -29310,7 +29336,7 @@ static int eager_build(mlfab__eager *e) {
 }
 
 static void eager_fill_play(mlfab__eager *e, mlfab__play *play, uint64_t signature) {
-  play->channel = e->channel;
+  play->channel = e->object->channel;
   play->signature = signature;
   play->self = e;
   play->over = eager_round_over;
@@ -29396,7 +29422,7 @@ static int32_t eager_sender(const mlfab__eager *e) {
 /* Whom the open round waits for, and why, as far as known. */
 static int32_t eager_awaited(const mlfab__eager *e, const char **why_p) {
   const mlfab__comm *comm = e->comm;
-  int32_t rank = mlfab__comm_missing(e->comm, e->channel);
+  int32_t rank = mlfab__comm_missing(e->comm, e->object);
   uint32_t drawn = mlfab__partial_awaits(&e->partial);
   *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
@@ -29561,15 +29587,16 @@ static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                                      .withdraw = eager_withdraw,
                                      .called = eager_called,
                                      .free_self = eager_free};
-  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
-                                 .salt = e->signature,
-                                 .words = "the opening of a partial reduction"};
-  if (mlfab__comm_object_add(comm, &object, &e->channel)) {
+  mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                           .salt = e->signature,
+                           .words = "the opening of a partial reduction"};
+  e->object = mlfab__comm_object_add(comm, &object);
+  if (!e->object) {
     eager_free(e);
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a partial reduction: %d objects are open", MLFAB__COMM_OBJECTS);
   }
-  if (comm->phase == MLFAB__COMM_IN) eager_begin(e, comm->go.round, now_ns);
+  call.opens = e->object->id;
   int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
   if (code) eager_remove(e);
   return code;
@@ -29592,7 +29619,7 @@ MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dty
   if (!e) return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
   mlfab__comm_enter(comm, now_ns);
   code = eager_gather(e, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = e->channel;
+  if (!code) *id_p = e->object->id;
   mlfab__comm_exit(comm);
   return code;
 }
@@ -29660,7 +29687,7 @@ MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *dat
                                  .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = e->channel,
+                                 .salt = e->object->channel,
                                  .words = "the flush of a partial reduction"};
   int code = eager_check_call(e, data, error);
   if (code) return code;
@@ -29681,14 +29708,14 @@ MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *mo
                                         mlfab_request *request_p, mlfab_error *error) {
   mlfab__eager *e = eager_find(comm, id, error);
   const mlfab_vec vec = {model, count};
+  if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
                                  .dtype = dtype,
                                  .op = MLFAB_MEAN,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = id,
+                                 .salt = e->object->channel,
                                  .words = "the resynchronization of a partial reduction"};
-  if (!e) return MLFAB_ERR_ARGUMENT;
   return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
 }
 
@@ -29746,7 +29773,7 @@ typedef struct gossip_slot {
 
 struct mlfab__gossip {
   mlfab__comm *comm;
-  uint32_t channel;
+  mlfab__comm_object *object;
   mlfab_stochastic_options options; /* complete; edges are a copy */
   int dtype;
   uint32_t width;
@@ -29988,7 +30015,7 @@ static void gossip_prepare(mlfab__gossip *g) {
 
 static mlfab__coll gossip_head(const mlfab__gossip *g, uint32_t tag, uint64_t iteration,
                                uint64_t total) {
-  return (mlfab__coll){.channel = g->channel,
+  return (mlfab__coll){.channel = g->object->channel,
                        .number = iteration,
                        .tag = tag,
                        .signature = g->signature,
@@ -30000,7 +30027,7 @@ static void gossip_send(mlfab__gossip *g, uint32_t member, uint32_t tag, const v
   mlfab__coll head = gossip_head(g, tag, iteration, n);
   int copy = bytes == NULL || gossip_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->channel, 0));
+                                MLFAB__COMM_COOKIE(g->object->id, 0));
   if (code) {
     gossip_fail_memory(g);
   } else if (!copy) {
@@ -30112,7 +30139,7 @@ static void gossip_run(mlfab__gossip *g) {
   if (!g->request || g->wrong || comm->phase != MLFAB__COMM_IN || g->epoch != comm->epoch) return;
   if (notify->iteration == notify->ended) {
     (void)mlfab__notify_begin(notify, notify->ended + 1);
-    mlfab__comm_object_find(g->comm, g->channel)->waits_for = notify->iteration;
+    g->object->waits_for = notify->iteration;
   }
   gossip_send_all(g);
   if (comm->failing) return;
@@ -30179,7 +30206,7 @@ static void gossip_reaches(mlfab__gossip *g, uint32_t member, uint64_t iteration
 static void gossip_closed(const mlfab__gossip *g, uint64_t iteration) {
   char text[64];
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
-  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->channel);
+  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->object->channel);
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, (int32_t)g->comm->rank, text);
 }
 
@@ -30194,7 +30221,7 @@ static void gossip_frame(void *self, uint32_t member, const mlfab__coll *head, c
   } else if (head->signature != g->signature) {
     char text[96];
     snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
-             g->comm->rank, g->comm->ranks[member], g->channel);
+             g->comm->rank, g->comm->ranks[member], g->object->channel);
     mlfab__comm_fail(g->comm, MLFAB_ERR_SHAPE, (int32_t)g->comm->ranks[member], text);
   } else if (head->tag == GOSSIP_MODEL) {
     gossip_model(g, member, head, bulk, bytes);
@@ -30220,9 +30247,8 @@ static void gossip_free(void *self) {
 }
 
 static void gossip_remove(mlfab__gossip *g) {
-  mlfab__comm_object *object = mlfab__comm_object_find(g->comm, g->channel);
-  object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
-  mlfab__comm_object_remove(g->comm, g->channel);
+  g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  mlfab__comm_object_remove(g->comm, g->object);
   gossip_free(g);
 }
 
@@ -30262,7 +30288,7 @@ static void gossip_over(void *self, int code, uint64_t now_ns) {
 /* Whom the open iteration waits for, and why, as far as known. */
 static int32_t gossip_awaited(const mlfab__gossip *g, const char **why_p) {
   const mlfab__comm *comm = g->comm;
-  int32_t rank = mlfab__comm_missing(g->comm, g->channel);
+  int32_t rank = mlfab__comm_missing(g->comm, g->object);
   *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
   *why_p = "is awaited";
@@ -30411,14 +30437,16 @@ static int gossip_gather(mlfab__gossip *g, uint64_t timeout_ns, uint64_t now_ns,
                                      .withdraw = gossip_withdraw,
                                      .called = gossip_called,
                                      .free_self = gossip_free};
-  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
-                                 .salt = g->signature,
-                                 .words = "the opening of a stochastic reduction"};
-  if (mlfab__comm_object_add(g->comm, &object, &g->channel)) {
+  mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                           .salt = g->signature,
+                           .words = "the opening of a stochastic reduction"};
+  g->object = mlfab__comm_object_add(g->comm, &object);
+  if (!g->object) {
     gossip_free(g);
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a stochastic reduction: %d objects are open", MLFAB__COMM_OBJECTS);
   }
+  call.opens = g->object->id;
   int code = mlfab__comm_start(g->comm, &call, timeout_ns, now_ns, request_p, error);
   if (code) {
     gossip_remove(g);
@@ -30443,7 +30471,7 @@ MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dt
   if (!g) return gossip_no_memory(error);
   mlfab__comm_enter(comm, now_ns);
   code = gossip_gather(g, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = g->channel;
+  if (!code) *id_p = g->object->id;
   mlfab__comm_exit(comm);
   return code;
 }
@@ -30906,6 +30934,7 @@ static void roll_make_go(mlfab__roll *roll) {
     const mlfab__roll_entry *entry = roll_member(roll, i);
     go->arena &= entry->arena;
     go->round = mlfab__max(go->round, entry->ask.round);
+    go->objects = mlfab__max(go->objects, entry->ask.objects);
     inside &= entry->ask.host == first->ask.host;
     if (entry->rate > 0.0 && (go->rate <= 0.0 || entry->rate < go->rate)) go->rate = entry->rate;
   }

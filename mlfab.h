@@ -835,10 +835,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * heartbeats may name the worker whose deadline it was. The first call after another worker's
  * mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
  * A worker that comes back to a fabric takes part from its first call on, which ends the epoch of the
- * others (MLFAB_ERR_AGAIN); it has none of their objects, and cannot open any with them: objects are
- * numbered by openings, and a process that is new, or whose opening failed where another's had not
- * begun, counts others (SHAPE). Plain collectives work. Buffers of a failed collective hold nothing of
- * use.
+ * others (MLFAB_ERR_AGAIN). It has none of their objects: what they call on these ends with its
+ * deadline, naming it, and all open new ones. Buffers of a failed collective hold nothing of use.
  *
  * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
  * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX

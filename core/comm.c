@@ -53,8 +53,8 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__play_end_all(comm, MLFAB_ERR_CLOSED);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object object = comm->objects[i];
-    comm->objects[i].channel = 0;
-    if (object.channel && object.free_self) object.free_self(object.self);
+    comm->objects[i].id = 0;
+    if (object.id && object.free_self) object.free_self(object.self);
   }
   for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
   comm_forget_list(comm);
@@ -253,8 +253,7 @@ static void comm_end(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = &comm->objects[i];
     object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->channel && object->over)
-      object->over(object->self, comm->verdict.code, comm->now_ns);
+    if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
   }
   comm->depth--;
   comm->calls = 0;
@@ -733,6 +732,16 @@ static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   return code;
 }
 
+/* What the call that begins now opens has a channel from here on, whether or not it is still there. */
+static void comm_open_object(mlfab__comm *comm, uint32_t id) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  comm->objects_opened++;
+  if (!object) return;
+  object->channel = (uint32_t)comm->objects_opened;
+  object->stuck_ns = comm->now_ns;
+  if (object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+}
+
 /* A call of an epoch that stands. Not 0: the epoch fails. */
 static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   int32_t stranger = comm_stranger(comm, &slot->call);
@@ -746,6 +755,7 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
                    "does not take part, and is the root or has a block");
     return MLFAB_ERR_ARGUMENT;
   }
+  if (slot->call.opens) comm_open_object(comm, slot->call.opens);
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
@@ -1006,6 +1016,7 @@ static void comm_on_go(mlfab__comm *comm, const mlfab__roll_go *go) {
   if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
   comm->go = *go;
   comm->go.arena = go->arena != 0;
+  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
   comm->phase = MLFAB__COMM_IN;
   comm_begin(comm);
 }
@@ -1053,7 +1064,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__roll_call *in) {
       comm_words(tell.text, past);
     }
   } else {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, in->channel);
+    mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
     int32_t awaited = MLFAB_NO_RANK;
     tell.called = object && (!object->called || object->called(object->self, in->number, &awaited));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
@@ -1073,7 +1084,7 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__roll_missing *in) {
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  mlfab__comm_object *object = in->channel ? mlfab__comm_object_find(comm, in->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
   mlfab__comm_slot *slot = in->channel ? NULL : comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
   if (slot) slot->missing = in->rank;
@@ -1272,41 +1283,46 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
 
 /* --- objects --- */
 
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel) {
-  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].channel == channel) return &comm->objects[i];
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
+  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id == id) return &comm->objects[i];
   }
   return NULL;
 }
 
-MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
-                                           uint32_t *channel_p) {
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].channel) continue;
-    comm->objects[i] = *object;
-    comm->objects[i].channel = *channel_p = (uint32_t)++comm->objects_opened;
-    comm->objects[i].upto = 0;
-    comm->objects[i].missing = MLFAB_NO_RANK;
-    comm->objects[i].stuck_ns = comm->now_ns;
-    comm_join(comm);
-    return 0;
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
+  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
   }
-  return MLFAB_ERR_LIMIT;
+  return NULL;
 }
 
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel) {
-  mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
-  if (!object) return;
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object) {
+  mlfab__comm_object *entry = comm->objects;
+  while (entry < comm->objects + MLFAB__COMM_OBJECTS && entry->id) entry++;
+  if (entry == comm->objects + MLFAB__COMM_OBJECTS) return NULL;
+  *entry = *object;
+  entry->id = ++comm->objects_added;
+  entry->channel = 0;
+  entry->upto = 0;
+  entry->missing = MLFAB_NO_RANK;
+  entry->stuck_ns = comm->now_ns;
+  return entry;
+}
+
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object) {
   mlfab__comm_enter(comm, 0);
-  mlfab__play_close(comm, object);
-  comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
-      (mlfab__comm_closed){channel, object->ahead, object->upto};
-  object->channel = 0;
+  if (object->channel) {
+    mlfab__play_close(comm, object);
+    comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
+        (mlfab__comm_closed){object->channel, object->ahead, object->upto};
+  }
+  object->id = object->channel = 0;
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel) {
-  const mlfab__comm_object *object = mlfab__comm_object_find(comm, channel);
-  if (!object) return MLFAB_NO_RANK;
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object) {
   return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
 }

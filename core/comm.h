@@ -71,9 +71,9 @@ enum {
  * play's, or I64 for MLFAB__OP_OR. */
 #define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
 /* request.slot of an object's requests; below it are those of plain calls. */
-#define MLFAB__COMM_REQUEST(channel) (MLFAB__COMM_CALLS + (channel))
+#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
 /* Cookies of what an object sends by the streams itself: 32 bits are its own. */
-#define MLFAB__COMM_COOKIE(channel, own) (((uint64_t)(channel) << 33) | ((uint64_t)(own) << 1) | 1)
+#define MLFAB__COMM_COOKIE(id, own) (((uint64_t)(id) << 33) | ((uint64_t)(own) << 1) | 1)
 
 /* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
 enum mlfab__comm_phase {
@@ -136,9 +136,12 @@ typedef struct mlfab__play {
 } mlfab__play;
 
 /* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
- * towards comm. */
+ * towards comm. It has a number of this worker's own from the beginning, and one that is the same
+ * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
+ * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
 typedef struct mlfab__comm_object {
-  uint32_t channel; /* 0: free */
+  uint32_t id;      /* comm's own; 0: free */
+  uint32_t channel; /* likewise; 0: not yet */
   uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
@@ -147,8 +150,8 @@ typedef struct mlfab__comm_object {
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-  /* A new epoch has begun (members may be others; round: the first of it), or one is over (plays
-   * of it have been told). */
+  /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
+   * that stands; or an epoch is over (plays of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
   /* A request of it that is open is withdrawn: by its deadline or by the caller. */
@@ -178,6 +181,7 @@ typedef struct mlfab__comm_call {
   const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
   int32_t root;           /* rank; broadcast */
   uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
+  uint32_t opens;         /* the object that it opens, or 0 */
   const char *words;      /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
@@ -252,8 +256,9 @@ typedef struct mlfab__comm {
   mlfab_error verdict;
   mlfab__roll_over fail; /* what server 0 is told */
   int leaving;
-  uint64_t round; /* the largest partial round that is over, plus one */
-  uint64_t objects_opened;
+  uint64_t round;          /* the largest partial round that is over, plus one */
+  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
+  uint32_t objects_added;  /* the last id */
   mlfab__comm_slot *slots[MLFAB__COMM_CALLS];
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
@@ -333,14 +338,16 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 
 /* --- for objects: eager.c, gossip.c, schedules --- */
 
-/* A channel: the lowest free entry; its number counts openings, which are the same on all
- * workers. Errors: LIMIT. */
-MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, const mlfab__comm_object *object,
-                                           uint32_t *channel_p);
+/* Where it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
+ * anything before the call that opens it. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object);
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
  * (PEER_CLOSED). */
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, uint32_t channel);
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t channel);
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
+/* NULL: there is none. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
 /* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
  * sealed. In phase IN only. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns);
@@ -356,7 +363,8 @@ MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank,
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(mlfab__comm *comm, uint32_t channel);
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object);
 /* A request of an object ends with the verdict. */
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
                                              uint64_t now_ns);
@@ -448,15 +456,15 @@ typedef struct mlfab__script {
   mlfab__script_user user;
   uint8_t state; /* MLFAB__SCRIPT_* */
   uint8_t persistent;
-  uint8_t started; /* the present round may be armed; always when persistent */
-  uint8_t arming;  /* script_run is at work */
-  uint32_t channel;
-  uint32_t epoch;          /* whose members the operations name; 0: none */
-  int32_t stranger;        /* a rank that is no member of it */
-  uint64_t round;          /* the present one; those below are over */
-  uint64_t lost, lost_end; /* the last rounds in a row that failures ended */
-  uint64_t number;         /* rounds armed in this epoch */
-  mlfab__script_op *ops;   /* beside those of play.dag */
+  uint8_t started;            /* the present round may be armed; always when persistent */
+  uint8_t arming;             /* script_run is at work */
+  mlfab__comm_object *object; /* from when it is OPENING */
+  uint32_t epoch;             /* whose members the operations name; 0: none */
+  int32_t stranger;           /* a rank that is no member of it */
+  uint64_t round;             /* the present one; those below are over */
+  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
+  uint64_t number;            /* rounds armed in this epoch */
+  mlfab__script_op *ops;      /* beside those of play.dag */
   uint32_t room, npending;
   mlfab__script_waiter waiters[MLFAB__SCRIPT_WAITERS];
   uint32_t nwaiters;

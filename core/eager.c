@@ -25,7 +25,7 @@ static const double eager_bytes_per_ns = 1.0;
 
 struct mlfab__eager {
   mlfab__comm *comm;
-  uint32_t channel;
+  mlfab__comm_object *object;
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
@@ -113,7 +113,7 @@ static void eager_free(void *self) {
 }
 
 static void eager_remove(mlfab__eager *e) {
-  mlfab__comm_object_remove(e->comm, e->channel);
+  mlfab__comm_object_remove(e->comm, e->object);
   eager_free(e);
 }
 
@@ -182,7 +182,7 @@ static int eager_build(mlfab__eager *e) {
 }
 
 static void eager_fill_play(mlfab__eager *e, mlfab__play *play, uint64_t signature) {
-  play->channel = e->channel;
+  play->channel = e->object->channel;
   play->signature = signature;
   play->self = e;
   play->over = eager_round_over;
@@ -268,7 +268,7 @@ static int32_t eager_sender(const mlfab__eager *e) {
 /* Whom the open round waits for, and why, as far as known. */
 static int32_t eager_awaited(const mlfab__eager *e, const char **why_p) {
   const mlfab__comm *comm = e->comm;
-  int32_t rank = mlfab__comm_missing(e->comm, e->channel);
+  int32_t rank = mlfab__comm_missing(e->comm, e->object);
   uint32_t drawn = mlfab__partial_awaits(&e->partial);
   *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
@@ -433,15 +433,16 @@ static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                                      .withdraw = eager_withdraw,
                                      .called = eager_called,
                                      .free_self = eager_free};
-  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
-                                 .salt = e->signature,
-                                 .words = "the opening of a partial reduction"};
-  if (mlfab__comm_object_add(comm, &object, &e->channel)) {
+  mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                           .salt = e->signature,
+                           .words = "the opening of a partial reduction"};
+  e->object = mlfab__comm_object_add(comm, &object);
+  if (!e->object) {
     eager_free(e);
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a partial reduction: %d objects are open", MLFAB__COMM_OBJECTS);
   }
-  if (comm->phase == MLFAB__COMM_IN) eager_begin(e, comm->go.round, now_ns);
+  call.opens = e->object->id;
   int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
   if (code) eager_remove(e);
   return code;
@@ -464,7 +465,7 @@ MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dty
   if (!e) return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
   mlfab__comm_enter(comm, now_ns);
   code = eager_gather(e, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = e->channel;
+  if (!code) *id_p = e->object->id;
   mlfab__comm_exit(comm);
   return code;
 }
@@ -532,7 +533,7 @@ MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *dat
                                  .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = e->channel,
+                                 .salt = e->object->channel,
                                  .words = "the flush of a partial reduction"};
   int code = eager_check_call(e, data, error);
   if (code) return code;
@@ -553,14 +554,14 @@ MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *mo
                                         mlfab_request *request_p, mlfab_error *error) {
   mlfab__eager *e = eager_find(comm, id, error);
   const mlfab_vec vec = {model, count};
+  if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__comm_call call = {.kind = MLFAB__RING_ALLREDUCE,
                                  .dtype = dtype,
                                  .op = MLFAB_MEAN,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = id,
+                                 .salt = e->object->channel,
                                  .words = "the resynchronization of a partial reduction"};
-  if (!e) return MLFAB_ERR_ARGUMENT;
   return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
 }
 

@@ -39,7 +39,7 @@ typedef struct gossip_slot {
 
 struct mlfab__gossip {
   mlfab__comm *comm;
-  uint32_t channel;
+  mlfab__comm_object *object;
   mlfab_stochastic_options options; /* complete; edges are a copy */
   int dtype;
   uint32_t width;
@@ -281,7 +281,7 @@ static void gossip_prepare(mlfab__gossip *g) {
 
 static mlfab__coll gossip_head(const mlfab__gossip *g, uint32_t tag, uint64_t iteration,
                                uint64_t total) {
-  return (mlfab__coll){.channel = g->channel,
+  return (mlfab__coll){.channel = g->object->channel,
                        .number = iteration,
                        .tag = tag,
                        .signature = g->signature,
@@ -293,7 +293,7 @@ static void gossip_send(mlfab__gossip *g, uint32_t member, uint32_t tag, const v
   mlfab__coll head = gossip_head(g, tag, iteration, n);
   int copy = bytes == NULL || gossip_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->channel, 0));
+                                MLFAB__COMM_COOKIE(g->object->id, 0));
   if (code) {
     gossip_fail_memory(g);
   } else if (!copy) {
@@ -405,7 +405,7 @@ static void gossip_run(mlfab__gossip *g) {
   if (!g->request || g->wrong || comm->phase != MLFAB__COMM_IN || g->epoch != comm->epoch) return;
   if (notify->iteration == notify->ended) {
     (void)mlfab__notify_begin(notify, notify->ended + 1);
-    mlfab__comm_object_find(g->comm, g->channel)->waits_for = notify->iteration;
+    g->object->waits_for = notify->iteration;
   }
   gossip_send_all(g);
   if (comm->failing) return;
@@ -472,7 +472,7 @@ static void gossip_reaches(mlfab__gossip *g, uint32_t member, uint64_t iteration
 static void gossip_closed(const mlfab__gossip *g, uint64_t iteration) {
   char text[64];
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
-  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->channel);
+  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->object->channel);
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, (int32_t)g->comm->rank, text);
 }
 
@@ -487,7 +487,7 @@ static void gossip_frame(void *self, uint32_t member, const mlfab__coll *head, c
   } else if (head->signature != g->signature) {
     char text[96];
     snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
-             g->comm->rank, g->comm->ranks[member], g->channel);
+             g->comm->rank, g->comm->ranks[member], g->object->channel);
     mlfab__comm_fail(g->comm, MLFAB_ERR_SHAPE, (int32_t)g->comm->ranks[member], text);
   } else if (head->tag == GOSSIP_MODEL) {
     gossip_model(g, member, head, bulk, bytes);
@@ -513,9 +513,8 @@ static void gossip_free(void *self) {
 }
 
 static void gossip_remove(mlfab__gossip *g) {
-  mlfab__comm_object *object = mlfab__comm_object_find(g->comm, g->channel);
-  object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
-  mlfab__comm_object_remove(g->comm, g->channel);
+  g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  mlfab__comm_object_remove(g->comm, g->object);
   gossip_free(g);
 }
 
@@ -555,7 +554,7 @@ static void gossip_over(void *self, int code, uint64_t now_ns) {
 /* Whom the open iteration waits for, and why, as far as known. */
 static int32_t gossip_awaited(const mlfab__gossip *g, const char **why_p) {
   const mlfab__comm *comm = g->comm;
-  int32_t rank = mlfab__comm_missing(g->comm, g->channel);
+  int32_t rank = mlfab__comm_missing(g->comm, g->object);
   *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
   *why_p = "is awaited";
@@ -704,14 +703,16 @@ static int gossip_gather(mlfab__gossip *g, uint64_t timeout_ns, uint64_t now_ns,
                                      .withdraw = gossip_withdraw,
                                      .called = gossip_called,
                                      .free_self = gossip_free};
-  const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
-                                 .salt = g->signature,
-                                 .words = "the opening of a stochastic reduction"};
-  if (mlfab__comm_object_add(g->comm, &object, &g->channel)) {
+  mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
+                           .salt = g->signature,
+                           .words = "the opening of a stochastic reduction"};
+  g->object = mlfab__comm_object_add(g->comm, &object);
+  if (!g->object) {
     gossip_free(g);
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a stochastic reduction: %d objects are open", MLFAB__COMM_OBJECTS);
   }
+  call.opens = g->object->id;
   int code = mlfab__comm_start(g->comm, &call, timeout_ns, now_ns, request_p, error);
   if (code) {
     gossip_remove(g);
@@ -736,7 +737,7 @@ MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dt
   if (!g) return gossip_no_memory(error);
   mlfab__comm_enter(comm, now_ns);
   code = gossip_gather(g, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = g->channel;
+  if (!code) *id_p = g->object->id;
   mlfab__comm_exit(comm);
   return code;
 }

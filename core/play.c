@@ -320,7 +320,7 @@ static void play_run(mlfab__comm *comm, mlfab__play *play);
 /* A READY of what is armed ahead: nobody has begun it for that. */
 static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
-  const mlfab__comm_object *object = mlfab__comm_object_find(comm, head->channel);
+  const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
   return object && object->ahead;
 }
 
@@ -441,7 +441,7 @@ static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
 /* A frame for which no play is armed: 1 when it is kept, or is an object's. */
 static int play_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head, const void *bulk,
                       uint32_t bytes) {
-  mlfab__comm_object *object = head->channel ? mlfab__comm_object_find(comm, head->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
   if (object && object->frame) {
     object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
     return 1;
@@ -568,7 +568,7 @@ MLFAB__INTERNAL void mlfab__play_given_back(void *self, uint32_t member, uint64_
 }
 
 MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__play *play, uint64_t now_ns) {
-  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
   if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
     return MLFAB_ERR_STATE;
   uint64_t recvs = play->dag.nops * sizeof *play->recvs;
@@ -609,7 +609,7 @@ MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, u
 }
 
 MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__play *play) {
-  mlfab__comm_object *object = play->channel ? mlfab__comm_object_find(comm, play->channel) : NULL;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
   if (!play->armed) return;
   mlfab__comm_enter(comm, 0);
   uint32_t lent = play->lent;

@@ -262,6 +262,7 @@ static void roll_make_go(mlfab__roll *roll) {
     const mlfab__roll_entry *entry = roll_member(roll, i);
     go->arena &= entry->arena;
     go->round = mlfab__max(go->round, entry->ask.round);
+    go->objects = mlfab__max(go->objects, entry->ask.objects);
     inside &= entry->ask.host == first->ask.host;
     if (entry->rate > 0.0 && (go->rate <= 0.0 || entry->rate < go->rate)) go->rate = entry->rate;
   }

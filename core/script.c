@@ -413,7 +413,7 @@ static void script_over(void *self, int code, uint64_t now_ns) {
 /* Whom the round waits for, and why as far as known. */
 static int32_t script_awaited(const mlfab__script *script, const char **why_p) {
   mlfab__comm *comm = script->comm;
-  int32_t missing = mlfab__comm_missing(comm, script->channel);
+  int32_t missing = mlfab__comm_missing(comm, script->object);
   *why_p = "is not in this round";
   if (missing != MLFAB_NO_RANK) return missing;
   *why_p = "is awaited";
@@ -474,15 +474,15 @@ MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, ui
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   mlfab__comm_enter(comm, now_ns);
-  code = mlfab__comm_object_add(comm, &object, &script->channel);
-  if (code) {
-    (void)mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "a schedule: %d objects are open",
-                       MLFAB__COMM_OBJECTS);
+  script->object = mlfab__comm_object_add(comm, &object);
+  if (!script->object) {
+    code = mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
+                        "a schedule: %d objects are open", MLFAB__COMM_OBJECTS);
   } else {
-    const uint64_t of[] = {script->channel, script->persistent};
-    script->play.signature = mlfab__hash(3, of, sizeof of) | 1;
+    script->play.signature = mlfab__hash(3, &script->persistent, sizeof script->persistent) | 1;
     const mlfab__comm_call call = {.kind = MLFAB__RING_BARRIER,
                                    .salt = script->play.signature,
+                                   .opens = script->object->id,
                                    .words = "the opening of a schedule"};
     script->state = MLFAB__SCRIPT_OPENING;
     code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
@@ -493,9 +493,10 @@ MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, ui
 }
 
 static void script_forget_object(mlfab__script *script) {
-  mlfab__comm_object_remove(script->comm, script->channel);
+  mlfab__comm_object_remove(script->comm, script->object);
   script->state = MLFAB__SCRIPT_BUILT;
-  script->channel = script->epoch = 0;
+  script->object = NULL;
+  script->epoch = 0;
 }
 
 MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint64_t now_ns) {
@@ -505,7 +506,7 @@ MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint6
     script_forget_object(script);
     return;
   }
-  play->channel = script->channel;
+  play->channel = script->object->channel;
   play->spaces[0] = (mlfab__comm_space){&script->whole, 1};
   play->compute = script_call;
   play->over = script_played;
@@ -538,7 +539,7 @@ static int script_await(mlfab__script *script, uint64_t round, uint64_t timeout_
   mlfab__request *request = NULL;
   if (script->nwaiters < MLFAB__COUNT(script->waiters))
     request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
-                                  MLFAB__COMM_REQUEST(script->channel), now_ns,
+                                  MLFAB__COMM_REQUEST(script->object->id), now_ns,
                                   timeout_ns ? timeout_ns : comm->config->timeout_ns);
   if (!request) return script_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
   script->waiters[script->nwaiters++] = (mlfab__script_waiter){request->id, round};
@@ -637,7 +638,7 @@ static void script_close(mlfab__script *script) {
   mlfab__comm_disarm(comm, &script->play);
   script_finish(script, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (script->persistent) mlfab__comm_object_find(comm, script->channel)->upto = MLFAB__NEVER;
+  if (script->persistent) script->object->upto = MLFAB__NEVER;
   script_forget_object(script);
 }
 

@@ -199,7 +199,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host)
 #define WIRE_ROLL_MEMBER_BYTES 40
 #define WIRE_ROLL_READY(N, T) N(epoch) N(arena)
-#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round)
+#define WIRE_ROLL_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects)
 #define WIRE_ROLL_OVER(N, T) N(epoch) N(code) N(rank) T(text)
 #define WIRE_ROLL_CALL(N, T) N(epoch) N(channel) N(number)
 #define WIRE_ROLL_TELL(N, T) N(epoch) N(channel) N(number) N(called) N(signature) T(text)

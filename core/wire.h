@@ -660,7 +660,7 @@ typedef struct mlfab__roll_ask { /* ROLL, worker -> server 0: it wants to take p
   uint64_t host;    /* workers of one host share its links */
   double in, out;   /* its link, bytes a second; 0: not known */
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* that it has opened in its life */
+  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
 } mlfab__roll_ask;
 
 typedef struct mlfab__roll_member { /* in a list, in the order of members */
@@ -687,6 +687,7 @@ typedef struct mlfab__roll_go { /* server 0 -> worker: everybody knows the membe
   uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
   double rate;         /* bytes a second of the slowest link */
   uint64_t round;      /* the first partial round of this epoch */
+  uint64_t objects;    /* the most that a member had opened: they go on from there */
 } mlfab__roll_go;
 
 typedef struct mlfab__roll_over { /* ROLL_FAIL up, ROLL_OVER down: the epoch is over, and why */

@@ -47,6 +47,7 @@ typedef struct shape { /* a call of the program */
   uint32_t width;
   uint64_t count;
   int32_t root;
+  uint32_t opens; /* an object */
 } shape;
 
 typedef struct open_call { /* that is open */
@@ -493,6 +494,7 @@ static mlfab__comm_call call_of(const open_call *c, mlfab_vec *vecs) {
                             .n = c->what.kind == MLFAB__RING_BARRIER ? 0 : c->n,
                             .counts = blocks ? c->counts : NULL,
                             .root = c->what.root,
+                            .opens = c->what.opens,
                             .words = "a collective"};
 }
 
@@ -1284,7 +1286,7 @@ enum { ROUND_ELEMENTS = 3000 };
 typedef struct
     rounds { /* an object: rounds that begin when they are triggered, one after the other */
   worker *me;
-  uint32_t channel;
+  mlfab__comm_object *object;
   mlfab__play play;
   uint32_t trigger;
   mlfab_vec vec, spare;
@@ -1294,6 +1296,7 @@ typedef struct
 } turns;
 
 static void turns_arm(turns *o, uint64_t now_ns) {
+  o->play.channel = o->object->channel;
   o->play.number = o->round;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++)
     o->data[i] = (double)(rank_of(o->me) + i + o->round);
@@ -1316,6 +1319,7 @@ static void turns_over(void *self, mlfab__play *play, int status, uint64_t now_n
 
 static void turns_open(turns *o, worker *me) {
   const mlfab__comm_object object = {.self = o};
+  shape opening = plain_sum;
   const mlfab__dag_op trigger = {.kind = MLFAB__DAG_NOP, .outside = 1};
   /* A message that may come when the round is over. */
   mlfab__dag_op late = {.kind = MLFAB__DAG_RECV,
@@ -1327,7 +1331,10 @@ static void turns_open(turns *o, worker *me) {
   uint32_t end, tag, op;
   mlfab__dag *dag = &o->play.dag;
   o->me = me;
-  assert_int_equal(mlfab__comm_object_add(&me->comm, &object, &o->channel), 0);
+  o->object = mlfab__comm_object_add(&me->comm, &object);
+  assert_non_null(o->object);
+  opening.opens = o->object->id;
+  assert_int_equal(begin(me, &opening, 0), 0);
   mlfab__dag_init(dag, &w->env);
   assert_int_equal(mlfab__dag_add(dag, &trigger, &o->trigger), 0);
   assert_int_equal(mlfab__dag_add(dag, &late, &op), 0);
@@ -1347,7 +1354,6 @@ static void turns_open(turns *o, worker *me) {
   assert_int_equal(mlfab__dag_after(dag, op, end), 0);
   assert_int_equal(mlfab__dag_seal(dag, &op), 0);
   o->vec = (mlfab_vec){o->data, sizeof o->data};
-  o->play.channel = o->channel;
   o->play.signature = 5;
   o->play.eager = w->seed & 1;
   o->play.dtype = MLFAB_F64;
@@ -1367,6 +1373,20 @@ static void expect_early(const turns *o) {
   }
 }
 
+/* As workers that took part in openings that failed, or that are new. Returns the most of any. */
+static uint32_t open_some_alone(void) {
+  const mlfab__comm_object object = {.self = NULL};
+  uint32_t most = 0;
+  for (uint32_t i = 0; i < w->n; i++) {
+    mlfab__comm *comm = &w->workers[i].comm;
+    for (uint32_t left = (uint32_t)chance(5); left > 0; left--)
+      mlfab__comm_object_remove(comm, mlfab__comm_object_add(comm, &object));
+    comm->objects_opened = (uint32_t)chance(9);
+    most = (uint32_t)mlfab__max(most, comm->objects_opened);
+  }
+  return most;
+}
+
 /* Rounds that workers join when they please, some ahead of others; then one closes its object. */
 static void test_objects(void **state) {
   (void)state;
@@ -1376,10 +1396,20 @@ static void test_objects(void **state) {
     turns *all = calloc(n, sizeof *all);
     assert_non_null(all);
     for (uint32_t i = 0; i < n; i++) w->workers[i].comm.host = i;
-    begin_all(&plain_sum, 0);
-    settle();
+    /* Workers have opened different numbers of objects in their lives; and some open before there is an
+     * epoch, or while others are still elsewhere. */
+    uint32_t most = open_some_alone();
+    if (seed & 2) {
+      begin_all(&plain_sum, 0);
+      settle();
+    }
     for (uint32_t i = 0; i < n; i++) {
       turns_open(&all[i], &w->workers[i]);
+      if (seed & 4) step(100);
+    }
+    settle();
+    for (uint32_t i = 0; i < n; i++) {
+      assert_int_equal(all[i].object->channel, most + 1);
       turns_arm(&all[i], w->now);
     }
     for (uint64_t end = w->now + 40000000; all[0].round < 30; (void)act()) {
@@ -1391,13 +1421,15 @@ static void test_objects(void **state) {
     }
     assert_int_equal(w->failed, 0);
     for (uint32_t i = 0; i < n; i++) expect_early(&all[i]);
+    char closed[64];
     int begun = seed % 3 == 0; /* the others have begun the round, or will */
     for (uint32_t i = 0; i < n && begun; i++) {
       turns *o = &all[i];
       if (i != 1) mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
     }
     step(begun ? 2000 : 0);
-    mlfab__comm_object_remove(&all[1].me->comm, all[1].channel);
+    snprintf(closed, sizeof closed, "worker 1 has closed object %u", all[1].object->channel);
+    mlfab__comm_object_remove(&all[1].me->comm, all[1].object);
     assert_false(all[1].play.armed);
     for (uint64_t end = w->now + 40000000; all[0].status == 0; (void)act()) {
       turns *o = &all[chance(n)];
@@ -1411,7 +1443,7 @@ static void test_objects(void **state) {
       assert_int_equal(begin(o->me, &plain_sum, 0), MLFAB_ERR_PEER_CLOSED);
       mlfab__dag_free(&o->play.dag);
     }
-    expect_all(1, MLFAB_ERR_PEER_CLOSED, 1, "worker 1 has closed object 1");
+    expect_all(1, MLFAB_ERR_PEER_CLOSED, 1, closed);
     begin_all(&plain_sum, 0);
     settle();
     close_world();

@@ -93,7 +93,7 @@ static const codec codecs[] = {
     CODEC(shift_bytes, 5 * 4 + 3 * 8),
     CODEC(roll_ask, 3 * 4 + 7 * 8),
     CODEC(roll_ready, 2 * 4),
-    CODEC(roll_go, 2 * 4 + 3 * 8),
+    CODEC(roll_go, 2 * 4 + 4 * 8),
     CODEC_TEXT(roll_over, text, 3 * 4 + 2),
     CODEC(roll_call, 2 * 4 + 8),
     CODEC_TEXT(roll_tell, text, 3 * 4 + 2 * 8 + 2),
