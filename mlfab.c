@@ -26175,6 +26175,13 @@ typedef struct mlfab__comm_closed {
   uint64_t upto;
 } mlfab__comm_closed;
 
+/* Memory that was lent when its object was closed: links may read it until they have been told. */
+typedef struct mlfab__comm_grave {
+  struct mlfab__comm_grave *next;
+  void (*free_self)(void *self);
+  void *self;
+} mlfab__comm_grave;
+
 typedef struct mlfab__comm {
   mlfab__env *env;
   const mlfab_config *config;
@@ -26211,6 +26218,7 @@ typedef struct mlfab__comm {
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
+  mlfab__comm_grave *graves;
   mlfab__comm_past past[MLFAB__COMM_PAST]; /* by number */
   mlfab__play *armed;                      /* list */
   /* Messages that came early, by channel and number; the last of each list. */
@@ -26283,6 +26291,8 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
 MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+/* All actions have been carried out: nothing is lent any more but what is open. */
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
 /* --- for objects: eager.c, gossip.c, schedules --- */
 
@@ -26293,6 +26303,8 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
  * (PEER_CLOSED). */
 MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
+/* Has free_self called as soon as no link can hold memory of it any more. */
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave);
 /* NULL: there is none. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
@@ -26554,6 +26566,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
     comm->objects[i].id = 0;
     if (object.id && object.free_self) object.free_self(object.self);
   }
+  mlfab__comm_sweep(comm);
   for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
   comm_forget_list(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
@@ -27818,6 +27831,19 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_ob
   }
   object->id = object->channel = 0;
   mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave) {
+  grave->next = comm->graves;
+  comm->graves = grave;
+}
+
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
+  while (comm->graves) {
+    mlfab__comm_grave *grave = comm->graves;
+    comm->graves = grave->next;
+    grave->free_self(grave->self);
+  }
 }
 
 MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
@@ -29195,6 +29221,7 @@ struct mlfab__eager {
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
+  mlfab__comm_grave grave;
 };
 
 /* --- rounds --- */
@@ -29268,7 +29295,8 @@ static void eager_free(void *self) {
 
 static void eager_remove(mlfab__eager *e) {
   mlfab__comm_object_remove(e->comm, e->object);
-  eager_free(e);
+  e->grave = (mlfab__comm_grave){.free_self = eager_free, .self = e};
+  mlfab__comm_bury(e->comm, &e->grave);
 }
 
 /* Is something of a round that is over here still on its way? */
@@ -37257,6 +37285,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
+  if (node->is_worker) mlfab__comm_sweep(&node->comm);
   return 0;
 }
 

@@ -56,6 +56,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
     comm->objects[i].id = 0;
     if (object.id && object.free_self) object.free_self(object.self);
   }
+  mlfab__comm_sweep(comm);
   for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
   comm_forget_list(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
@@ -1320,6 +1321,19 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_ob
   }
   object->id = object->channel = 0;
   mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave) {
+  grave->next = comm->graves;
+  comm->graves = grave;
+}
+
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
+  while (comm->graves) {
+    mlfab__comm_grave *grave = comm->graves;
+    comm->graves = grave->next;
+    grave->free_self(grave->self);
+  }
 }
 
 MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,

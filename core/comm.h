@@ -227,6 +227,13 @@ typedef struct mlfab__comm_closed {
   uint64_t upto;
 } mlfab__comm_closed;
 
+/* Memory that was lent when its object was closed: links may read it until they have been told. */
+typedef struct mlfab__comm_grave {
+  struct mlfab__comm_grave *next;
+  void (*free_self)(void *self);
+  void *self;
+} mlfab__comm_grave;
+
 typedef struct mlfab__comm {
   mlfab__env *env;
   const mlfab_config *config;
@@ -263,6 +270,7 @@ typedef struct mlfab__comm {
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
+  mlfab__comm_grave *graves;
   mlfab__comm_past past[MLFAB__COMM_PAST]; /* by number */
   mlfab__play *armed;                      /* list */
   /* Messages that came early, by channel and number; the last of each list. */
@@ -335,6 +343,8 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
 MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+/* All actions have been carried out: nothing is lent any more but what is open. */
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
 /* --- for objects: eager.c, gossip.c, schedules --- */
 
@@ -345,6 +355,8 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
  * (PEER_CLOSED). */
 MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
+/* Has free_self called as soon as no link can hold memory of it any more. */
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave);
 /* NULL: there is none. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);

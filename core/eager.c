@@ -41,6 +41,7 @@ struct mlfab__eager {
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
+  mlfab__comm_grave grave;
 };
 
 /* --- rounds --- */
@@ -114,7 +115,8 @@ static void eager_free(void *self) {
 
 static void eager_remove(mlfab__eager *e) {
   mlfab__comm_object_remove(e->comm, e->object);
-  eager_free(e);
+  e->grave = (mlfab__comm_grave){.free_self = eager_free, .self = e};
+  mlfab__comm_bury(e->comm, &e->grave);
 }
 
 /* Is something of a round that is over here still on its way? */

@@ -1579,6 +1579,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
+  if (node->is_worker) mlfab__comm_sweep(&node->comm);
   return 0;
 }
 

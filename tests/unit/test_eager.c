@@ -796,6 +796,37 @@ static void test_gone(void **state) {
   close_world();
 }
 
+/* One that closes while links still hold bytes of the round: they stay until all actions are out. */
+static void test_closed_while_lent(void **state) {
+  (void)state;
+  mlfab_error error;
+  for (uint64_t seed = 0; seed < 6; seed++) {
+    open_world(3, seed_of(50 + seed));
+    w->count = w->elements + 9000;
+    w->options.mode = MLFAB_SOLO;
+    open_all();
+    assert_int_equal(call(&w->workers[0], 0), 0);
+    worker *me = &w->workers[1];
+    const mlfab__play *play = me->comm.armed;
+    for (uint64_t end = w->now + 100000; !play || !play->lent || !play->running;) {
+      assert_true(w->now < end);
+      (void)act();
+      play = me->comm.armed;
+      while (play && !play->lent) play = play->next;
+    }
+    assert_null(me->comm.graves);
+    assert_int_equal(mlfab__eager_close(&me->comm, me->id, &error), 0);
+    assert_non_null(me->comm.graves);
+    uint64_t bytes = w->env.bytes;
+    mlfab__comm_sweep(&me->comm);
+    assert_true(w->env.bytes + 2 * w->count * 8 < bytes);
+    me->state = DONE;
+    run_until_failure(200);
+    expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object");
+    close_world();
+  }
+}
+
 static void test_other_options(void **state) {
   (void)state;
   open_world(4, seed_of(50));
@@ -934,6 +965,7 @@ int main(void) {
       cmocka_unit_test(test_quorum_waits_for_all),
       cmocka_unit_test(test_full_queue),
       cmocka_unit_test(test_gone),
+      cmocka_unit_test(test_closed_while_lent),
       cmocka_unit_test(test_other_options),
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_floats),
