@@ -108,10 +108,12 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
       assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
       atomic_fetch_or(&common->dead, 1u << i);
     } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0, code = WEXITSTATUS(status);
       for (uint32_t j = 0; j < n; j++) kill(pids[j], SIGKILL);
       while (waitpid(-1, &status, 0) > 0) {
       }
-      fail_msg("seed %llu, %u members: member %u has failed", (unsigned long long)seed, n, i);
+      fail_msg("seed %llu, %u members: member %u has failed (signal %d, exit status %d)",
+               (unsigned long long)seed, n, i, signal, code);
     }
   }
   munmap(common, sizeof *common);
@@ -607,7 +609,15 @@ static void stop(struct member *m, uint64_t seed) {
   go_on_without(m, victim);
   memset(data, GARBAGE, COUNT * 8);
   if (m->me == 0) atomic_store(&m->common->resume, 1);
-  for (uint64_t end = arena_now() + 20000000; arena_now() < end;) random_calls(m, seed);
+  /* For a while, that all agree on. */
+  struct trial one = {.kind = MLFAB__ARENA_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = 1};
+  int64_t on = 1;
+  mlfab_vec vote = {&on, 1};
+  for (uint64_t end = arena_now() + 20000000; on > 0;) {
+    random_calls(m, seed);
+    on = arena_now() < end;
+    CHECK(run(m, &one, &vote, &culprit) == 0);
+  }
   for (uint64_t i = 0; i < COUNT; i++) CHECK(data[i] == GARBAGE * INT64_C(0x0101010101010101));
 }
 
