@@ -106,7 +106,7 @@ static uint32_t alive(void) { return w.ranks - (w.dead != MLFAB_NO_RANK); }
 
 static uint32_t ones(const uint64_t *bitmap) {
   uint32_t n = 0;
-  for (uint32_t r = 0; r < 1024; r++) n += bitmap[r / 64] >> r % 64 & 1;
+  for (uint32_t r = 0; r < 1024; r++) n += (uint32_t)(bitmap[r / 64] >> r % 64 & 1);
   return n;
 }
 
