@@ -26227,7 +26227,7 @@ typedef struct mlfab__comm {
   uint8_t *gather;                                  /* small stretches on their way out as one */
   void *pool[MLFAB__COMM_CLASSES];                  /* free blocks, by size */
   uint64_t pooled;                                  /* bytes of them */
-  uint64_t collectives, collectives_failed, epochs; /* counters */
+  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
   /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
    * of drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a
    * second. */
@@ -29277,6 +29277,7 @@ static int eager_compute(void *self, mlfab__play *play, const mlfab__dag_op *op)
   int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
   if (answered) eager_finish(e);
   if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
+  e->comm->rounds++;
   e->comm->round = mlfab__max(e->comm->round, partial->over);
   eager_go_on(e);
   return 0;
@@ -29682,6 +29683,8 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
   mlfab__eager *e = eager_find(comm, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
+  if (info_p && info_p->size < sizeof info_p->size)
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = eager_check_call(e, data, error);
   if (!code) code = eager_check_state(comm, error);
   if (code) return code;
@@ -30149,13 +30152,14 @@ static void gossip_reduce(mlfab__gossip *g) {
   g->iterations++;
   g->comm->collectives++;
   if (g->info_p) {
-    *g->info_p = (mlfab_stochastic_info){.size = sizeof *g->info_p,
-                                         .senders = g->notify.ins,
-                                         .whole = tally.whole,
-                                         .torn = tally.torn,
-                                         .stale = tally.stale,
-                                         .iteration = g->iterations,
-                                         .sent_bytes = g->notify.outs * g->bytes};
+    const mlfab_stochastic_info info = {.size = g->info_p->size,
+                                        .senders = g->notify.ins,
+                                        .whole = tally.whole,
+                                        .torn = tally.torn,
+                                        .stale = tally.stale,
+                                        .iteration = g->iterations,
+                                        .sent_bytes = g->notify.outs * g->bytes};
+    memcpy(g->info_p, &info, mlfab__min(info.size, sizeof info));
   }
   gossip_finish(g, 0, "");
 }
@@ -30541,6 +30545,8 @@ MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *da
                                         mlfab_error *error) {
   mlfab__gossip *g = gossip_find(comm, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
+  if (info_p && info_p->size < sizeof info_p->size)
+    return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = gossip_check_call(g, data, error);
   if (!code) code = gossip_check_state(comm, error);
   if (!code) code = mlfab__gossip_state(comm, id, error);
@@ -37835,6 +37841,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   stats.collectives = node->comm.collectives;
   stats.collectives_failed = node->comm.collectives_failed;
   stats.collective_epochs = node->comm.epochs;
+  stats.rounds_partial = node->comm.rounds;
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }

@@ -896,11 +896,13 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
 
 /* Reduces the workers' buffers, a list taken as one array, in place: every worker gets the result.
  * options may be NULL: sum. The _start form returns at once; the buffers are borrowed until the
- * request has finished. Up to 256 buffers; they must not overlap.
+ * request has finished. They must not overlap.
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
- * MLFAB_I64, what an algorithm cannot do), LIMIT, AGAIN (16 are under way); then of failures: SHAPE
- * naming a rank whose sizes or options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD,
- * PEER_CLOSED, NOT_FINITE, CANCELLED, MEMORY naming the rank.
+ * MLFAB_I64, what an algorithm cannot do), LIMIT (more than 256 buffers, model_max_bytes, a fabric of
+ * more than 1024 workers), AGAIN (16 are under way), STATE (this worker has called mlfab_join), MEMORY;
+ * then of failures: SHAPE naming a rank whose sizes or options differ, TIMEOUT naming the first rank
+ * that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE, CANCELLED, CALLBACK (of a schedule), MEMORY
+ * naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
  * blocking form goes through shared memory. Half types are rounded once for each hop: the error of a
  * sum is at most (P - 1) half units in the last place of its largest partial sum. */
@@ -925,7 +927,8 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
                                     const mlfab_collective *options, mlfab_request *request_p);
 
 /* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does not wait. The
- * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0. */
+ * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0. Errors as above, of
+ * the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
@@ -985,7 +988,8 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint64_t timeout_ns,
                                  uint32_t *id_p);
 /* A step: contributes `data` and puts a result in its place. info_p may be NULL, else its size is set. One
- * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (one is under way), and failures: the
+ * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (a step or a flush is under way), STATE
+ * (after mlfab_join), and failures: the
  * contribution is then kept for the next round, unless it is in a result that some worker's call has
  * returned. Afterwards steps and rounds go on, for all alike, at the first round that no call has
  * returned; results that were queued before are gone. */
@@ -995,13 +999,15 @@ MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t
 MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                   mlfab_partial_info *info_p, mlfab_request *request_p);
 /* The sum (or mean) of what no result has included yet, of all workers, into `data`: a full allreduce at the
- * end of a training. Every worker calls it. */
+ * end of a training. Every worker calls it. Errors: as of a step; with any, nothing of this worker was
+ * flushed. */
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
-/* The mean of all workers' models, which drift apart with LATEST (eagerSGD §5): a full allreduce. */
+/* The mean of all workers' models, which drift apart with LATEST (eagerSGD §5): a full allreduce. Errors: as
+ * of mlfab_allreduce_list; UNSUPPORTED for MLFAB_I64. */
 MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
                                    uint64_t timeout_ns);
 /* Closes it on this worker; rounds that others start afterwards fail, naming it. Call flush or a
- * barrier before. */
+ * barrier before. Errors: ARGUMENT (no such id), STATE (a step or a flush is under way). */
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
 
 #ifndef MLFAB_WITH_STOCHASTIC
@@ -1086,7 +1092,7 @@ MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint64_t timeout_ns,
                                     uint32_t *id_p);
 /* One iteration: sends `data` to this worker's receivers and replaces it by the mean of it and what came.
- * One at a time an object. info_p may be NULL. With any error `data` is as it was.
+ * One at a time an object. info_p may be NULL, else its size is set. With any error `data` is as it was.
  * Errors: ARGUMENT (also: the workers that are left have no graph), NOT_FINITE, AGAIN (one is under way),
  * and failures: TIMEOUT names a rank that has not called.
  * Cost: the array once to each receiver, and in NOTIFY_ACK one small message back; BSP: one to every
@@ -1118,7 +1124,8 @@ enum mlfab_dag_flags {
 
 MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p);
 /* Operations; *op_p is its number. Memory is the caller's, borrowed until the schedule is freed. Up to 1 GiB a
- * message. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE (it is open), MEMORY. */
+ * message. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE (it is open), MEMORY; of recv_reduce also DTYPE
+ * and UNSUPPORTED (mean). */
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p);
 MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
@@ -1135,13 +1142,18 @@ MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t
  * have an operation that waits for a trigger or a message. Errors: ARGUMENT naming an operation (a cycle, need
  * above its dependencies, a (rank, tag) twice), STATE, LIMIT, and failures. */
 MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns);
-/* Runs a round (not persistent ones); they follow each other. */
+/* Runs a round (not persistent ones); they follow each other, counted on each worker. Errors: STATE (not
+ * open, persistent), AGAIN (the last one is under way), PEER_DEAD (a rank of it takes no part any more),
+ * and failures. */
 MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p);
-/* Waits until `round` (from 0) is over. */
+/* Waits until `round` (from 0) is over. Errors: STATE (it was not started, or a failure has ended it),
+ * and failures. */
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns);
-/* Triggers an OUTSIDE operation in the present round; again in the same round: nothing. */
+/* Triggers an OUTSIDE operation in the present round; again in the same round: nothing. Errors: ARGUMENT
+ * (no such operation, or another sort), STATE (no round is under way). */
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
-/* Closes it on this worker. *dag_p becomes NULL. */
+/* Closes it on this worker, before the context is closed: others cannot go on with it then (PEER_CLOSED),
+ * and a round that is under way fails everywhere (CANCELLED). *dag_p becomes NULL. */
 MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------

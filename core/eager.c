@@ -97,6 +97,7 @@ static int eager_compute(void *self, mlfab__play *play, const mlfab__dag_op *op)
   int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
   if (answered) eager_finish(e);
   if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
+  e->comm->rounds++;
   e->comm->round = mlfab__max(e->comm->round, partial->over);
   eager_go_on(e);
   return 0;
@@ -502,6 +503,8 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
   mlfab__eager *e = eager_find(comm, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
+  if (info_p && info_p->size < sizeof info_p->size)
+    return eager_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = eager_check_call(e, data, error);
   if (!code) code = eager_check_state(comm, error);
   if (code) return code;

@@ -387,13 +387,14 @@ static void gossip_reduce(mlfab__gossip *g) {
   g->iterations++;
   g->comm->collectives++;
   if (g->info_p) {
-    *g->info_p = (mlfab_stochastic_info){.size = sizeof *g->info_p,
-                                         .senders = g->notify.ins,
-                                         .whole = tally.whole,
-                                         .torn = tally.torn,
-                                         .stale = tally.stale,
-                                         .iteration = g->iterations,
-                                         .sent_bytes = g->notify.outs * g->bytes};
+    const mlfab_stochastic_info info = {.size = g->info_p->size,
+                                        .senders = g->notify.ins,
+                                        .whole = tally.whole,
+                                        .torn = tally.torn,
+                                        .stale = tally.stale,
+                                        .iteration = g->iterations,
+                                        .sent_bytes = g->notify.outs * g->bytes};
+    memcpy(g->info_p, &info, mlfab__min(info.size, sizeof info));
   }
   gossip_finish(g, 0, "");
 }
@@ -779,6 +780,8 @@ MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *da
                                         mlfab_error *error) {
   mlfab__gossip *g = gossip_find(comm, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
+  if (info_p && info_p->size < sizeof info_p->size)
+    return gossip_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = gossip_check_call(g, data, error);
   if (!code) code = gossip_check_state(comm, error);
   if (!code) code = mlfab__gossip_state(comm, id, error);

@@ -2129,6 +2129,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   stats.collectives = node->comm.collectives;
   stats.collectives_failed = node->comm.collectives_failed;
   stats.collective_epochs = node->comm.epochs;
+  stats.rounds_partial = node->comm.rounds;
   memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
   return 0;
 }

@@ -192,6 +192,7 @@ static void begin(asap_node *n) {
       .size = sizeof options, .graph = bench.run->graph, .mode = bench.run->mode};
   if (now() < n->until || (n->open && bench.enough && n->iterations >= bench.enough)) return;
   memcpy(n->before, n->data, bench.run->count * sizeof *n->data);
+  n->info.size = sizeof n->info;
   int code = n->open ? mlfab_node_stochastic_start(n->node, n->id, n->data, 0, now(), &n->info,
                                                    &n->request)
                      : mlfab_node_stochastic_open(n->node, bench.run->count, MLFAB_F32, &options, 0,

@@ -240,6 +240,7 @@ static void begin(world *w, uint32_t i) {
   memcpy(r->before, r->data, w->count * sizeof(double));
   r->opening = !r->opened;
   r->started_ns = now(w);
+  r->info.size = sizeof r->info;
   int code = r->opened ? mlfab_node_stochastic_start(r->node, r->id, r->data, w->timeout_ns, now(w),
                                                      &r->info, &r->request)
                        : mlfab_node_stochastic_open(r->node, w->count, MLFAB_F64, &w->options,

@@ -374,6 +374,7 @@ static void call(worker *me) {
   uint8_t **sent = &me->sent[me->generation][me->k];
   free(*sent);
   *sent = copy(me->data, (uint32_t)bytes_of_model());
+  me->info.size = sizeof me->info;
   int code =
       mlfab__gossip_start(&me->comm, me->id, me->data, 0, w->now, &me->info, &me->request, &error);
   if (code) {
@@ -993,9 +994,13 @@ static void refused(void **state) {
   assert_int_equal(id, 77);
 #undef REFUSED
   assert_int_equal(mlfab__gossip_open(comm, 4, MLFAB_F64, &o, 0, 1, &id, &request, &error), 0);
-  mlfab_stochastic_info info;
+  mlfab_stochastic_info info = {.size = 0};
 #define REFUSED(code, id, data) \
   assert_int_equal(mlfab__gossip_start(comm, id, data, 0, 1, &info, &request, &error), code)
+  data[2] = 3;
+  REFUSED(MLFAB_ERR_ARGUMENT, id, data); /* info's size */
+  info.size = sizeof info;
+  data[2] = NAN;
   REFUSED(MLFAB_ERR_ARGUMENT, id + 1, data);
   REFUSED(MLFAB_ERR_ARGUMENT, 0, data);
   REFUSED(MLFAB_ERR_ARGUMENT, id, NULL);
