@@ -12,6 +12,7 @@
  *    kill     is killed while it waits inside                    leave   closes in good order
  *    begin    calls the form that does not wait                  back    is killed, and comes back
  *    alone    likewise, and is the only one that has something; then only the next one gets something
+ *    early    late, by hand, when the data of the others is there; then leaves the context alone
  *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
  *    quick    sends the others something, and closes when that is done here */
 #ifndef _GNU_SOURCE
@@ -191,6 +192,23 @@ static void have_alone(void) {
   }
 }
 
+/* What it has to send goes out although its call need not wait. */
+static void be_early(const char *folder) {
+  char path[512];
+  uint32_t in = 0;
+  snprintf(path, sizeof path, "%s/done", folder);
+  for (int i = 0; rank == victim && i < 10; i++) mlfab_progress(fabric, 20 * MS);
+  if (reduce(data, 3000, NULL, &in)) return;
+  tell("sum %d", __builtin_popcount(in));
+  if (rank != victim) {
+    FILE *file = fopen(path, "w");
+    if (!file) exit(4);
+    fclose(file);
+  }
+  for (int i = 0; i < 800 && access(path, F_OK); i++) nap(10);
+  if (access(path, F_OK)) exit(5);
+}
+
 static void *second(void *unused) {
   uint32_t in = 0;
   (void)unused;
@@ -274,6 +292,7 @@ static int play(const char *scene, const char *folder) {
   if (!strcmp(scene, "kill")) be_killed();
   if (!strcmp(scene, "begin")) begin();
   if (!strcmp(scene, "alone")) have_alone();
+  if (!strcmp(scene, "early")) be_early(folder);
   if (!strcmp(scene, "threads")) threads();
   if (!strcmp(scene, "back")) come_back(folder);
   if (!strcmp(scene, "quick")) send_and_go();
@@ -293,8 +312,10 @@ int main(int argc, char **argv) {
   victim = (uint32_t)strtoul(argv[2], NULL, 10);
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, &error);
-  config.heartbeat_ns = 200 * MS;
+  config.heartbeat_ns = !strcmp(argv[1], "early") ? 1000 * MS : 200 * MS;
   config.timeout_ns = 20000 * MS;
+  if (!strcmp(argv[1], "early") && config.rank == (int32_t)victim)
+    config.progress = MLFAB_PROGRESS_HAND;
   if (!code) code = mlfab_open(&config, &fabric, &error);
   if (code) {
     fprintf(stderr, "open: %s: %s\n", mlfab_error_name(code), error.text);

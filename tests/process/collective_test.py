@@ -91,6 +91,12 @@ def test_one_does_not_wait_and_has_all():
     goes_well("alone", 4, 1, 4)
 
 
+def test_one_finds_all_there():
+    with tempfile.TemporaryDirectory() as folder:
+        sums, failures, result = scene("early", "--tcp", 2, 1, folder)
+    expect(sums == [[2, 2, 2]] * 2 and failures == [[]] * 2, "%r, %r" % (sums, failures), result)
+
+
 def test_two_threads_of_each():
     goes_well("threads", 3, 2, 4)
 
