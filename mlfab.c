@@ -12964,10 +12964,11 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
 #define MLFAB__STREAM_TOKENS ((uint64_t)3 << 60) /* the bits that tell */
 
 enum {
-  MLFAB__STREAM_CREDIT = 4 << 20, /* eager bytes at a peer */
+  MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
   MLFAB__STREAM_COPY = 8192,      /* bulks up to this are copied by the transport (token 0) */
+  MLFAB__STREAM_LEND = 32 << 10,  /* messages up to this are better copied than waited for */
   /* Acknowledge at least so often, or for so many bytes; else at the end of a message of more than
-   * MLFAB__STREAM_COPY bytes, whose sender waits for them, and four times a heartbeat. */
+   * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
@@ -13020,7 +13021,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
  * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
  * they are copied now; else borrowed until given_back(cookie), which for a message of up to
- * MLFAB__STREAM_COPY bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
  * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
  * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
@@ -13491,7 +13492,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   stream->frames_since++;
   stream->bytes_since += frame->bulk_bytes;
   if (head.flags & MLFAB__COLL_EAGER) stream->in_eager += frame->bulk_bytes;
-  int last = head.offset + frame->bulk_bytes == head.total && head.total > MLFAB__STREAM_COPY;
+  int last = head.offset + frame->bulk_bytes == head.total && head.total > MLFAB__STREAM_LEND;
   if (last || stream->frames_since >= MLFAB__STREAM_ACK_FRAMES ||
       stream->bytes_since >= MLFAB__STREAM_ACK_BYTES)
     stream_acknowledge(streams, rank, stream);
@@ -26000,7 +26001,7 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
 enum {
   MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
-  MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
+  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
   /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
    * so many others may be ahead of the first that is open. */
   MLFAB__COMM_AHEAD = 32,
@@ -27939,7 +27940,7 @@ static mlfab__coll play_head(const mlfab__play *play, uint32_t tag, uint32_t fla
 /* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
 static int play_send_part(mlfab__comm *comm, mlfab__play *play, uint32_t peer, mlfab__coll *head,
                           const void *bytes, uint64_t n, int copy) {
-  int borrow = !copy && n > MLFAB__STREAM_COPY;
+  int borrow = !copy && n > MLFAB__STREAM_LEND;
   int code =
       mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
   head->offset += n;
@@ -29853,7 +29854,7 @@ static void gossip_forget(mlfab__gossip *g) {
   g->wrong = 0;
 }
 
-static int gossip_copies(const mlfab__gossip *g) { return g->bytes <= MLFAB__STREAM_COPY; }
+static int gossip_copies(const mlfab__gossip *g) { return g->bytes <= MLFAB__STREAM_LEND; }
 
 static int gossip_no_memory(mlfab_error *error) {
   return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,

@@ -52,7 +52,7 @@
 enum {
   MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
-  MLFAB__COMM_EAGER = 32 << 10, /* a call of up to so many bytes is sent without READY */
+  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
   /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
    * so many others may be ahead of the first that is open. */
   MLFAB__COMM_AHEAD = 32,

@@ -88,7 +88,7 @@ static void gossip_forget(mlfab__gossip *g) {
   g->wrong = 0;
 }
 
-static int gossip_copies(const mlfab__gossip *g) { return g->bytes <= MLFAB__STREAM_COPY; }
+static int gossip_copies(const mlfab__gossip *g) { return g->bytes <= MLFAB__STREAM_LEND; }
 
 static int gossip_no_memory(mlfab_error *error) {
   return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,

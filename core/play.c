@@ -84,7 +84,7 @@ static mlfab__coll play_head(const mlfab__play *play, uint32_t tag, uint32_t fla
 /* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
 static int play_send_part(mlfab__comm *comm, mlfab__play *play, uint32_t peer, mlfab__coll *head,
                           const void *bytes, uint64_t n, int copy) {
-  int borrow = !copy && n > MLFAB__STREAM_COPY;
+  int borrow = !copy && n > MLFAB__STREAM_LEND;
   int code =
       mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
   head->offset += n;

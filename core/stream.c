@@ -431,7 +431,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   stream->frames_since++;
   stream->bytes_since += frame->bulk_bytes;
   if (head.flags & MLFAB__COLL_EAGER) stream->in_eager += frame->bulk_bytes;
-  int last = head.offset + frame->bulk_bytes == head.total && head.total > MLFAB__STREAM_COPY;
+  int last = head.offset + frame->bulk_bytes == head.total && head.total > MLFAB__STREAM_LEND;
   if (last || stream->frames_since >= MLFAB__STREAM_ACK_FRAMES ||
       stream->bytes_since >= MLFAB__STREAM_ACK_BYTES)
     stream_acknowledge(streams, rank, stream);

@@ -43,10 +43,11 @@
 #define MLFAB__STREAM_TOKENS ((uint64_t)3 << 60) /* the bits that tell */
 
 enum {
-  MLFAB__STREAM_CREDIT = 4 << 20, /* eager bytes at a peer */
+  MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
   MLFAB__STREAM_COPY = 8192,      /* bulks up to this are copied by the transport (token 0) */
+  MLFAB__STREAM_LEND = 32 << 10,  /* messages up to this are better copied than waited for */
   /* Acknowledge at least so often, or for so many bytes; else at the end of a message of more than
-   * MLFAB__STREAM_COPY bytes, whose sender waits for them, and four times a heartbeat. */
+   * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
@@ -99,7 +100,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
  * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
  * they are copied now; else borrowed until given_back(cookie), which for a message of up to
- * MLFAB__STREAM_COPY bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
  * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
  * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,

@@ -1474,9 +1474,9 @@ static void test_steady(void **state) {
   w->config.chunk_bytes = 4096;
   uint64_t before = 0;
   shape large = large_sum;
-  large.count = 6000; /* not eager */
-  for (int round = 0; round < 200; round++) {
-    if (round == 100) before = w->env.allocations;
+  large.count = 12000; /* not eager */
+  for (int round = 0; round < 400; round++) {
+    if (round == 300) before = w->env.allocations;
     begin_all(&plain_sum, 0);
     begin_all(&large, 0);
     settle();

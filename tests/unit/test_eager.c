@@ -802,7 +802,7 @@ static void test_closed_while_lent(void **state) {
   mlfab_error error;
   for (uint64_t seed = 0; seed < 6; seed++) {
     open_world(3, seed_of(50 + seed));
-    w->count = w->elements + 9000;
+    w->count = w->elements + 40000;
     w->options.mode = MLFAB_SOLO;
     open_all();
     assert_int_equal(call(&w->workers[0], 0), 0);
