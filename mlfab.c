@@ -39124,10 +39124,12 @@ struct mlfab {
   pthread_cond_t changed;
   pthread_t thread;
   int has_thread, stop;
-  int parked;                  /* the thread stays aside: callers move things */
-  int dozing;                  /* it does so for long, and wants to be told when there is work */
-  uint64_t calls;              /* that have ended */
-  uint32_t calls_asleep;       /* during the thread's present sleep */
+  int parked;            /* the thread stays aside: callers move things */
+  int dozing;            /* it does so for long, and wants to be told when there is work: DRIVE_* */
+  int brisk;             /* calls come one upon the other */
+  uint64_t left_ns;      /* about when the last one ended */
+  uint64_t calls;        /* that have ended */
+  uint32_t calls_asleep; /* during the thread's present sleep */
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
   int simulated;        /* time stands still while we run */
@@ -39223,6 +39225,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -39238,9 +39241,15 @@ enum {
   DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
   DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
   DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
+  DRIVE_NAP_NS = 1000000,
+  DRIVE_YIELD_NS =
+      200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
+
+/* How the thread stays aside: is it to be told of work after every call? */
+enum { DRIVE_SLEEPS = 1, DRIVE_NAPS = 2 };
 
 /* A tensor's weights as they were, for trainers without gradients. */
 struct mlfab__snapshot {
@@ -39521,6 +39530,24 @@ static void drive_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
+/* Rather than to sleep? */
+static int drive_looks_on(const mlfab *ctx, uint64_t idle_ns) {
+  return !ctx->simulated && ctx->ntransports > 0 &&
+         idle_ns < mlfab__add_sat(ctx->spin_ns, DRIVE_YIELD_NS);
+}
+
+/* Others get in between two looks: threads that wait too, now and then those that call, and other
+ * processes, which may be what is waited for. */
+static void drive_let_others(mlfab *ctx, uint64_t idle_ns) {
+  int spun = idle_ns >= ctx->spin_ns;
+  int yields = spun || ctx->idle_looks % DRIVE_CLOCK_EVERY == 0;
+  if (!yields && ctx->waiters < 2) return;
+  pthread_mutex_unlock(&ctx->lock);
+  if (yields) sched_yield();
+  pthread_mutex_lock(&ctx->lock);
+  if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
+}
+
 MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
                                        void *what) {
   uint64_t idle_since = 0;
@@ -39540,12 +39567,8 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
       /* Somebody else listens. The thread is asked to step aside. */
       if (ctx->thread_sleeps) mlfab__drive_wake(ctx);
       drive_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
-    } else if (!ctx->simulated && now - idle_since < ctx->spin_ns && ctx->ntransports > 0) {
-      /* Others get in between two looks: those who wait too, and now and then those who call. */
-      if (ctx->waiters > 1 || ctx->idle_looks % DRIVE_CLOCK_EVERY == 0) {
-        pthread_mutex_unlock(&ctx->lock);
-        pthread_mutex_lock(&ctx->lock);
-      }
+    } else if (drive_looks_on(ctx, now - idle_since)) {
+      drive_let_others(ctx, now - idle_since);
     } else {
       drive_sleep(ctx, deadline);
     }
@@ -39555,23 +39578,32 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
   return holds;
 }
 
+/* May others want something of this node at any time? */
+static int drive_serves(const mlfab *ctx) {
+  /* Rounds of an open object go on without this worker's call. */
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (ctx->node->comm.objects[i].id) return 1;
+  return ctx->node->is_server;
+}
+
 /* Is anything under way that the thread should see to? */
 static int drive_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  /* Rounds of an open object go on without this worker's call. */
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
-    if (node->comm.objects[i].channel) return 1;
-  return node->is_server || node->requests.open > 0 ||
+  return drive_serves(ctx) || node->requests.open > 0 ||
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
-/* Stays aside while others drive: until nobody has called for a moment, if something is under
- * way. */
+/* Stays aside while others drive: until nobody has called for a moment, if something is under way.
+ * While calls come one upon the other, being told after each of them would cost more than the call: it
+ * looks by itself now and then. */
 static void drive_step_aside(mlfab *ctx) {
-  uint64_t calls = ctx->calls;
-  int long_doze = ctx->waiters > 0 || !drive_busy(ctx);
-  ctx->dozing = long_doze;
-  drive_cond_wait(ctx, long_doze ? mlfab__min(ctx->heartbeat_ns / 4, 50000000) : DRIVE_GRACE_NS);
+  uint64_t calls = ctx->calls, ns = DRIVE_GRACE_NS;
+  if (ctx->waiters > 0 || !drive_busy(ctx)) {
+    int naps = ctx->brisk && drive_serves(ctx);
+    ctx->dozing = naps ? DRIVE_NAPS : DRIVE_SLEEPS;
+    ns = naps ? DRIVE_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
+  }
+  drive_cond_wait(ctx, ns);
   ctx->dozing = 0;
   if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
 }
@@ -39612,7 +39644,10 @@ static void drive_rearm(mlfab *ctx) {
   if (pending) drive_tell(ctx);
 }
 
-MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) { pthread_mutex_lock(&ctx->lock); }
+MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->has_thread) ctx->brisk = mlfab__drive_now(ctx) - ctx->left_ns < DRIVE_GRACE_NS;
+}
 
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
@@ -39622,8 +39657,10 @@ MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx) {
     int busy = drive_busy(ctx);
     if (ctx->thread_sleeps && ++ctx->calls_asleep >= DRIVE_CALLS_ASLEEP) ctx->parked = 1;
     if (!busy && !ctx->thread_sleeps) ctx->parked = 1;
-    if (busy && ctx->dozing) pthread_cond_broadcast(&ctx->changed);
+    if (busy && ctx->dozing && !(ctx->brisk && ctx->dozing == DRIVE_NAPS))
+      pthread_cond_broadcast(&ctx->changed);
   }
+  ctx->left_ns = ctx->now_ns;
   drive_rearm(ctx);
   pthread_mutex_unlock(&ctx->lock);
 }

@@ -344,7 +344,8 @@ typedef struct mlfab_config {
   uint64_t timeout_ns;     /* default deadline of every blocking call, joining included; 0: 300 s */
   uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3, dead after 5; a worker
                             whose connection broke and does not come back, after 2 */
-  uint64_t spin_ns;        /* a waiter polls this long before it sleeps; 0: 20 us, ~0: for ever */
+  uint64_t spin_ns;        /* a waiter polls this long, then for 200 us more in turns with whoever else
+                            wants the processor, before it sleeps; 0: 20 us, ~0: for ever */
   uint64_t seed;           /* 0: 1 */
   uint32_t chunk_bytes;    /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
   uint32_t eager_bytes;    /* a worker may have this much under way at a server without a grant;

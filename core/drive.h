@@ -32,10 +32,12 @@ struct mlfab {
   pthread_cond_t changed;
   pthread_t thread;
   int has_thread, stop;
-  int parked;                  /* the thread stays aside: callers move things */
-  int dozing;                  /* it does so for long, and wants to be told when there is work */
-  uint64_t calls;              /* that have ended */
-  uint32_t calls_asleep;       /* during the thread's present sleep */
+  int parked;            /* the thread stays aside: callers move things */
+  int dozing;            /* it does so for long, and wants to be told when there is work: DRIVE_* */
+  int brisk;             /* calls come one upon the other */
+  uint64_t left_ns;      /* about when the last one ended */
+  uint64_t calls;        /* that have ended */
+  uint32_t calls_asleep; /* during the thread's present sleep */
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
   int simulated;        /* time stands still while we run */
