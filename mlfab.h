@@ -344,14 +344,14 @@ typedef struct mlfab_config {
   uint64_t timeout_ns;     /* default deadline of every blocking call, joining included; 0: 300 s */
   uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3, dead after 5; a worker
                             whose connection broke and does not come back, after 2 */
-  uint64_t spin_ns;        /* a waiter polls this long, then for 200 us more in turns with whoever else
+  uint64_t spin_ns;     /* a waiter polls this long, then for 200 us more in turns with whoever else
                             wants the processor, before it sleeps; 0: 20 us, ~0: for ever */
-  uint64_t seed;           /* 0: 1 */
-  uint32_t chunk_bytes;    /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
-  uint32_t eager_bytes;    /* a worker may have this much under way at a server without a grant;
+  uint64_t seed;        /* 0: 1 */
+  uint32_t chunk_bytes; /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
+  uint32_t eager_bytes; /* a worker may have this much under way at a server without a grant;
                             0: 256 KiB. Costs as much memory a worker at the server */
-  uint32_t block_bytes;    /* 0: 1 MiB */
-  uint32_t merge_max;      /* small pushes that wait are added together, up to this many; 0: 128;
+  uint32_t block_bytes; /* 0: 1 MiB */
+  uint32_t merge_max;   /* small pushes that wait are added together, up to this many; 0: 128;
                             1: never */
   uint64_t model_max_bytes;     /* a larger model is refused; 0: 64 GiB */
   uint64_t broadcast_max_bytes; /* a larger broadcast is refused; 0: 256 MiB */
