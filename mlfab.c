@@ -39152,7 +39152,7 @@ struct mlfab {
 };
 
 /* Every public call that touches the node is between these two. */
-MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx); /* what the clock says */
 MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx);
 MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx);
 
@@ -39192,8 +39192,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 /* A call that starts a request, under the lock. */
 #define DRIVE_START(call)                 \
-  mlfab__drive_enter(ctx);                \
-  uint64_t now = mlfab__drive_now(ctx);   \
+  uint64_t now = mlfab__drive_enter(ctx); \
   int code = (call);                      \
   if (!code) mlfab__drive_send(ctx, now); \
   mlfab__drive_leave(ctx);                \
@@ -39202,8 +39201,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 /* The same, and waits for it. */
 #define DRIVE_BLOCK(call, result_p)                                \
   mlfab_request request = 0;                                       \
-  mlfab__drive_enter(ctx);                                         \
-  uint64_t now = mlfab__drive_now(ctx);                            \
+  uint64_t now = mlfab__drive_enter(ctx);                          \
   int code = (call);                                               \
   if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
   mlfab__drive_leave(ctx);                                         \
@@ -39644,9 +39642,11 @@ static void drive_rearm(mlfab *ctx) {
   if (pending) drive_tell(ctx);
 }
 
-MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) {
+MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx) {
   pthread_mutex_lock(&ctx->lock);
-  if (ctx->has_thread) ctx->brisk = mlfab__drive_now(ctx) - ctx->left_ns < DRIVE_GRACE_NS;
+  ctx->now_ns = mlfab__drive_now(ctx);
+  ctx->brisk = ctx->now_ns - ctx->left_ns < DRIVE_GRACE_NS;
+  return ctx->now_ns;
 }
 
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
@@ -40521,7 +40521,7 @@ static int collective_stands(mlfab *ctx, void *what) {
 static int collective_pause(void *user) {
   mlfab__drive_turn *turn = user;
   mlfab *ctx = turn->ctx;
-  mlfab__drive_enter(ctx);
+  pthread_mutex_lock(&ctx->lock);
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
   int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
@@ -40555,15 +40555,15 @@ static void collective_share(mlfab *ctx, mlfab__drive_turn *turn, const mlfab__c
   ctx->arena_runs = 1;
   pthread_mutex_unlock(&ctx->lock);
   int code = mlfab__arena_run(ctx->arena, &run, &culprit);
-  mlfab__drive_enter(ctx);
+  pthread_mutex_lock(&ctx->lock);
   ctx->arena_runs = 0;
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     mlfab__node_turn_plain(ctx->node, turn->request);
   } else {
+    ctx->now_ns = mlfab__drive_now(ctx);
     mlfab__node_carried_out(ctx->node, turn->request, code,
-                            blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK,
-                            mlfab__drive_now(ctx));
+                            blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   if (comm->arena_asked) mlfab__drive_pump(ctx); /* it had to wait */
 }
@@ -40588,8 +40588,7 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   mlfab_request request = 0;
   mlfab_result result;
   int done = 0;
-  mlfab__drive_enter(ctx);
-  uint64_t now = mlfab__drive_now(ctx);
+  uint64_t now = mlfab__drive_enter(ctx);
   c->block = (uint8_t)mlfab__drive_arena(ctx);
   int code = mlfab__node_collective(ctx->node, c, now, &request);
   if (!code && c->call.outside) collective_run(ctx, request, &c->call, now);
@@ -40816,8 +40815,7 @@ static void dag_gone(void *self) {
 
 /* Around every call that touches the schedule: with the lock. */
 static int dag_enter(mlfab *ctx, uint64_t *now_p, mlfab_error *error) {
-  mlfab__drive_enter(ctx);
-  *now_p = mlfab__drive_now(ctx);
+  *now_p = mlfab__drive_enter(ctx);
   return mlfab__node_enter(ctx->node, *now_p, 1, error);
 }
 
@@ -40972,8 +40970,7 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;
   mlfab *ctx = dag->ctx;
-  mlfab__drive_enter(ctx);
-  uint64_t now = mlfab__drive_now(ctx);
+  uint64_t now = mlfab__drive_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
   if (dag->script.persistent)
     mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,

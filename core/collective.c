@@ -92,7 +92,7 @@ static int collective_stands(mlfab *ctx, void *what) {
 static int collective_pause(void *user) {
   mlfab__drive_turn *turn = user;
   mlfab *ctx = turn->ctx;
-  mlfab__drive_enter(ctx);
+  pthread_mutex_lock(&ctx->lock);
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
   int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
@@ -126,15 +126,15 @@ static void collective_share(mlfab *ctx, mlfab__drive_turn *turn, const mlfab__c
   ctx->arena_runs = 1;
   pthread_mutex_unlock(&ctx->lock);
   int code = mlfab__arena_run(ctx->arena, &run, &culprit);
-  mlfab__drive_enter(ctx);
+  pthread_mutex_lock(&ctx->lock);
   ctx->arena_runs = 0;
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     mlfab__node_turn_plain(ctx->node, turn->request);
   } else {
+    ctx->now_ns = mlfab__drive_now(ctx);
     mlfab__node_carried_out(ctx->node, turn->request, code,
-                            blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK,
-                            mlfab__drive_now(ctx));
+                            blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   if (comm->arena_asked) mlfab__drive_pump(ctx); /* it had to wait */
 }
@@ -159,8 +159,7 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   mlfab_request request = 0;
   mlfab_result result;
   int done = 0;
-  mlfab__drive_enter(ctx);
-  uint64_t now = mlfab__drive_now(ctx);
+  uint64_t now = mlfab__drive_enter(ctx);
   c->block = (uint8_t)mlfab__drive_arena(ctx);
   int code = mlfab__node_collective(ctx->node, c, now, &request);
   if (!code && c->call.outside) collective_run(ctx, request, &c->call, now);

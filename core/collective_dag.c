@@ -32,8 +32,7 @@ static void dag_gone(void *self) {
 
 /* Around every call that touches the schedule: with the lock. */
 static int dag_enter(mlfab *ctx, uint64_t *now_p, mlfab_error *error) {
-  mlfab__drive_enter(ctx);
-  *now_p = mlfab__drive_now(ctx);
+  *now_p = mlfab__drive_enter(ctx);
   return mlfab__node_enter(ctx->node, *now_p, 1, error);
 }
 
@@ -188,8 +187,7 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;
   mlfab *ctx = dag->ctx;
-  mlfab__drive_enter(ctx);
-  uint64_t now = mlfab__drive_now(ctx);
+  uint64_t now = mlfab__drive_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
   if (dag->script.persistent)
     mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,

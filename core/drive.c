@@ -432,9 +432,11 @@ static void drive_rearm(mlfab *ctx) {
   if (pending) drive_tell(ctx);
 }
 
-MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx) {
+MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx) {
   pthread_mutex_lock(&ctx->lock);
-  if (ctx->has_thread) ctx->brisk = mlfab__drive_now(ctx) - ctx->left_ns < DRIVE_GRACE_NS;
+  ctx->now_ns = mlfab__drive_now(ctx);
+  ctx->brisk = ctx->now_ns - ctx->left_ns < DRIVE_GRACE_NS;
+  return ctx->now_ns;
 }
 
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things

@@ -60,7 +60,7 @@ struct mlfab {
 };
 
 /* Every public call that touches the node is between these two. */
-MLFAB__INTERNAL void mlfab__drive_enter(mlfab *ctx);
+MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx); /* what the clock says */
 MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx);
 MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx);
 
@@ -100,8 +100,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 /* A call that starts a request, under the lock. */
 #define DRIVE_START(call)                 \
-  mlfab__drive_enter(ctx);                \
-  uint64_t now = mlfab__drive_now(ctx);   \
+  uint64_t now = mlfab__drive_enter(ctx); \
   int code = (call);                      \
   if (!code) mlfab__drive_send(ctx, now); \
   mlfab__drive_leave(ctx);                \
@@ -110,8 +109,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 /* The same, and waits for it. */
 #define DRIVE_BLOCK(call, result_p)                                \
   mlfab_request request = 0;                                       \
-  mlfab__drive_enter(ctx);                                         \
-  uint64_t now = mlfab__drive_now(ctx);                            \
+  uint64_t now = mlfab__drive_enter(ctx);                          \
   int code = (call);                                               \
   if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
   mlfab__drive_leave(ctx);                                         \
