@@ -3189,9 +3189,10 @@ MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, 
 #define COMBINE_STAGE 256u
 /* Below this a destination may still be in a cache when it is read. */
 #define COMBINE_STREAM_BYTES 65536u
-/* What a vector kernel does is a multiple of this, beginning at a line. */
+/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
 #define COMBINE_LINE 64u
 #define COMBINE_TURN 256u
+#define COMBINE_LITTLE_BYTES 32768u
 /* One array goes into several destinations in pieces that stay in the first cache. */
 #define COMBINE_COPY_BYTES 16384u
 
@@ -3614,10 +3615,12 @@ static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const 
   return past;
 }
 
-/* The elements before the first line of memory, and what vectors do after them. */
+/* The elements before the first line of memory, and what vectors do after them. Of little that lies
+ * astride of lines, the head would cost more than it saves. */
 static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
                           uint64_t *body) {
   *head = mlfab__min(n, (0 - (uintptr_t)at) % COMBINE_LINE / bytes);
+  if (n * bytes <= COMBINE_LITTLE_BYTES) *head = 0;
   *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
 }
 #else
@@ -3705,6 +3708,7 @@ MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t 
 #undef COMBINE_STAGE
 #undef COMBINE_STREAM_BYTES
 #undef COMBINE_LINE
+#undef COMBINE_LITTLE_BYTES
 #undef COMBINE_TURN
 #undef COMBINE_COPY_BYTES
 #undef COMBINE_F32_MOST
