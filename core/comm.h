@@ -276,9 +276,9 @@ typedef struct mlfab__comm {
   /* Messages that came early, by channel and number; the last of each list. */
   mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
   uint32_t stage_count;
-  uint8_t *gather;                                  /* small stretches on their way out as one */
-  void *pool[MLFAB__COMM_CLASSES];                  /* free blocks, by size */
-  uint64_t pooled;                                  /* bytes of them */
+  uint8_t *gather;                 /* small stretches on their way out as one */
+  void *pool[MLFAB__COMM_CLASSES]; /* free blocks, by size */
+  uint64_t pooled;                 /* bytes of them */
   uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
   /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
    * of drive between LISTED and READY. What else ROLL says: the host, and its link's bytes a
