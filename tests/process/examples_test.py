@@ -9,15 +9,15 @@ from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, s
 EXAMPLES = os.path.join(BUILD, "examples")
 
 
-def example(name, *arguments, workers=0, servers=1):
-    """Its output; by itself, or as so many workers of mlfab-run."""
+def example(name, *arguments, workers=0, servers=1, run=(), status=0):
+    """Its output; by itself, or as so many workers of mlfab-run, with these options."""
     program = os.path.join(EXAMPLES, name)
     if not os.path.exists(program):
         raise Skip("the examples are not built")
-    launcher = [RUN, "-n", workers, "-s", servers] if workers else []
+    launcher = [RUN, "-n", workers, "-s", servers, *run] if workers else []
     result = finish(start(*launcher, program, *arguments,
                           env=clean_environment(MLFAB_TIMEOUT_MS=30000)))
-    expect(result.code == 0, "%s failed" % name, result)
+    expect(result.code == status, "%s failed" % name, result)
     return result.out
 
 
@@ -104,6 +104,17 @@ def test_stochastic_reduce():
     expect(gap[0] > gap[1] > gap[2] and agree[0] == 1 and agree[0] < agree[1] < agree[2],
            "the gap does not tell", out)
     expect(max(learned) < 1.5 * min(learned) and sent == [7 * 64, 2 * 64, 64], "learning", out)
+
+
+def test_comes_and_goes():
+    """A worker is killed; the others go on with it when it is back, or without it."""
+    end = r"weights 1\.000 2\.000 3\.000 \.\.\., the same everywhere after 300 steps"
+    out = example("11_comes_and_goes", workers=4, run=["--on-failure=restart"])
+    expect(len(re.findall(end, out)) == 4 and re.search(r"\[worker 2\] is back at step \d+", out),
+           "worker 2 is not back", out)
+    out = example("11_comes_and_goes", workers=4, run=["--on-failure=continue"], status=137)
+    expect(len(re.findall(end, out)) == 3 and len(re.findall(r"goes on after: .*worker 2", out)) == 3,
+           "the others do not go on", out)
 
 
 if __name__ == "__main__":
