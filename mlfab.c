@@ -26325,6 +26325,7 @@ MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, u
 /* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
  * effect at their end. */
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
@@ -26640,7 +26641,7 @@ MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint
   comm_post(comm, MLFAB__ROLL_STUCK, meta, mlfab__encode_roll_call(meta, &call));
 }
 
-static void comm_fail_memory(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
   char text[64];
   snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
   mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
@@ -26655,7 +26656,7 @@ static void comm_form_alone(mlfab__comm *comm) {
   comm->go = (mlfab__roll_go){.epoch = comm->epoch, .round = comm->round};
   comm->phase = MLFAB__COMM_IN;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
-    comm_fail_memory(comm);
+    mlfab__comm_fail_memory(comm);
   } else {
     comm_begin(comm);
   }
@@ -27467,7 +27468,7 @@ static void comm_listed(mlfab__comm *comm) {
   comm->left = 0;
   comm->ready = 0;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
-    comm_fail_memory(comm);
+    mlfab__comm_fail_memory(comm);
     return;
   }
   comm->arena_asked = comm_has_arena(comm);
@@ -27978,12 +27979,6 @@ static int play_send_list(mlfab__comm *comm, mlfab__play *play, const mlfab__dag
   return code;
 }
 
-static void play_memory(mlfab__comm *comm) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
-}
-
 static int play_is_eager(const mlfab__play *play, uint64_t bytes) {
   return play->eager || bytes == 0;
 }
@@ -27996,7 +27991,7 @@ static void play_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
                             : play_send_list(comm, play, op, &head);
   play->moved = 1;
   if (code) {
-    play_memory(comm);
+    mlfab__comm_fail_memory(comm);
   } else {
     mlfab__dag_done(&play->dag, id);
   }
@@ -28040,7 +28035,8 @@ static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
     if (play->peers[op->peer].told) continue;
     play->peers[op->peer].told = 1;
     mlfab__coll head = play_head(play, 0, MLFAB__COLL_READY, 0);
-    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0)) play_memory(comm);
+    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0))
+      mlfab__comm_fail_memory(comm);
   }
 }
 
@@ -28161,7 +28157,7 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
     if (!recv->stage) {
       recv->stage = mlfab__comm_block(comm, op->bytes);
       if (!recv->stage) {
-        play_memory(comm);
+        mlfab__comm_fail_memory(comm);
         return;
       }
       recv->from = recv->got;
@@ -28235,7 +28231,7 @@ static void play_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *hea
   mlfab__comm_stage *stage =
       comm->stage_count < PLAY_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
   if (!stage) {
-    play_memory(comm);
+    mlfab__comm_fail_memory(comm);
     return;
   }
   *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
@@ -39219,11 +39215,12 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
  *
  * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
  * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
- * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * moves spins a little, looks on between others' turns on the processor for as long as being woken
+ * would cost, then sleeps in the transport without the lock (`sleeping`). Others who wait
  * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
  * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
  * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
- * work behind. */
+ * work behind, unless calls come one upon the other (`brisk`): then it looks by itself. */
 
 #include <errno.h>
 #include <poll.h>
@@ -39597,8 +39594,8 @@ static int drive_busy(const mlfab *ctx) {
 
 /* Stays aside while others drive: until nobody has called for a moment, if something is under way.
  * While calls come one upon the other, being told after each of them would cost more than the call: it
- * looks by itself now and then. */
-static void drive_step_aside(mlfab *ctx) {
+ * looks by itself now and then. 1 when there were calls. */
+static int drive_step_aside(mlfab *ctx) {
   uint64_t calls = ctx->calls, ns = DRIVE_GRACE_NS;
   if (ctx->waiters > 0 || !drive_busy(ctx)) {
     int naps = ctx->brisk && drive_serves(ctx);
@@ -39608,15 +39605,17 @@ static void drive_step_aside(mlfab *ctx) {
   drive_cond_wait(ctx, ns);
   ctx->dozing = 0;
   if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
+  return calls != ctx->calls;
 }
 
 static void *drive_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
+  int called = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
-    if (ctx->waiters > 0 || ctx->parked) {
-      drive_step_aside(ctx);
+    if (ctx->waiters > 0 || ctx->parked || (called && ctx->brisk)) {
+      called = drive_step_aside(ctx);
       idle_since = 0;
     } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;

@@ -125,7 +125,7 @@ MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint
   comm_post(comm, MLFAB__ROLL_STUCK, meta, mlfab__encode_roll_call(meta, &call));
 }
 
-static void comm_fail_memory(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
   char text[64];
   snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
   mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
@@ -140,7 +140,7 @@ static void comm_form_alone(mlfab__comm *comm) {
   comm->go = (mlfab__roll_go){.epoch = comm->epoch, .round = comm->round};
   comm->phase = MLFAB__COMM_IN;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
-    comm_fail_memory(comm);
+    mlfab__comm_fail_memory(comm);
   } else {
     comm_begin(comm);
   }
@@ -952,7 +952,7 @@ static void comm_listed(mlfab__comm *comm) {
   comm->left = 0;
   comm->ready = 0;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
-    comm_fail_memory(comm);
+    mlfab__comm_fail_memory(comm);
     return;
   }
   comm->arena_asked = comm_has_arena(comm);

@@ -372,6 +372,7 @@ MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__play *play, u
 /* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
  * effect at their end. */
 MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */

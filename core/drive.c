@@ -2,11 +2,12 @@
  *
  * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
  * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
- * moves spins a little, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * moves spins a little, looks on between others' turns on the processor for as long as being woken
+ * would cost, then sleeps in the transport without the lock (`sleeping`). Others who wait
  * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
  * the sleeper comes back. The progress thread does the same when nobody waits; when somebody begins
  * to, it is woken and steps aside (`parked`), and it is called back when the last waiter leaves
- * work behind. */
+ * work behind, unless calls come one upon the other (`brisk`): then it looks by itself. */
 #include "drive.h"
 
 #include "reduce.h"
@@ -383,8 +384,8 @@ static int drive_busy(const mlfab *ctx) {
 
 /* Stays aside while others drive: until nobody has called for a moment, if something is under way.
  * While calls come one upon the other, being told after each of them would cost more than the call: it
- * looks by itself now and then. */
-static void drive_step_aside(mlfab *ctx) {
+ * looks by itself now and then. 1 when there were calls. */
+static int drive_step_aside(mlfab *ctx) {
   uint64_t calls = ctx->calls, ns = DRIVE_GRACE_NS;
   if (ctx->waiters > 0 || !drive_busy(ctx)) {
     int naps = ctx->brisk && drive_serves(ctx);
@@ -394,15 +395,17 @@ static void drive_step_aside(mlfab *ctx) {
   drive_cond_wait(ctx, ns);
   ctx->dozing = 0;
   if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
+  return calls != ctx->calls;
 }
 
 static void *drive_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
+  int called = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
-    if (ctx->waiters > 0 || ctx->parked) {
-      drive_step_aside(ctx);
+    if (ctx->waiters > 0 || ctx->parked || (called && ctx->brisk)) {
+      called = drive_step_aside(ctx);
       idle_since = 0;
     } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;

@@ -118,12 +118,6 @@ static int play_send_list(mlfab__comm *comm, mlfab__play *play, const mlfab__dag
   return code;
 }
 
-static void play_memory(mlfab__comm *comm) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
-}
-
 static int play_is_eager(const mlfab__play *play, uint64_t bytes) {
   return play->eager || bytes == 0;
 }
@@ -136,7 +130,7 @@ static void play_send(mlfab__comm *comm, mlfab__play *play, uint32_t id) {
                             : play_send_list(comm, play, op, &head);
   play->moved = 1;
   if (code) {
-    play_memory(comm);
+    mlfab__comm_fail_memory(comm);
   } else {
     mlfab__dag_done(&play->dag, id);
   }
@@ -180,7 +174,8 @@ static void play_tell_ready(mlfab__comm *comm, mlfab__play *play) {
     if (play->peers[op->peer].told) continue;
     play->peers[op->peer].told = 1;
     mlfab__coll head = play_head(play, 0, MLFAB__COLL_READY, 0);
-    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0)) play_memory(comm);
+    if (mlfab__stream_send(&comm->streams, op->peer, &head, NULL, 0, 1, 0))
+      mlfab__comm_fail_memory(comm);
   }
 }
 
@@ -301,7 +296,7 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
     if (!recv->stage) {
       recv->stage = mlfab__comm_block(comm, op->bytes);
       if (!recv->stage) {
-        play_memory(comm);
+        mlfab__comm_fail_memory(comm);
         return;
       }
       recv->from = recv->got;
@@ -375,7 +370,7 @@ static void play_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *hea
   mlfab__comm_stage *stage =
       comm->stage_count < PLAY_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
   if (!stage) {
-    play_memory(comm);
+    mlfab__comm_fail_memory(comm);
     return;
   }
   *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
