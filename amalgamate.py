@@ -51,7 +51,7 @@ CORE = [
     (4, "member"),
     (4, "reslice"),
     (4, "tree", "carry.c", "muster.c"),
-    (4, "comm", "play.c", "script.c", "eager.c", "gossip.c"),
+    (4, "comm", "play.c", "script.h", "script.c", "eager.h", "eager.c", "gossip.h", "gossip.c"),
     (4, "roll"),
     (4, "aggregator", "gather.c", "distributor.c"),
     (4, "scheduler", "batch.c", "arrange.c", "explain.c"),

@@ -26363,33 +26363,11 @@ MLFAB__INTERNAL int mlfab__play_came(const mlfab__comm *comm, uint64_t number);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__play_awaits(const mlfab__comm *comm, const mlfab__play *play);
 
-/* --- gossip.c: stochastic reduce --- */
 
-#if MLFAB_WITH_STOCHASTIC
-
-typedef struct mlfab__gossip mlfab__gossip; /* gossip.c */
-
-/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
- * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
- * mlfab__gossip_state tells from then on. */
-MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
-                                       const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                       uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
-                                       mlfab_error *error);
-/* 0, or why the workers of this epoch have no graph. */
-MLFAB__INTERNAL int mlfab__gossip_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
- * data is as it was. */
-MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *data,
-                                        uint64_t timeout_ns, uint64_t now_ns,
-                                        mlfab_stochastic_info *info_p, mlfab_request *request_p,
-                                        mlfab_error *error);
-/* Errors: STATE (an iteration is under way). */
-MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-
-#endif
-
-/* --- script.c --- schedules of the user's own (mlfab_dag) */
+/* ==============================================================================================
+ * core/script.h
+ * ============================================================================================== */
+/* script.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: script.c. */
 
 enum { MLFAB__SCRIPT_WAITERS = 8 }; /* requests of one schedule that are open */
 
@@ -26482,7 +26460,11 @@ MLFAB__INTERNAL int mlfab__script_trigger(mlfab__script *script, uint32_t op, in
 /* Is memory of an armed round on its way to others? */
 MLFAB__INTERNAL int mlfab__script_lends(const mlfab__script *script);
 
-/* --- eager.c --- partial reductions */
+
+/* ==============================================================================================
+ * core/eager.h
+ * ============================================================================================== */
+/* eager.h - partial reductions over the communicator. Layer 4. What they are: eager.c. */
 
 enum { MLFAB__EAGER_QUEUE_MAX = 1 << 16 };
 
@@ -26510,6 +26492,36 @@ MLFAB__INTERNAL int mlfab__eager_resync(mlfab__comm *comm, uint32_t id, void *mo
                                         mlfab_request *request_p, mlfab_error *error);
 /* Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+
+/* ==============================================================================================
+ * core/gossip.h
+ * ============================================================================================== */
+/* gossip.h - stochastic reductions over the communicator. Layer 4. What they are: gossip.c. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__gossip mlfab__gossip; /* gossip.c */
+
+/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
+ * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
+ * mlfab__gossip_state tells from then on. */
+MLFAB__INTERNAL int mlfab__gossip_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                       const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                       uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* 0, or why the workers of this epoch have no graph. */
+MLFAB__INTERNAL int mlfab__gossip_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
+ * data is as it was. */
+MLFAB__INTERNAL int mlfab__gossip_start(mlfab__comm *comm, uint32_t id, void *data,
+                                        uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                        mlfab_error *error);
+/* Errors: STATE (an iteration is under way). */
+MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif
 
 
 /* ==============================================================================================

@@ -14,7 +14,7 @@
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
  * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
  * that ended without a failure has succeeded, as every failure is told to objects. */
-#include "comm.h"
+#include "eager.h"
 
 #include "partial.h"
 

@@ -20,7 +20,7 @@
  * division: the same inputs give the same bits.
  *
  * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
-#include "comm.h"
+#include "gossip.h"
 
 #if MLFAB_WITH_STOCHASTIC
 

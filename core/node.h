@@ -29,6 +29,8 @@
 
 #include "aggregator.h"
 #include "comm.h"
+#include "eager.h"
+#include "gossip.h"
 #include "map.h"
 #include "monitor.h"
 #include "prng.h"
@@ -36,6 +38,7 @@
 #include "reslice.h"
 #include "roll.h"
 #include "scheduler.h"
+#include "script.h"
 #include "server.h"
 #include "tree.h"
 #include "worker.h"

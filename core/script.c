@@ -15,7 +15,7 @@
  * requests with it. (3) A trigger counts for the round that is present when it comes, also where
  * that one is not armed yet. (4) A round is over when none of its memory is lent any
  * more. */
-#include "comm.h"
+#include "script.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
  * returned and the flush at the end are together all that was ever called with.
  *
  * MLFAB_SEED=n adds to the seeds, MLFAB_SCALE=10 ten times as many worlds. */
-#include "core/comm.h"
+#include "core/eager.h"
 #include "core/prng.h"
 #include "core/roll.h"
 

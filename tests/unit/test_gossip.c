@@ -9,7 +9,7 @@
  * match again afterwards.
  *
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/comm.h"
+#include "core/gossip.h"
 #include "core/prng.h"
 #include "core/roll.h"
 

@@ -1,0 +1,98 @@
+/* script.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: script.c. */
+#ifndef MLFAB__SCRIPT_H
+#define MLFAB__SCRIPT_H
+
+#include "comm.h"
+
+enum { MLFAB__SCRIPT_WAITERS = 8 }; /* requests of one schedule that are open */
+
+enum { MLFAB__SCRIPT_BUILT, MLFAB__SCRIPT_OPENING, MLFAB__SCRIPT_OPEN };
+
+typedef struct mlfab__script_user {
+  void *self;
+  /* Calls the user's function, which may call mlfab__script_trigger (inside), and nothing else. */
+  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
+  /* The communicator ends: to be freed now. */
+  void (*gone)(void *self);
+} mlfab__script_user;
+
+typedef struct mlfab__script_op { /* what the dag's operation does not tell */
+  mlfab_compute_fn fn;
+  void *user;
+  uintptr_t data;
+  uint32_t rank;
+  uint8_t pending; /* triggered in the present round, which is not armed yet */
+} mlfab__script_op;
+
+typedef struct mlfab__script_waiter {
+  mlfab_request request;
+  uint64_t round;
+} mlfab__script_waiter;
+
+/* One lives where its user wants it, and stays there. */
+typedef struct mlfab__script {
+  mlfab__comm *comm;
+  mlfab__script_user user;
+  uint8_t state; /* MLFAB__SCRIPT_* */
+  uint8_t persistent;
+  uint8_t started;            /* the present round may be armed; always when persistent */
+  uint8_t arming;             /* script_run is at work */
+  mlfab__comm_object *object; /* from when it is OPENING */
+  uint32_t epoch;             /* whose members the operations name; 0: none */
+  int32_t stranger;           /* a rank that is no member of it */
+  uint64_t round;             /* the present one; those below are over */
+  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
+  uint64_t number;            /* rounds armed in this epoch */
+  mlfab__script_op *ops;      /* beside those of play.dag */
+  uint32_t room, npending;
+  mlfab__script_waiter waiters[MLFAB__SCRIPT_WAITERS];
+  uint32_t nwaiters;
+  mlfab_vec whole; /* from the lowest address of a message to the highest */
+  mlfab__play play;
+} mlfab__script;
+
+typedef struct mlfab__script_message {
+  int32_t rank;
+  uint32_t tag;
+  void *data;
+  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
+  int dtype, op;
+} mlfab__script_message;
+
+MLFAB__INTERNAL void mlfab__script_init(mlfab__script *script, mlfab__comm *comm,
+                                        const mlfab__script_user *user);
+/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
+ * persistent one it is forgotten here, unless something is lent (mlfab__script_lends). */
+MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script);
+
+/* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
+MLFAB__INTERNAL int mlfab__script_message_op(mlfab__script *script, uint8_t kind,
+                                             const mlfab__script_message *message, uint32_t *op_p,
+                                             mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_compute(mlfab__script *script, mlfab_compute_fn fn, void *user,
+                                          uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_nop(mlfab__script *script, uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_after(mlfab__script *script, uint32_t op, uint32_t dependency,
+                                        mlfab_error *error);
+MLFAB__INTERNAL int mlfab__script_set(mlfab__script *script, uint32_t op, uint32_t need,
+                                      uint32_t flags, mlfab_error *error);
+
+/* Checks it and begins to open it. With 0, mlfab__script_opened is to be told how the request has
+ * ended; with an error it is as it was. */
+MLFAB__INTERNAL int mlfab__script_open(mlfab__script *script, int persistent, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error);
+MLFAB__INTERNAL void mlfab__script_opened(mlfab__script *script, int code, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__script_start(mlfab__script *script, uint64_t timeout_ns, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error);
+/* *request_p is 0 where the round is over. */
+MLFAB__INTERNAL int mlfab__script_wait(mlfab__script *script, uint64_t round, uint64_t timeout_ns,
+                                       uint64_t now_ns, mlfab_request *request_p,
+                                       mlfab_error *error);
+/* inside: it is a function that an operation computes that calls. */
+MLFAB__INTERNAL int mlfab__script_trigger(mlfab__script *script, uint32_t op, int inside,
+                                          uint64_t now_ns, mlfab_error *error);
+/* Is memory of an armed round on its way to others? */
+MLFAB__INTERNAL int mlfab__script_lends(const mlfab__script *script);
+
+#endif
