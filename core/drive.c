@@ -404,11 +404,13 @@ static void *drive_thread(void *argument) {
   int called = 0;
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
-    if (ctx->waiters > 0 || ctx->parked || (called && ctx->brisk)) {
+    if (ctx->waiters > 0 || ctx->parked) {
       called = drive_step_aside(ctx);
       idle_since = 0;
     } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
+    } else if (called && ctx->brisk) { /* calls in shared memory move nothing: one look is due */
+      called = drive_step_aside(ctx);
     } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;
