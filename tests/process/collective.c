@@ -13,6 +13,7 @@
  *    begin    calls the form that does not wait                  back    is killed, and comes back
  *    alone    likewise, and is the only one that has something; then only the next one gets something
  *    early    late, by hand, when the data of the others is there; then leaves the context alone
+ *    busy     nothing else: all call one upon the other for as long as ten heartbeats last
  *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
  *    quick    sends the others something, and closes when that is done here */
 #ifndef _GNU_SOURCE
@@ -209,6 +210,23 @@ static void be_early(const char *folder) {
   if (access(path, F_OK)) exit(5);
 }
 
+/* Nothing is as quick as calls in shared memory: nodes must show that they live all the same. */
+static void be_busy(void) {
+  float one[2] = {0};
+  uint32_t in = 0;
+  called = now();
+  for (double end = now() + 2000; !one[0];) {
+    const mlfab_vec vec = {one, 2};
+    one[0] = rank == 0 && now() > end;
+    int code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, NULL);
+    if (code) {
+      tell_failure(code);
+      return;
+    }
+  }
+  if (!reduce(data, 1000, NULL, &in)) tell("sum %d", __builtin_popcount(in));
+}
+
 static void *second(void *unused) {
   uint32_t in = 0;
   (void)unused;
@@ -292,6 +310,7 @@ static int play(const char *scene, const char *folder) {
   if (!strcmp(scene, "kill")) be_killed();
   if (!strcmp(scene, "begin")) begin();
   if (!strcmp(scene, "alone")) have_alone();
+  if (!strcmp(scene, "busy")) be_busy();
   if (!strcmp(scene, "early")) be_early(folder);
   if (!strcmp(scene, "threads")) threads();
   if (!strcmp(scene, "back")) come_back(folder);

@@ -10,10 +10,10 @@ from process import expect, helper, launch, main
 LIMITS_MS = {"forget": 1600, "size": 1000, "kind": 1500, "nan": 1000, "kill": 4500, "leave": 1500}
 
 
-def scene(name, transport, workers, victim, *more, restart=False):
+def scene(name, transport, workers, victim, *more, restart=False, servers=1):
     """The sums and the failures of each worker."""
     began = time.monotonic()
-    result = launch("-n", workers, "-s", 1, transport,
+    result = launch("-n", workers, "-s", servers, transport,
                     "--on-failure=" + ("restart" if restart else "continue"), "--timeout", 60,
                     helper("collective"), name, victim, *more, timeout=90)
     sums, failures = [[] for _ in range(workers)], [[] for _ in range(workers)]
@@ -95,6 +95,12 @@ def test_one_finds_all_there():
     with tempfile.TemporaryDirectory() as folder:
         sums, failures, result = scene("early", "--tcp", 2, 1, folder)
     expect(sums == [[2, 2, 2]] * 2 and failures == [[]] * 2, "%r, %r" % (sums, failures), result)
+
+
+def test_calls_one_upon_the_other():
+    for transport in ("--tcp", "--shm"):
+        sums, failures, result = scene("busy", transport, 2, 1, servers=0)
+        expect(sums == [[2, 2, 2]] * 2 and failures == [[]] * 2, "%r, %r" % (sums, failures), result)
 
 
 def test_two_threads_of_each():
