@@ -69,6 +69,19 @@
 #define MLFAB__INTERNAL
 #endif
 
+/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
+ * on the machines that it runs on. */
+#if defined(__SANITIZE_THREAD__)
+#define MLFAB__TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MLFAB__TSAN 1
+#endif
+#endif
+#ifndef MLFAB__TSAN
+#define MLFAB__TSAN 0
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define MLFAB__PRINTF(at, first) __attribute__((__format__(__printf__, at, first)))
 #define MLFAB__LIKELY(x) __builtin_expect(!!(x), 1)
@@ -43202,19 +43215,10 @@ struct shm {
 
 /* ---- rings and bells ---- */
 
-/* Orders what was published before it with the look at a sleeper's word after it, and reversely.
- * ThreadSanitizer knows no fences; an exchanging instruction is one on the machines it runs on. */
+/* Orders what was published before it with the look at a sleeper's word after it, and reversely. */
 static inline void shm_fence(struct shm *t) {
-#if defined(__SANITIZE_THREAD__)
-#define SHM_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SHM_TSAN 1
-#endif
-#endif
-#ifdef SHM_TSAN
+#if MLFAB__TSAN
   atomic_fetch_add(&t->fence, 1);
-#undef SHM_TSAN
 #else
   (void)t;
   atomic_thread_fence(memory_order_seq_cst);
@@ -46177,6 +46181,7 @@ struct mlfab__arena {
   uint64_t lent_bytes;       /* the vector */
   uint64_t page;             /* bytes of a page */
   uint32_t next_generation;
+  _Atomic uint64_t fence; /* see arena_fence */
   bool crowded; /* more members than processors: whoever waits keeps another from working */
   bool ended;   /* pause has ended the call */
   bool told;    /* something was published since sleepers were looked for */
@@ -46216,11 +46221,21 @@ static uint32_t *arena_futex(const _Atomic uint64_t *word) {
   return (uint32_t *)(uintptr_t)half;
 }
 
+static inline void arena_fence(mlfab__arena *a, memory_order order) {
+#if MLFAB__TSAN
+  (void)order;
+  atomic_fetch_add(&a->fence, 1);
+#else
+  (void)a;
+  atomic_thread_fence(order);
+#endif
+}
+
 /* Wakes those who may sleep on this member's words. */
 static void arena_wake(mlfab__arena *a) {
   uint32_t asleep = 0;
   a->told = false;
-  atomic_thread_fence(memory_order_seq_cst);
+  arena_fence(a, memory_order_seq_cst);
   for (uint32_t j = 0; j < a->n; j++)
     asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
   if (MLFAB__LIKELY(asleep == 0)) return;
@@ -46249,7 +46264,7 @@ static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t 
   struct timespec span = {0, ARENA_SLICE_NS};
   uint64_t seen;
   atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
-  atomic_thread_fence(memory_order_seq_cst);
+  arena_fence(a, memory_order_seq_cst);
   if (!arena_reached(word, want, &seen))
     syscall(SYS_futex, arena_futex(word), FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
   atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
@@ -46295,7 +46310,7 @@ static void arena_leave(mlfab__arena *a) {
   atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
   atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
   atomic_store_explicit(&a->own->step, 0, memory_order_release);
-  atomic_thread_fence(memory_order_seq_cst);
+  arena_fence(a, memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
 }
@@ -46401,7 +46416,7 @@ static void arena_renew(mlfab__arena *a, struct arena_memory *m, uint64_t from, 
  * and it has ended well, as it does where a call goes on without the arena. */
 static void arena_break(mlfab__arena *a, uint32_t parity) {
   atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
-  atomic_thread_fence(memory_order_seq_cst);
+  arena_fence(a, memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
   const struct arena_offer *offer = &a->peers[a->me].offer;
@@ -46894,7 +46909,7 @@ static void arena_spread_small(mlfab__arena *a, const mlfab__arena_call *c,
  * meanwhile. If not, others have failed in this call, and pause will say why. */
 static int arena_stands(mlfab__arena *a, const mlfab__arena_call *c, uint64_t word) {
   bool stands = true;
-  atomic_thread_fence(memory_order_acquire);
+  arena_fence(a, memory_order_acquire);
   for (uint32_t j = 0; j < a->n; j++)
     stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
                                    memory_order_relaxed) == word;

@@ -20,6 +20,19 @@
 #define MLFAB__INTERNAL
 #endif
 
+/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
+ * on the machines that it runs on. */
+#if defined(__SANITIZE_THREAD__)
+#define MLFAB__TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MLFAB__TSAN 1
+#endif
+#endif
+#ifndef MLFAB__TSAN
+#define MLFAB__TSAN 0
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define MLFAB__PRINTF(at, first) __attribute__((__format__(__printf__, at, first)))
 #define MLFAB__LIKELY(x) __builtin_expect(!!(x), 1)

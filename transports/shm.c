@@ -214,19 +214,10 @@ struct shm {
 
 /* ---- rings and bells ---- */
 
-/* Orders what was published before it with the look at a sleeper's word after it, and reversely.
- * ThreadSanitizer knows no fences; an exchanging instruction is one on the machines it runs on. */
+/* Orders what was published before it with the look at a sleeper's word after it, and reversely. */
 static inline void shm_fence(struct shm *t) {
-#if defined(__SANITIZE_THREAD__)
-#define SHM_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SHM_TSAN 1
-#endif
-#endif
-#ifdef SHM_TSAN
+#if MLFAB__TSAN
   atomic_fetch_add(&t->fence, 1);
-#undef SHM_TSAN
 #else
   (void)t;
   atomic_thread_fence(memory_order_seq_cst);
