@@ -1,8 +1,8 @@
 /* 11_comes_and_goes.c - a trainer on allreduce whose third worker dies, and comes back.
  *
  * Shows:  what to do when a collective fails: all workers that live agree on a step, by the maximum of
- *         step * workers + rank, and take the model of the rank that has come so far. Who begins and who
- *         comes back does the same, so there is one path for all of it.
+ *         step * workers + rank, and take the model of the rank that has come so far. Who begins, who
+ *         comes back and who has done its last step does the same, so there is one path for all of it.
  * Run:    build/mlfab-run -n 4 -s 1 --on-failure=restart build/examples/11_comes_and_goes
  * SPDX-License-Identifier: MIT
  */
@@ -22,6 +22,8 @@ static uint32_t workers;
 /* What all workers have after every step. */
 static float weights[FEATURES];
 static int64_t step;
+
+static int64_t alive; /* workers that took part when they last agreed */
 
 static uint64_t state;
 static float uniform(void) { /* -1 to 1 */
@@ -51,23 +53,32 @@ static void say(const char *what) {
   fflush(stdout);
 }
 
+static int reduce(void *data, uint64_t count, int dtype, uint32_t op) {
+  const mlfab_collective options = {.size = sizeof options, .op = op};
+  const mlfab_vec vec = {data, count};
+  return mlfab_allreduce_list(fabric, &vec, 1, dtype, &options);
+}
+
 /* Everybody who lives has the model of whoever has come so far. This may fail, too, while workers die
- * and come: a few times. */
+ * and come: a few times. What fails in the middle leaves the weights as they were. */
 static int agree(void) {
-  const mlfab_collective options = {.size = sizeof options, .op = MLFAB_MAX};
+  float taken[FEATURES];
   int code = 0;
   for (int tries = 0; tries < TRIES; tries++) {
-    int64_t most = step * workers + rank;
-    const mlfab_vec vec = {&most, 1};
+    int64_t most = step * workers + rank, others = 1;
     mlfab_request request;
-    code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_I64, &options);
+    for (int f = 0; f < FEATURES; f++) taken[f] = weights[f];
+    code = reduce(&most, 1, MLFAB_I64, MLFAB_MAX);
+    if (!code) code = reduce(&others, 1, MLFAB_I64, MLFAB_SUM);
     if (!code) {
       int32_t root = (int32_t)(most % workers);
-      code = mlfab_broadcast_start(fabric, root, weights, sizeof weights, NULL, &request);
+      code = mlfab_broadcast_start(fabric, root, taken, sizeof taken, NULL, &request);
     }
     if (!code) code = mlfab_wait(fabric, request, 0, NULL);
     if (!code) {
+      for (int f = 0; f < FEATURES; f++) weights[f] = taken[f];
       step = most / workers;
+      alive = others;
       return 0;
     }
   }
@@ -75,41 +86,42 @@ static int agree(void) {
   return code;
 }
 
-static int train(void) {
+/* One step, the same everywhere, or an error that all of those who live get. */
+static int advance(void) {
   float gradient[FEATURES];
-  int returned, code = agree();
-  returned = step > 0;
-  if (returned) printf("is back at step %d\n", (int)step);
-  while (!code && step < STEPS) {
-    const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
-    const mlfab_vec vec = {gradient, FEATURES};
-    compute(gradient);
-    if (rank == VICTIM && step == DIES_AT && !returned) raise(SIGKILL);
-    code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, &mean);
-    if (code) {
-      say("goes on after");
-      code = agree();
-      continue;
-    }
-    for (int f = 0; f < FEATURES; f++) weights[f] -= 0.2f * gradient[f];
-    step++;
-  }
+  compute(gradient);
+  int code = reduce(gradient, FEATURES, MLFAB_F32, MLFAB_MEAN);
+  if (code) return code;
+  for (int f = 0; f < FEATURES; f++) weights[f] -= 0.2f * gradient[f];
+  step++;
+  return 0;
+}
+
+/* Have all the same bits? The answer, or an error. */
+static int compare(int *same_p) {
+  float low[FEATURES], high[FEATURES];
+  for (int f = 0; f < FEATURES; f++) low[f] = high[f] = weights[f];
+  int code = reduce(low, FEATURES, MLFAB_F32, MLFAB_MIN);
+  if (!code) code = reduce(high, FEATURES, MLFAB_F32, MLFAB_MAX);
+  *same_p = 1;
+  for (int f = 0; f < FEATURES; f++) *same_p &= low[f] == high[f];
   return code;
 }
 
-/* Have all the same bits? */
-static int same_everywhere(void) {
-  float low[FEATURES], high[FEATURES];
-  mlfab_collective options = {.size = sizeof options, .op = MLFAB_MIN};
-  mlfab_vec vec = {low, FEATURES};
-  for (int f = 0; f < FEATURES; f++) low[f] = high[f] = weights[f];
-  if (mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, &options)) return 0;
-  options.op = MLFAB_MAX;
-  vec.data = high;
-  if (mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, &options)) return 0;
-  for (int f = 0; f < FEATURES; f++)
-    if (low[f] != high[f]) return 0;
-  return 1;
+static int train(int *same_p) {
+  int code = agree(), returned = step > 0, over = 0;
+  if (!code && returned) printf("is back at step %d\n", (int)step);
+  while (!code && !over) {
+    int all = alive == (int64_t)workers;
+    if (rank == VICTIM && step == DIES_AT && all && !returned) raise(SIGKILL);
+    over = step == STEPS;
+    code = over ? compare(same_p) : advance();
+    if (!code) continue;
+    say("goes on after");
+    over = 0;
+    code = agree();
+  }
+  return code;
 }
 
 int main(void) {
@@ -122,14 +134,15 @@ int main(void) {
   }
   mlfab_rank(fabric, &rank, &workers, NULL);
   state = (uint64_t)rank + 1;
-  int code = train();
-  if (!code && !same_everywhere()) code = 1;
+  int same = 0, code = train(&same);
   if (code) {
     say("failed");
+  } else if (!same) {
+    printf("weights differ\n");
   } else {
     printf("weights %.3f %.3f %.3f ..., the same everywhere after %d steps\n", (double)weights[0],
            (double)weights[1], (double)weights[2], (int)step);
   }
   mlfab_close(&fabric);
-  return code != 0;
+  return code || !same;
 }
