@@ -26108,7 +26108,8 @@ typedef struct mlfab__play {
 typedef struct mlfab__comm_object {
   uint32_t id;      /* comm's own; 0: free */
   uint32_t channel; /* likewise; 0: not yet */
-  uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
+  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
+                       play 0 sends, which is armed by begin */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
    * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
@@ -28198,11 +28199,15 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
 
 static void play_run(mlfab__comm *comm, mlfab__play *play);
 
-/* A READY of what is armed ahead: nobody has begun it for that. */
+/* Of an object whose plays are armed ahead: a READY, or anything of play 0, which its begin arms.
+ * Nobody has called it for that. */
+static int play_is_ahead(int ahead, uint32_t flags, uint64_t number) {
+  return ahead && (flags & MLFAB__COLL_READY || number == 0);
+}
+
 static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
-  if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
   const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  return object && object->ahead;
+  return object && play_is_ahead(object->ahead, head->flags, head->number);
 }
 
 /* A frame of an armed play. */
@@ -28313,8 +28318,8 @@ static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
 static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
-    int ready = head->flags & MLFAB__COLL_READY && closed->ahead;
-    if (closed->channel == head->channel && head->number >= closed->upto && !ready)
+    if (closed->channel == head->channel && head->number >= closed->upto &&
+        !play_is_ahead(closed->ahead, head->flags, head->number))
       play_fail_closed(comm, head->channel);
   }
 }
@@ -28510,7 +28515,8 @@ MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_obje
   for (mlfab__play *play = comm->armed, *next; play; play = next) {
     next = play->next;
     if (play->channel != object->channel) continue;
-    if (play->running && play->moved) play_fail_closed(comm, object->channel);
+    if (play->running && play->moved && !play_is_ahead(object->ahead, 0, play->number))
+      play_fail_closed(comm, object->channel);
     mlfab__comm_disarm(comm, play);
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
@@ -29855,10 +29861,12 @@ struct mlfab__gossip {
   mlfab_request request; /* 0: none */
   void *data;
   mlfab_stochastic_info *info_p;
+  mlfab__comm_grave grave;
 };
 
 /* --- the graph of an epoch --- */
 
+/* But for `own`, which links may hold until they have been told. */
 static void gossip_forget(mlfab__gossip *g) {
   mlfab__env *env = g->comm->env;
   for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
@@ -29867,14 +29875,13 @@ static void gossip_forget(mlfab__gossip *g) {
   mlfab__free(env, g->inputs, (g->notify.ins + 1) * sizeof *g->inputs);
   mlfab__free(env, g->reached, g->room * sizeof *g->reached);
   mlfab__free(env, g->out_member, 4 * (size_t)g->room * sizeof *g->out_member);
-  mlfab__free_aligned(env, g->own, g->bytes);
   mlfab__free_aligned(env, g->sum, GOSSIP_BLOCK);
   mlfab__notify_free(&g->notify, env);
   g->slots = NULL;
   g->inputs = NULL;
   g->reached = NULL;
   g->out_member = NULL;
-  g->own = g->sum = NULL;
+  g->sum = NULL;
   g->epoch = g->room = g->lent = 0;
   g->wrong = 0;
 }
@@ -30017,7 +30024,7 @@ static int gossip_arrays(mlfab__gossip *g) {
     g->reached = mlfab__alloc_array(env, g->room, sizeof *g->reached);
     if (!g->reached) return MLFAB_ERR_MEMORY;
   }
-  if (!gossip_copies(g)) g->own = mlfab__alloc_aligned(env, g->bytes);
+  if (!gossip_copies(g) && !g->own) g->own = mlfab__alloc_aligned(env, g->bytes);
   if (ins + 1 > MLFAB__COMBINE_MOST) g->sum = mlfab__alloc_aligned(env, GOSSIP_BLOCK);
   return (!gossip_copies(g) && !g->own) || (ins + 1 > MLFAB__COMBINE_MOST && !g->sum)
              ? MLFAB_ERR_MEMORY
@@ -30299,6 +30306,7 @@ static void gossip_free(void *self) {
   mlfab__gossip *g = self;
   mlfab__env *env = g->comm->env;
   gossip_forget(g);
+  mlfab__free_aligned(env, g->own, g->bytes);
   mlfab__free(env, (void *)(uintptr_t)g->options.edges,
               g->options.nedges * sizeof *g->options.edges);
   mlfab__free(env, g, sizeof *g);
@@ -30307,7 +30315,8 @@ static void gossip_free(void *self) {
 static void gossip_remove(mlfab__gossip *g) {
   g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
   mlfab__comm_object_remove(g->comm, g->object);
-  gossip_free(g);
+  g->grave = (mlfab__comm_grave){.free_self = gossip_free, .self = g};
+  mlfab__comm_bury(g->comm, &g->grave);
 }
 
 static void gossip_given_back(void *self, uint32_t member, uint64_t cookie) {
@@ -39158,7 +39167,8 @@ struct mlfab {
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
   int simulated;        /* time stands still while we run */
-  uint64_t moves;       /* pumps that moved something */
+  uint64_t looks;       /* pumps, */
+  uint64_t moves;       /* and those that moved something */
   uint32_t idle_looks;  /* pumps in a row that found nothing */
   uint32_t quiet_looks; /* at a transport without links, that were left out */
   uint64_t now_ns;      /* the clock, when it was last read */
@@ -39219,17 +39229,20 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 #define DRIVE_START(call)                 \
   uint64_t now = mlfab__drive_enter(ctx); \
   int code = (call);                      \
-  if (!code) mlfab__drive_send(ctx, now); \
+  mlfab__drive_send(ctx, now);            \
   mlfab__drive_leave(ctx);                \
   return code
 
 /* The same, and waits for it. */
-#define DRIVE_BLOCK(call, result_p)                                \
-  mlfab_request request = 0;                                       \
-  uint64_t now = mlfab__drive_enter(ctx);                          \
-  int code = (call);                                               \
-  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
-  mlfab__drive_leave(ctx);                                         \
+#define DRIVE_BLOCK(call, result_p)                       \
+  mlfab_request request = 0;                              \
+  uint64_t now = mlfab__drive_enter(ctx);                 \
+  int code = (call);                                      \
+  if (code)                                               \
+    mlfab__drive_send(ctx, now);                          \
+  else                                                    \
+    code = mlfab__drive_await(ctx, request, 0, result_p); \
+  mlfab__drive_leave(ctx);                                \
   return code
 
 
@@ -39447,6 +39460,7 @@ static int drive_quiet(mlfab *ctx, uint32_t t) {
 MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
+  ctx->looks++;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     if (drive_quiet(ctx, t)) continue;
     moved |= drive_events(ctx, t, &now) > 0;
@@ -39617,20 +39631,23 @@ static int drive_busy(const mlfab *ctx) {
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
-/* Stays aside while others drive: until nobody has called for a moment, if something is under way.
- * While calls come one upon the other, being told after each of them would cost more than the call: it
- * looks by itself now and then. 1 when there were calls. */
-static int drive_step_aside(mlfab *ctx) {
-  uint64_t calls = ctx->calls, ns = DRIVE_GRACE_NS;
+/* Stays aside while others drive: until nobody has called and moved things for a moment, if something
+ * is under way. While calls come one upon the other (`called`: so it was the last time), being told
+ * after each of them would cost more than the call: it looks by itself now and then. 1 when others
+ * did drive. */
+static int drive_step_aside(mlfab *ctx, int called) {
+  uint64_t calls = ctx->calls, looks = ctx->looks, ns = DRIVE_GRACE_NS;
   if (ctx->waiters > 0 || !drive_busy(ctx)) {
-    int naps = ctx->brisk && drive_serves(ctx);
+    int naps = called && ctx->brisk && drive_serves(ctx);
     ctx->dozing = naps ? DRIVE_NAPS : DRIVE_SLEEPS;
     ns = naps ? DRIVE_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
   }
   drive_cond_wait(ctx, ns);
   ctx->dozing = 0;
-  if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
-  return calls != ctx->calls;
+  called = calls != ctx->calls && looks != ctx->looks;
+  if (called && ctx->brisk) ctx->parked = 1;
+  if (!called && ctx->waiters == 0) ctx->parked = 0;
+  return called;
 }
 
 static void *drive_thread(void *argument) {
@@ -39640,12 +39657,10 @@ static void *drive_thread(void *argument) {
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
     if (ctx->waiters > 0 || ctx->parked) {
-      called = drive_step_aside(ctx);
+      called = drive_step_aside(ctx, called);
       idle_since = 0;
     } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
-    } else if (called && ctx->brisk) { /* calls in shared memory move nothing: one look is due */
-      called = drive_step_aside(ctx);
     } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;
@@ -40623,10 +40638,11 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   int code = mlfab__node_collective(ctx->node, c, now, &request);
   if (!code && c->call.outside) collective_run(ctx, request, &c->call, now);
   if (!code) code = mlfab_node_test(ctx->node, request, &done, &result);
-  if (!code && !done) code = mlfab__drive_await(ctx, request, 0, NULL);
-  if (done) {
-    code = result.status;
-    mlfab__drive_send(ctx, now); /* others may wait for what it took no time to make */
+  if (!code && !done) {
+    code = mlfab__drive_await(ctx, request, 0, NULL);
+  } else { /* others may wait for what it took no time to make, or to fail */
+    mlfab__drive_send(ctx, now);
+    if (done) code = result.status;
   }
   mlfab__drive_leave(ctx);
   return code;

@@ -832,12 +832,13 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * live: a new epoch. It may be a later call on one worker than on another: a call that has returned 0
  * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
  * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
- * by a broadcast. A worker's deadline names the first rank that has not called; one shorter than two
+ * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first rank that has not called; one shorter than two
  * heartbeats may name the worker whose deadline it was. The first call after another worker's
  * mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
- * A worker that comes back to a fabric takes part from its first call on, which ends the epoch of the
- * others (MLFAB_ERR_AGAIN). It has none of their objects: what they call on these ends with its
- * deadline, naming it, and all open new ones. Buffers of a failed collective hold nothing of use.
+ * A worker that comes back to a fabric ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for
+ * its first collective: it should call that early. It has none of their objects: what they call on
+ * these ends with its deadline, naming it; they close them, and all open new ones. Buffers of a failed
+ * collective hold nothing of use.
  *
  * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
  * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX

@@ -164,10 +164,11 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   int code = mlfab__node_collective(ctx->node, c, now, &request);
   if (!code && c->call.outside) collective_run(ctx, request, &c->call, now);
   if (!code) code = mlfab_node_test(ctx->node, request, &done, &result);
-  if (!code && !done) code = mlfab__drive_await(ctx, request, 0, NULL);
-  if (done) {
-    code = result.status;
-    mlfab__drive_send(ctx, now); /* others may wait for what it took no time to make */
+  if (!code && !done) {
+    code = mlfab__drive_await(ctx, request, 0, NULL);
+  } else { /* others may wait for what it took no time to make, or to fail */
+    mlfab__drive_send(ctx, now);
+    if (done) code = result.status;
   }
   mlfab__drive_leave(ctx);
   return code;

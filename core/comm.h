@@ -142,7 +142,8 @@ typedef struct mlfab__play {
 typedef struct mlfab__comm_object {
   uint32_t id;      /* comm's own; 0: free */
   uint32_t channel; /* likewise; 0: not yet */
-  uint8_t ahead;    /* plays are armed before anybody begins them: a READY does not tell that */
+  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
+                       play 0 sends, which is armed by begin */
   void *self;
   /* A frame of this channel that is not an armed play's, which consumes it
    * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is

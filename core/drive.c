@@ -212,6 +212,7 @@ static int drive_quiet(mlfab *ctx, uint32_t t) {
 MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
+  ctx->looks++;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
     if (drive_quiet(ctx, t)) continue;
     moved |= drive_events(ctx, t, &now) > 0;
@@ -382,20 +383,23 @@ static int drive_busy(const mlfab *ctx) {
          (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
 }
 
-/* Stays aside while others drive: until nobody has called for a moment, if something is under way.
- * While calls come one upon the other, being told after each of them would cost more than the call: it
- * looks by itself now and then. 1 when there were calls. */
-static int drive_step_aside(mlfab *ctx) {
-  uint64_t calls = ctx->calls, ns = DRIVE_GRACE_NS;
+/* Stays aside while others drive: until nobody has called and moved things for a moment, if something
+ * is under way. While calls come one upon the other (`called`: so it was the last time), being told
+ * after each of them would cost more than the call: it looks by itself now and then. 1 when others
+ * did drive. */
+static int drive_step_aside(mlfab *ctx, int called) {
+  uint64_t calls = ctx->calls, looks = ctx->looks, ns = DRIVE_GRACE_NS;
   if (ctx->waiters > 0 || !drive_busy(ctx)) {
-    int naps = ctx->brisk && drive_serves(ctx);
+    int naps = called && ctx->brisk && drive_serves(ctx);
     ctx->dozing = naps ? DRIVE_NAPS : DRIVE_SLEEPS;
     ns = naps ? DRIVE_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
   }
   drive_cond_wait(ctx, ns);
   ctx->dozing = 0;
-  if (ctx->waiters == 0 && calls == ctx->calls) ctx->parked = 0;
-  return calls != ctx->calls;
+  called = calls != ctx->calls && looks != ctx->looks;
+  if (called && ctx->brisk) ctx->parked = 1;
+  if (!called && ctx->waiters == 0) ctx->parked = 0;
+  return called;
 }
 
 static void *drive_thread(void *argument) {
@@ -405,12 +409,10 @@ static void *drive_thread(void *argument) {
   pthread_mutex_lock(&ctx->lock);
   while (!ctx->stop) {
     if (ctx->waiters > 0 || ctx->parked) {
-      called = drive_step_aside(ctx);
+      called = drive_step_aside(ctx, called);
       idle_since = 0;
     } else if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
-    } else if (called && ctx->brisk) { /* calls in shared memory move nothing: one look is due */
-      called = drive_step_aside(ctx);
     } else if (drive_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;

@@ -41,7 +41,8 @@ struct mlfab {
   int sleeping, thread_sleeps; /* somebody is in a transport's wait; it is the thread */
   uint32_t waiters;
   int simulated;        /* time stands still while we run */
-  uint64_t moves;       /* pumps that moved something */
+  uint64_t looks;       /* pumps, */
+  uint64_t moves;       /* and those that moved something */
   uint32_t idle_looks;  /* pumps in a row that found nothing */
   uint32_t quiet_looks; /* at a transport without links, that were left out */
   uint64_t now_ns;      /* the clock, when it was last read */
@@ -102,17 +103,20 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 #define DRIVE_START(call)                 \
   uint64_t now = mlfab__drive_enter(ctx); \
   int code = (call);                      \
-  if (!code) mlfab__drive_send(ctx, now); \
+  mlfab__drive_send(ctx, now);            \
   mlfab__drive_leave(ctx);                \
   return code
 
 /* The same, and waits for it. */
-#define DRIVE_BLOCK(call, result_p)                                \
-  mlfab_request request = 0;                                       \
-  uint64_t now = mlfab__drive_enter(ctx);                          \
-  int code = (call);                                               \
-  if (!code) code = mlfab__drive_await(ctx, request, 0, result_p); \
-  mlfab__drive_leave(ctx);                                         \
+#define DRIVE_BLOCK(call, result_p)                       \
+  mlfab_request request = 0;                              \
+  uint64_t now = mlfab__drive_enter(ctx);                 \
+  int code = (call);                                      \
+  if (code)                                               \
+    mlfab__drive_send(ctx, now);                          \
+  else                                                    \
+    code = mlfab__drive_await(ctx, request, 0, result_p); \
+  mlfab__drive_leave(ctx);                                \
   return code
 
 #endif

@@ -64,10 +64,12 @@ struct mlfab__gossip {
   mlfab_request request; /* 0: none */
   void *data;
   mlfab_stochastic_info *info_p;
+  mlfab__comm_grave grave;
 };
 
 /* --- the graph of an epoch --- */
 
+/* But for `own`, which links may hold until they have been told. */
 static void gossip_forget(mlfab__gossip *g) {
   mlfab__env *env = g->comm->env;
   for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
@@ -76,14 +78,13 @@ static void gossip_forget(mlfab__gossip *g) {
   mlfab__free(env, g->inputs, (g->notify.ins + 1) * sizeof *g->inputs);
   mlfab__free(env, g->reached, g->room * sizeof *g->reached);
   mlfab__free(env, g->out_member, 4 * (size_t)g->room * sizeof *g->out_member);
-  mlfab__free_aligned(env, g->own, g->bytes);
   mlfab__free_aligned(env, g->sum, GOSSIP_BLOCK);
   mlfab__notify_free(&g->notify, env);
   g->slots = NULL;
   g->inputs = NULL;
   g->reached = NULL;
   g->out_member = NULL;
-  g->own = g->sum = NULL;
+  g->sum = NULL;
   g->epoch = g->room = g->lent = 0;
   g->wrong = 0;
 }
@@ -226,7 +227,7 @@ static int gossip_arrays(mlfab__gossip *g) {
     g->reached = mlfab__alloc_array(env, g->room, sizeof *g->reached);
     if (!g->reached) return MLFAB_ERR_MEMORY;
   }
-  if (!gossip_copies(g)) g->own = mlfab__alloc_aligned(env, g->bytes);
+  if (!gossip_copies(g) && !g->own) g->own = mlfab__alloc_aligned(env, g->bytes);
   if (ins + 1 > MLFAB__COMBINE_MOST) g->sum = mlfab__alloc_aligned(env, GOSSIP_BLOCK);
   return (!gossip_copies(g) && !g->own) || (ins + 1 > MLFAB__COMBINE_MOST && !g->sum)
              ? MLFAB_ERR_MEMORY
@@ -508,6 +509,7 @@ static void gossip_free(void *self) {
   mlfab__gossip *g = self;
   mlfab__env *env = g->comm->env;
   gossip_forget(g);
+  mlfab__free_aligned(env, g->own, g->bytes);
   mlfab__free(env, (void *)(uintptr_t)g->options.edges,
               g->options.nedges * sizeof *g->options.edges);
   mlfab__free(env, g, sizeof *g);
@@ -516,7 +518,8 @@ static void gossip_free(void *self) {
 static void gossip_remove(mlfab__gossip *g) {
   g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
   mlfab__comm_object_remove(g->comm, g->object);
-  gossip_free(g);
+  g->grave = (mlfab__comm_grave){.free_self = gossip_free, .self = g};
+  mlfab__comm_bury(g->comm, &g->grave);
 }
 
 static void gossip_given_back(void *self, uint32_t member, uint64_t cookie) {

@@ -312,11 +312,15 @@ static void play_take(mlfab__comm *comm, mlfab__play *play, uint32_t id, const m
 
 static void play_run(mlfab__comm *comm, mlfab__play *play);
 
-/* A READY of what is armed ahead: nobody has begun it for that. */
+/* Of an object whose plays are armed ahead: a READY, or anything of play 0, which its begin arms.
+ * Nobody has called it for that. */
+static int play_is_ahead(int ahead, uint32_t flags, uint64_t number) {
+  return ahead && (flags & MLFAB__COLL_READY || number == 0);
+}
+
 static int play_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
-  if (!(head->flags & MLFAB__COLL_READY) || head->channel == 0) return 0;
   const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  return object && object->ahead;
+  return object && play_is_ahead(object->ahead, head->flags, head->number);
 }
 
 /* A frame of an armed play. */
@@ -427,8 +431,8 @@ static void play_fail_closed(mlfab__comm *comm, uint32_t channel) {
 static void play_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
-    int ready = head->flags & MLFAB__COLL_READY && closed->ahead;
-    if (closed->channel == head->channel && head->number >= closed->upto && !ready)
+    if (closed->channel == head->channel && head->number >= closed->upto &&
+        !play_is_ahead(closed->ahead, head->flags, head->number))
       play_fail_closed(comm, head->channel);
   }
 }
@@ -624,7 +628,8 @@ MLFAB__INTERNAL void mlfab__play_close(mlfab__comm *comm, const mlfab__comm_obje
   for (mlfab__play *play = comm->armed, *next; play; play = next) {
     next = play->next;
     if (play->channel != object->channel) continue;
-    if (play->running && play->moved) play_fail_closed(comm, object->channel);
+    if (play->running && play->moved && !play_is_ahead(object->ahead, 0, play->number))
+      play_fail_closed(comm, object->channel);
     mlfab__comm_disarm(comm, play);
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {

@@ -45,7 +45,7 @@ def test_inputs_over_tcp():
 
 def failure(what, transport, code, senders, survivors, text):
     result = launch("-n", 5, "-s", 1, transport, "--on-failure=continue", helper("stochastic"),
-                    "fail", what, 5000, timeout=100,
+                    "fail", what, 50000, timeout=100,
                     env=clean_environment(MLFAB_TIMEOUT_MS=20000))
     failed = re.findall(r"failed (\w+) (-?\d+) (\d+) (.*)", result.out)
     expect(len(failed) == survivors, "everybody sees one failure", result)

@@ -796,6 +796,40 @@ static void test_gone(void **state) {
   close_world();
 }
 
+/* One that closes when an epoch is over, before the next begins: that one stands, and only a step fails. */
+static void test_closed_between_epochs(void **state) {
+  (void)state;
+  static const uint32_t closers[] = {0, 2, 3};
+  for (uint64_t seed = 0; seed < 3; seed++) {
+    mlfab_error error;
+    uint32_t closer = closers[seed];
+    open_small(MLFAB_QUORUM, 2, MLFAB_LATEST, seed_of(70 + seed));
+    worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
+    free_worker(1);
+    mlfab__roll_gone(&w->roll, 1, 0, w->now);
+    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(mlfab__eager_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1); /* the death */
+    assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
+    me->state = DONE;
+    for (int i = 0; i < 4000; i++) (void)act();
+    uint32_t epoch = w->roll.epoch;
+    for (int i = 0; i < 20000; i++) (void)act();
+    assert_int_equal(w->roll.epoch, epoch);
+    assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
+    assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
+    assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
+    assert_int_equal(call(other, 8 * BEAT), 0);
+    other->failures = 0;
+    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(other->code, MLFAB_ERR_TIMEOUT);
+    assert_int_equal(other->rank, closer);
+    close_world();
+  }
+}
+
 /* One that closes while links still hold bytes of the round: they stay until all actions are out. */
 static void test_closed_while_lent(void **state) {
   (void)state;
@@ -965,6 +999,7 @@ int main(void) {
       cmocka_unit_test(test_quorum_waits_for_all),
       cmocka_unit_test(test_full_queue),
       cmocka_unit_test(test_gone),
+      cmocka_unit_test(test_closed_between_epochs),
       cmocka_unit_test(test_closed_while_lent),
       cmocka_unit_test(test_other_options),
       cmocka_unit_test(test_refusals),
