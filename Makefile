@@ -193,13 +193,17 @@ check: $(filter deps test,$(MAKECMDGOALS))
 TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
 HAND_WRITTEN = mlfab.h $(wildcard core/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
 
+# What needs processors only is run on all of them; what several processes or threads do, alone.
+ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,arena shm tcp)
 run-check:
-	@$(RUN_TESTS) \
+	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
-	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1200=$(PYTHON) tests/plant.py' \
-	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(BUILT_TESTS)) \
+	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
+	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter-out $(ALONE),$(BUILT_TESTS)))
+	@$(RUN_TESTS) \
+	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
