@@ -204,7 +204,7 @@ run-check:
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter-out $(ALONE),$(BUILT_TESTS)))
 	@$(RUN_TESTS) \
 	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter $(ALONE),$(BUILT_TESTS))) \
-	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=tests/tsan.sh $(BUILD)/tsan/$(test)') \
+	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.3 tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
 	  'libfuzzer@200=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10'
