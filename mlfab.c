@@ -39278,7 +39278,7 @@ enum {
   DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
   DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
   DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
-  DRIVE_NAP_NS = 1000000,
+  DRIVE_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
   DRIVE_CLOCK_EVERY = 16,
@@ -40967,7 +40967,7 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_start(&dag->script, timeout_ns, now, request_p, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_send(dag->ctx, now);
   mlfab__drive_leave(dag->ctx);
   return code;
 }
@@ -40980,7 +40980,11 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_wait(&dag->script, round, timeout_ns, now, &request, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code && request) code = mlfab__drive_await(dag->ctx, request, 0, NULL);
+  if (!code && request) {
+    code = mlfab__drive_await(dag->ctx, request, 0, NULL);
+  } else {
+    mlfab__drive_send(dag->ctx, now);
+  }
   mlfab__drive_leave(dag->ctx);
   return code;
 }
@@ -41001,7 +41005,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_trigger(&dag->script, op, 0, now, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_send(dag->ctx, now);
   mlfab__drive_leave(dag->ctx);
   return code;
 }

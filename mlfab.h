@@ -1243,7 +1243,8 @@ typedef struct mlfab_event_info {
  * carry out the actions that it yields, and call it again at its deadline. mlfab_open is a driver
  * around this; embedders with their own event loop write another (examples/04_event_loop.c).
  * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
- * mlfab_node_done.
+ * mlfab_node_done. The memory of a request that has ended is the caller's when the actions that are
+ * due then have been carried out: one may be to take it back from a link (MLFAB_ACTION_DETACH).
  * One thread at a time. Time never goes back.
  */
 typedef struct mlfab_node mlfab_node;

@@ -138,7 +138,7 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_start(&dag->script, timeout_ns, now, request_p, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_send(dag->ctx, now);
   mlfab__drive_leave(dag->ctx);
   return code;
 }
@@ -151,7 +151,11 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_wait(&dag->script, round, timeout_ns, now, &request, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code && request) code = mlfab__drive_await(dag->ctx, request, 0, NULL);
+  if (!code && request) {
+    code = mlfab__drive_await(dag->ctx, request, 0, NULL);
+  } else {
+    mlfab__drive_send(dag->ctx, now);
+  }
   mlfab__drive_leave(dag->ctx);
   return code;
 }
@@ -172,7 +176,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_trigger(&dag->script, op, 0, now, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
-  if (!code) mlfab__drive_send(dag->ctx, now);
+  mlfab__drive_send(dag->ctx, now);
   mlfab__drive_leave(dag->ctx);
   return code;
 }

@@ -30,7 +30,7 @@ enum {
   DRIVE_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
   DRIVE_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
   DRIVE_GRACE_NS = 200000, /* without a call after which it takes over again */
-  DRIVE_NAP_NS = 1000000,
+  DRIVE_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
   DRIVE_CLOCK_EVERY = 16,
