@@ -13,6 +13,8 @@
  *    begin    calls the form that does not wait                  back    is killed, and comes back
  *    alone    likewise, and is the only one that has something; then only the next one gets something
  *    early    late, by hand, when the data of the others is there; then leaves the context alone
+ *    refused  by hand, with NaN, which is refused; then leaves the context alone
+ *    polls    only asks for its numbers, for as long as ten heartbeats last
  *    busy     nothing else: all call one upon the other for as long as ten heartbeats last
  *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
  *    quick    sends the others something, and closes when that is done here */
@@ -193,14 +195,10 @@ static void have_alone(void) {
   }
 }
 
-/* What it has to send goes out although its call need not wait. */
-static void be_early(const char *folder) {
+/* The victim touches nothing until the others' calls have ended. */
+static void keep_still(const char *folder) {
   char path[512];
-  uint32_t in = 0;
   snprintf(path, sizeof path, "%s/done", folder);
-  for (int i = 0; rank == victim && i < 10; i++) mlfab_progress(fabric, 20 * MS);
-  if (reduce(data, 3000, NULL, &in)) return;
-  tell("sum %d", __builtin_popcount(in));
   if (rank != victim) {
     FILE *file = fopen(path, "w");
     if (!file) exit(4);
@@ -208,6 +206,33 @@ static void be_early(const char *folder) {
   }
   for (int i = 0; i < 800 && access(path, F_OK); i++) nap(10);
   if (access(path, F_OK)) exit(5);
+}
+
+/* What it has to send goes out although its call need not wait. */
+static void be_early(const char *folder) {
+  uint32_t in = 0;
+  for (int i = 0; rank == victim && i < 10; i++) mlfab_progress(fabric, 20 * MS);
+  if (reduce(data, 3000, NULL, &in)) return;
+  tell("sum %d", __builtin_popcount(in));
+  keep_still(folder);
+}
+
+/* And what it has to say although its call has failed at once. */
+static void be_refused(const char *folder) {
+  const mlfab_collective options = {.size = sizeof options, .refuse_nan = 1};
+  float one = rank == victim ? NAN : 1;
+  const mlfab_vec vec = {&one, 1};
+  called = now();
+  int code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, &options);
+  if (code) tell_failure(code);
+  keep_still(folder);
+}
+
+/* Calls that move nothing do not keep its thread from showing that it lives. */
+static void poll_only(void) {
+  mlfab_stats stats;
+  for (double end = now() + 2000; now() < end; nap(20))
+    if (rank == victim) mlfab_get_stats(fabric, &stats, sizeof stats);
 }
 
 /* Nothing is as quick as calls in shared memory: nodes must show that they live all the same. */
@@ -310,6 +335,8 @@ static int play(const char *scene, const char *folder) {
   if (!strcmp(scene, "kill")) be_killed();
   if (!strcmp(scene, "begin")) begin();
   if (!strcmp(scene, "alone")) have_alone();
+  if (!strcmp(scene, "refused")) be_refused(folder);
+  if (!strcmp(scene, "polls")) poll_only();
   if (!strcmp(scene, "busy")) be_busy();
   if (!strcmp(scene, "early")) be_early(folder);
   if (!strcmp(scene, "threads")) threads();
@@ -331,10 +358,10 @@ int main(int argc, char **argv) {
   victim = (uint32_t)strtoul(argv[2], NULL, 10);
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, &error);
-  config.heartbeat_ns = !strcmp(argv[1], "early") ? 1000 * MS : 200 * MS;
+  int by_hand = !strcmp(argv[1], "early") || !strcmp(argv[1], "refused");
+  config.heartbeat_ns = by_hand ? 1000 * MS : 200 * MS;
   config.timeout_ns = 20000 * MS;
-  if (!strcmp(argv[1], "early") && config.rank == (int32_t)victim)
-    config.progress = MLFAB_PROGRESS_HAND;
+  if (by_hand && config.rank == (int32_t)victim) config.progress = MLFAB_PROGRESS_HAND;
   if (!code) code = mlfab_open(&config, &fabric, &error);
   if (code) {
     fprintf(stderr, "open: %s: %s\n", mlfab_error_name(code), error.text);

@@ -97,6 +97,20 @@ def test_one_finds_all_there():
     expect(sums == [[2, 2, 2]] * 2 and failures == [[]] * 2, "%r, %r" % (sums, failures), result)
 
 
+def test_one_fails_at_once():
+    with tempfile.TemporaryDirectory() as folder:
+        sums, failures, result = scene("refused", "--tcp", 2, 1, folder)
+    said = [[(code, who) for code, who, _, _ in of] for of in failures]
+    expect(said == [[("MLFAB_ERR_NOT_FINITE", 1)]] * 2 and sums == [[2, 2]] * 2,
+           "%r, %r" % (sums, failures), result)
+
+
+def test_one_only_asks_for_its_numbers():
+    for transport in ("--tcp", "--shm"):
+        sums, failures, result = scene("polls", transport, 3, 1)
+        expect(sums == [[3, 3]] * 3 and failures == [[]] * 3, "%r, %r" % (sums, failures), result)
+
+
 def test_calls_one_upon_the_other():
     for transport in ("--tcp", "--shm"):
         sums, failures, result = scene("busy", transport, 2, 1, servers=0)
