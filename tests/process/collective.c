@@ -14,8 +14,8 @@
  *    alone    likewise, and is the only one that has something; then only the next one gets something
  *    early    late, by hand, when the data of the others is there; then leaves the context alone
  *    refused  by hand, with NaN, which is refused; then leaves the context alone
- *    polls    only asks for its numbers, for as long as ten heartbeats last
- *    busy     nothing else: all call one upon the other for as long as ten heartbeats last
+ *    polls    only asks for its numbers, for as long as fifteen heartbeats last
+ *    busy     nothing else: all call one upon the other for as long as fifteen heartbeats last
  *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
  *    quick    sends the others something, and closes when that is done here */
 #ifndef _GNU_SOURCE
@@ -231,8 +231,13 @@ static void be_refused(const char *folder) {
 /* Calls that move nothing do not keep its thread from showing that it lives. */
 static void poll_only(void) {
   mlfab_stats stats;
-  for (double end = now() + 2000; now() < end; nap(20))
-    if (rank == victim) mlfab_get_stats(fabric, &stats, sizeof stats);
+  for (double end = now() + 3000; now() < end;) {
+    if (rank == victim) {
+      mlfab_get_stats(fabric, &stats, sizeof stats);
+    } else {
+      nap(20);
+    }
+  }
 }
 
 /* Nothing is as quick as calls in shared memory: nodes must show that they live all the same. */
@@ -240,7 +245,7 @@ static void be_busy(void) {
   float one[2] = {0};
   uint32_t in = 0;
   called = now();
-  for (double end = now() + 2000; !one[0];) {
+  for (double end = now() + 3000; !one[0];) {
     const mlfab_vec vec = {one, 2};
     one[0] = rank == 0 && now() > end;
     int code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_F32, NULL);
