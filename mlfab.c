@@ -10017,8 +10017,13 @@ MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t al
  * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
  * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and
- * results. (2) The bit of a member says whether its call of this round's number is in the result.
+ * A flush is a full reduction of what no round has taken: that moves from pending to `flushed`. Flushes
+ * are counted by everybody, those that have succeeded: after one that failed here, and may have succeeded
+ * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
+ * returns to pending.
+ *
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
+ * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
  * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
  * a round back; step <= over + 1.
  *
@@ -10079,6 +10084,8 @@ typedef struct mlfab__partial {
   uint8_t *memory; /* all arrays */
   size_t memory_bytes;
   uint8_t *pending, *kept, *data[2]; /* data: by parity of the round */
+  uint8_t *flushed;                  /* NULL until there is a flush */
+  uint8_t *flush_memory;             /* what was allocated for it */
   uint8_t *queue;                    /* QUEUED: queue_max results, by round */
   mlfab__partial_note *notes;        /* 2, or queue_max */
   uint32_t nnotes;
@@ -10086,13 +10093,15 @@ typedef struct mlfab__partial {
   uint64_t over;                                    /* rounds below it are over here */
   uint64_t given; /* rounds below it were the results of calls, as far as is known here */
   uint64_t step;  /* of the next call */
-  uint64_t pending_calls, kept_calls;
-  uint8_t some;  /* there is something in pending */
-  uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
+  uint64_t pending_calls, kept_calls, flushed_calls;
+  uint64_t flushes; /* that have succeeded, as far as is known here */
+  uint8_t some;     /* there is something in pending */
+  uint8_t taken;    /* round `over` has been; its contribution is in kept, if kept_some */
   uint8_t kept_some;
   uint8_t settled;           /* the members know where they are; 0 between epochs */
   uint8_t waiting;           /* a call is; for round step - 1 when settled */
-  uint8_t flushing;          /* pending is on its way as a full reduction: rounds leave it alone */
+  uint8_t flushing;          /* a flush is open, or has failed and is not settled */
+  uint8_t flushed_some;      /* and this member has brought something to it */
   void *out;                 /* where the waiting call wants its result */
   mlfab_partial_info answer; /* of the last call that was answered */
 } mlfab__partial;
@@ -10116,8 +10125,10 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm);
 /* The rounds below `base`, the largest `given` of all members, are results that calls have got.
  * What this member gave to a round counts as used when that is below it, else it returns to
- * pending. The next step, or the one of the call that waits, is `base`. */
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
+ * pending; likewise with `flushes`, the largest of all members, and what it gave to a flush. The next step,
+ * or the one of the call that waits, is `base`. */
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
+                                           uint64_t flushes);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
@@ -10142,8 +10153,10 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
-/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it
- * was carried out, or it was not and all stays as it was. */
+/* Memory for flushes, one array that is kept. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
+/* Settled, with room, and no call waits: writes what no round has taken into `data`, for a full reduction;
+ * that is over: it was carried out, or it failed here, and `settle` will tell. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
@@ -11117,8 +11130,9 @@ MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env
 MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
   mlfab__env *env = partial->env;
   mlfab__free_aligned(env, partial->memory, partial->memory_bytes);
+  mlfab__free_aligned(env, partial->flush_memory, (size_t)partial->bytes);
   mlfab__free(env, partial->notes, partial->nnotes * sizeof *partial->notes);
-  partial->memory = NULL;
+  partial->memory = partial->flush_memory = NULL;
   partial->notes = NULL;
 }
 
@@ -11297,18 +11311,27 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
   *b = was;
 }
 
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base) {
-  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
-  if (partial->over > base || (partial->taken && partial->over == base)) {
-    if (partial->kept_some && partial->some) {
-      mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, partial->kept,
-                     partial->pending, partial->spec.count, 0);
-    } else if (partial->kept_some) {
-      partial_swap(&partial->pending, &partial->kept);
-      partial->some = 1;
-    }
-    partial->pending_calls += partial->kept_calls;
+/* What was not used after all is older than what came since. */
+static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
+  if (some && partial->some) {
+    mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
+                   partial->spec.count, 0);
+  } else if (some) {
+    partial_swap(&partial->pending, array);
+    partial->some = 1;
   }
+  partial->pending_calls += calls;
+}
+
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
+                                           uint64_t flushes) {
+  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
+  if (partial->flushing && flushes <= partial->flushes)
+    partial_return(partial, &partial->flushed, partial->flushed_some, partial->flushed_calls);
+  if (partial->over > base || (partial->taken && partial->over == base))
+    partial_return(partial, &partial->kept, partial->kept_some, partial->kept_calls);
+  partial->flushing = 0;
+  partial->flushes = flushes;
   partial->taken = partial->kept_some = 0;
   partial->kept_calls = 0;
   partial->over = partial->given = base;
@@ -11331,7 +11354,7 @@ MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
 
 static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
-  int some = partial->some && !partial->flushing;
+  int some = partial->some;
   assert(round == partial->over && !partial->taken);
   /* Whoever began this round has got the one before. */
   partial->given = mlfab__max(partial->given, round);
@@ -11420,7 +11443,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
-  assert(!partial->waiting && !partial->flushing);
+  assert(!partial->waiting && !(partial->flushing && partial->settled));
   if (partial->some) {
     mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
@@ -11443,20 +11466,32 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   return 1;
 }
 
+MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial) {
+  if (partial->flush_memory) return 0;
+  partial->flush_memory = mlfab__alloc_aligned(partial->env, (size_t)partial->bytes);
+  partial->flushed = partial->flush_memory;
+  return partial->flush_memory ? 0 : MLFAB_ERR_MEMORY;
+}
+
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data) {
-  if (partial->some) {
-    memcpy(data, partial->pending, partial->bytes);
+  assert(partial->settled && partial->flush_memory && !partial->waiting && !partial->flushing);
+  partial->flushing = 1;
+  partial->flushed_some = partial->some;
+  partial->flushed_calls = partial->pending_calls;
+  partial->some = 0;
+  partial->pending_calls = 0;
+  if (partial->flushed_some) {
+    partial_swap(&partial->pending, &partial->flushed);
+    memcpy(data, partial->flushed, partial->bytes);
   } else {
     memset(data, 0, partial->bytes);
   }
-  partial->flushing = 1;
 }
 
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
+  if (!partial->flushing || !done) return;
   partial->flushing = 0;
-  if (!done) return;
-  partial->some = 0;
-  partial->pending_calls = 0;
+  partial->flushes++;
 }
 
 /* ==============================================================================================
@@ -26121,6 +26156,9 @@ typedef struct mlfab__comm_object {
    * that stands; or an epoch is over (plays of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
+  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
+   * said no calls mlfab__comm_go_on later. NULL: always. */
+  int (*stands)(void *self);
   /* A request of it that is open is withdrawn: by its deadline or by the caller. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* Has this worker called `number`, as far as others wait for it; and who is awaited, or
@@ -26149,6 +26187,7 @@ typedef struct mlfab__comm_call {
   int32_t root;           /* rank; broadcast */
   uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
   uint32_t opens;         /* the object that it opens, or 0 */
+  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
   const char *words;      /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
@@ -26270,6 +26309,8 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
+/* An object stands: calls that wait for it begin. */
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
 /* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
  * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
  * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
@@ -26496,8 +26537,7 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
                                        uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_partial_info *info_p, mlfab_request *request_p,
                                        mlfab_error *error);
-/* As mlfab_partial_flush and mlfab_partial_resync. A flush that fails has flushed nothing of this
- * worker. */
+/* As mlfab_partial_flush and mlfab_partial_resync. */
 MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
                                        uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
@@ -27311,6 +27351,11 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   return comm_begin_plain(comm, slot);
 }
 
+static int comm_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
+  const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
+  return !object || !object->stands || object->stands(object->self);
+}
+
 /* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
  * so what others hold up here holds up what follows, before that takes all of their credit. */
 static void comm_begin_waiting(mlfab__comm *comm) {
@@ -27327,10 +27372,13 @@ static void comm_begin_waiting(mlfab__comm *comm) {
         first = slot;
     }
     if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
+    if (!comm_may_begin(comm, &first->call)) break;
     (void)comm_begin_call(comm, first);
   }
   comm->beginning = 0;
 }
+
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm_begin_waiting(comm); }
 
 /* --- outside calls --- */
 
@@ -29221,14 +29269,16 @@ MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script) {
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
  * An epoch begins with a play that finds the base: the first round that no call is known to have
- * got (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round
- * that a failure has ended is in a result that somebody has. It is left out in an object's first
- * epoch, where all begin with 0.
+ * got, and how many flushes have succeeded (number 0: an allreduce, MAX). From it everybody knows
+ * whether what it gave to the round, or the flush, that a failure has ended is in a result that somebody
+ * has. It is left out in an object's first epoch, where all begin with 0. A flush that is called
+ * meanwhile begins when it is over.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
  * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
- * that ended without a failure has succeeded, as every failure is told to objects. */
+ * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
+ * here counts as carried out when the next epoch finds that it was, anywhere. */
 
 #include <stdio.h>
 
@@ -29244,15 +29294,16 @@ struct mlfab__eager {
   mlfab__play plays[2]; /* rounds, by parity */
   mlfab__play settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t most;   /* settle: rounds that calls of any member have got */
-  uint64_t base;   /* the epoch's first round */
-  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;  /* 0: none stands */
-  uint8_t known;   /* has been through an epoch */
-  uint8_t closing; /* when nothing of its last round is borrowed any more */
+  uint64_t most[2]; /* settle: rounds that calls of any member have got; flushes likewise */
+  uint64_t base;    /* the epoch's first round */
+  uint64_t armed;   /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;   /* 0: none stands */
+  uint8_t known;    /* has been through an epoch */
+  uint8_t closing;  /* when nothing of its last round is borrowed any more */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
+  void *flush_data;    /* where it goes */
   mlfab__comm_grave grave;
 };
 
@@ -29351,17 +29402,18 @@ static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t
 }
 
 /* All know where they are. */
-static void eager_settled(mlfab__eager *e, uint64_t base) {
-  mlfab__partial_settle(&e->partial, base);
+static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
+  mlfab__partial_settle(&e->partial, base, flushes);
   e->base = e->armed = base;
   e->comm->round = mlfab__max(e->comm->round, base);
   eager_go_on(e);
+  mlfab__comm_go_on(e->comm);
 }
 
 static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
   mlfab__eager *e = self;
   (void)play, (void)now_ns;
-  if (!status && !e->closing) eager_settled(e, e->most);
+  if (!status && !e->closing) eager_settled(e, e->most[0], e->most[1]);
 }
 
 static int eager_build_settle(mlfab__eager *e) {
@@ -29370,8 +29422,8 @@ static int eager_build_settle(mlfab__eager *e) {
                                  .algorithm = MLFAB_ALGORITHM_DOUBLING,
                                  .members = comm->members,
                                  .me = comm->me,
-                                 .width = sizeof e->most,
-                                 .count = 1,
+                                 .width = sizeof *e->most,
+                                 .count = MLFAB__COUNT(e->most),
                                  .after = MLFAB__DAG_NONE};
   uint32_t end, tag, culprit;
   mlfab__dag_clear(&e->settle.dag);
@@ -29420,9 +29472,9 @@ static void eager_fill_plays(mlfab__eager *e) {
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_MAX;
-  e->settle.width = sizeof e->most;
+  e->settle.width = sizeof *e->most;
   e->settle.over = eager_settle_over;
-  e->settle_vec = (mlfab_vec){&e->most, sizeof e->most};
+  e->settle_vec = (mlfab_vec){e->most, sizeof e->most};
   e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
 }
 
@@ -29438,11 +29490,20 @@ static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
   if (code) {
     eager_fail_memory(e, code);
   } else if (fresh) {
-    eager_settled(e, 0);
+    eager_settled(e, 0, 0);
   } else {
-    e->most = e->partial.given;
+    e->most[0] = e->partial.given;
+    e->most[1] = e->partial.flushes;
     eager_arm(e, &e->settle);
   }
+}
+
+/* The flush may begin: only now is it known what there is to flush. */
+static int eager_stands(void *self) {
+  mlfab__eager *e = self;
+  if (!e->partial.settled) return 0;
+  mlfab__partial_flush(&e->partial, e->flush_data);
+  return 1;
 }
 
 /* Whether the flush is over, and how. */
@@ -29645,6 +29706,7 @@ static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                                      .self = e,
                                      .begin = eager_begin,
                                      .over = eager_over,
+                                     .stands = eager_stands,
                                      .withdraw = eager_withdraw,
                                      .called = eager_called,
                                      .free_self = eager_free};
@@ -29751,17 +29813,16 @@ MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *dat
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,
+                                 .of = id,
                                  .words = "the flush of a partial reduction"};
   int code = eager_check_call(e, data, error);
   if (code) return code;
+  if (mlfab__partial_flush_room(&e->partial))
+    return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  e->flush_data = data;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__partial_flush(&e->partial, data);
   code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
-  if (code) {
-    mlfab__partial_flushed(&e->partial, 0);
-  } else {
-    e->flush = *request_p;
-  }
+  if (!code) e->flush = *request_p;
   mlfab__comm_exit(comm);
   return code;
 }

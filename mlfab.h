@@ -59,7 +59,7 @@
  *
  * Structs that callers fill begin with `size`, which the caller sets to sizeof: later versions append
  * members, and a member that an older caller does not have means its default. Zero means default in
- * every option, and the default is told beside it; so zero the rest:
+ * every option that has one, and the default is told beside it; so zero the rest:
  *    mlfab_push_options options = {.size = sizeof options};                      // C
  *    mlfab_push_options options{}; options.size = sizeof options;                // C++
  * mlfab_config has mlfab_config_init for that. Counts are elements, sizes are bytes, times are
@@ -374,7 +374,9 @@ typedef struct mlfab_config {
   /* Servers: MLFAB_SYNC_USER needs both; a parameter filter of the user's own, or NULL. */
   mlfab_condition_fn pull_condition, push_condition;
   mlfab_filter_fn change_filter;
-  /* Collectives: hosts with more measured bandwidth come first in the order of ranks. Server 0's counts. */
+  /* Collectives: hosts with more bandwidth come first in the order of members. Server 0's counts; on
+   * other nodes it has their links measured, as a scheduler would. What is known when an epoch begins
+   * (a while after opening, or told by mlfab_set_link) counts until the next. */
   uint32_t order_by_rate;
 } mlfab_config;
 
@@ -706,7 +708,8 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 /* Withdraws a request and gives its buffers back at once. It still has to be ended with test or wait,
  * which say CANCELLED (it never left, or the server dropped it), 0 (it was too late: applied) or
- * IN_DOUBT (not known yet: ask mlfab_push_status later). */
+ * IN_DOUBT (not known yet: ask mlfab_push_status later). A collective's ends all that are open, on all
+ * workers (section 9b). */
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request);
 
 /* What became of update `seq` of this node: *status_p is 0 (applied everywhere), IN_DOUBT (still
@@ -746,8 +749,8 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                               uint64_t timeout_ns);
 
-/* "I have no more data": rounds and barriers no longer count this worker; pulls still work. Pushes
- * afterwards are MLFAB_ERR_STATE. Waits for its own pushes to finish. */
+/* "I have no more data": rounds and barriers no longer count this worker; pulls still work. Pushes and
+ * collectives afterwards are MLFAB_ERR_STATE. Waits for its own pushes to finish. */
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
 
 /* Server: serves until every worker has closed or died, then returns 0. A scheduler of its own: plans
@@ -757,7 +760,8 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
  * every rank. Every worker must call it, in the same order, with the same count and type. Those who have
- * called mlfab_join are not waited for. NaN and infinity are added like any number. `data` is borrowed
+ * called mlfab_join are not waited for, after one call that tells of it (section 9b). NaN and infinity are
+ * added like any number. `data` is borrowed
  * until the call returns; the sum is formed in it, and after a failure what it holds is of no use.
  *
  * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, types and
@@ -766,7 +770,8 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
  * up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
  * links, and down a distribution tree (MLfabric §6). A failure of this form ends only this call, on
  * all ranks with one code and one rank, and the next works again; one at a time (AGAIN); whoever runs out
- * of time while a rank has not called yet ends alone, and may call again.
+ * of time while a rank has not called yet ends alone, and may call again. It matches only itself and
+ * MLFAB_ALGORITHM_PLANNED.
  * Errors: as of mlfab_allreduce_list.
  * Cost of the planned form: the array's bytes up and down once per worker; an aggregator adds in its own
  * `data`, and stages up to 4 MiB of what comes early. Four round trips beside. */
@@ -807,8 +812,9 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* The capacity of this node's network links, for those who know better than what is measured: bytes
- * a second in and out, for the scheduler. 0: the link is cut; negative: measure again.
- * Errors: ARGUMENT (not a number, infinite), STATE without a scheduler. */
+ * a second in and out, for the scheduler and, from the next epoch on, for collectives (algorithms,
+ * order_by_rate). 0: the link is cut; negative: measure again.
+ * Errors: ARGUMENT (not a number, infinite), STATE without a scheduler on a node that is no worker. */
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s);
 
 /* What the scheduler planned last, for people: for each update its hop, group, start, end and delay,
@@ -822,7 +828,9 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *
  * Worker to worker, without a server. Every live worker that has not called mlfab_join calls the same
  * collectives, in the same order, with the same sizes; up to 16 may be under way. Objects (partial
- * reductions, stochastic reductions, schedules) are opened by all workers in the same order.
+ * reductions, stochastic reductions, schedules) are opened by all workers in the same order. Calls of
+ * several threads match in the order in which they were made, so threads must take turns alike on all
+ * workers.
  *
  * Failures. Whatever ends one collective ends all that are open, on all workers, with one code, one
  * rank and one text (unless several workers fail by themselves at a time: each of those returns its
@@ -832,28 +840,33 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * live: a new epoch. It may be a later call on one worker than on another: a call that has returned 0
  * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
  * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
- * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first rank that has not called; one shorter than two
- * heartbeats may name the worker whose deadline it was. The first call after another worker's
+ * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
+ * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was. The first call after another worker's
  * mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
  * A worker that comes back to a fabric ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for
  * its first collective: it should call that early. It has none of their objects: what they call on
  * these ends with its deadline, naming it; they close them, and all open new ones. Buffers of a failed
- * collective hold nothing of use.
+ * collective hold nothing of use. Server 0 says who takes part, and is on the way of no call. When it dies,
+ * what is open fails with MLFAB_ERR_PEER_DEAD (is_server 1), and so does every later call of this
+ * section: without servers of their own (mlfab-run -s 0, torchrun, mpirun) it is in worker 0's process.
  *
- * Same bits: a result is the same on all ranks and from run to run, whatever arrived first; the
- * order of ranks is fixed by their hosts, then their numbers. NaN is passed on, by MIN and MAX
- * too, unless `refuse_nan` is set.
+ * Same bits: a full collective gives all ranks the same bits, whatever arrived first, and from run to
+ * run where the same workers call it in the same form. Members are in the order of their hosts, then ranks.
+ * Two things may change the last bits: forms that wait add in another order than forms that do not; and
+ * MLFAB_ALGORITHM_AUTO on several hosts whose links are measured or told (mlfab_set_link), and
+ * order_by_rate, look at what the links carried when the epoch began. NaN is passed on, by MIN and MAX too,
+ * unless `refuse_nan` is set.
  */
 enum mlfab_op {
   MLFAB_SUM = 0,
-  MLFAB_MEAN = 1, /* the sum divided by the number of workers; not of MLFAB_I64 */
+  MLFAB_MEAN = 1, /* the sum divided by the number of workers that take part; not of MLFAB_I64 */
   MLFAB_MIN = 2,
   MLFAB_MAX = 3,
   MLFAB_PRODUCT = 4
 };
 
 enum mlfab_algorithm {
-  MLFAB_ALGORITHM_AUTO = 0,     /* by size, number of workers and measured links */
+  MLFAB_ALGORITHM_AUTO = 0,     /* by size, number of workers, hosts, and links where known */
   MLFAB_ALGORITHM_RING = 1,     /* fewest bytes, 2 (P - 1) steps */
   MLFAB_ALGORITHM_HALVING = 2,  /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
@@ -864,21 +877,23 @@ enum mlfab_algorithm {
                                   What is said of it at mlfab_allreduce holds */
 };
 
-/* A reducer of the user's: inout = in o inout, `in` being of lower ranks, `count` elements of
- * element_bytes each; both aligned to 8 bytes or to the element, whichever is less. Must not call
- * back into the context. */
+/* A reducer of the user's: inout = in o inout, `count` elements of element_bytes each; both aligned to 8
+ * bytes or to the element, whichever is less. It must be associative and, unless `ordered` is set,
+ * commutative; with `ordered` what is in `in` comes before what is in inout. Must not call back into the
+ * context. */
 typedef void (*mlfab_reduce_fn)(void *user, void *inout, const void *in, uint64_t count);
 
 typedef struct mlfab_collective { /* options of a collective */
   uint32_t size;
-  uint32_t op;        /* MLFAB_SUM ... */
-  uint32_t algorithm; /* MLFAB_ALGORITHM_* */
-  uint32_t
-      refuse_nan; /* 1: NaN and infinity in this worker's data fail the collective, naming it */
+  uint32_t op;            /* MLFAB_SUM ... */
+  uint32_t algorithm;     /* MLFAB_ALGORITHM_* */
+  uint32_t refuse_nan;    /* 1: NaN and infinity in what this worker brings to an allreduce or a
+                          reduce-scatter fail it, naming the worker; sums are not looked at */
   mlfab_reduce_fn reduce; /* instead of op; `dtype` is then ignored */
   void *user;
   uint32_t element_bytes; /* of opaque elements, with reduce: 1..65536 */
-  uint32_t ordered;    /* 1: reduce does not commute: elements are combined in the order of ranks */
+  uint32_t ordered;    /* 1: reduce does not commute: x_0 o x_1 o ... in the order of members, which
+                       is that of ranks where each host has consecutive ones */
   uint64_t timeout_ns; /* 0: the config's */
 } mlfab_collective;
 
@@ -891,8 +906,8 @@ typedef struct mlfab_vec {
 /* Memory that workers of one host share in blocking collectives, which copy less on it: from the third
  * call on, and where the vector begins at a page and ends at one, or at the memory's end. Others add in it
  * during a call; when one fails, its pages are replaced by new ones with the same contents, which matters
- * to whoever has pinned them. At a page, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Errors: ARGUMENT (0
- * bytes), MEMORY. */
+ * to whoever has pinned them. At a page, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Both wait
+ * while another thread is in a blocking collective. Errors: ARGUMENT (0 bytes), MEMORY. */
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p);
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
 
@@ -900,21 +915,24 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * options may be NULL: sum. The _start form returns at once; the buffers are borrowed until the
  * request has finished. They must not overlap.
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
- * MLFAB_I64, what an algorithm cannot do), LIMIT (more than 256 buffers, model_max_bytes, a fabric of
+ * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than 256 buffers, model_max_bytes, a fabric of
  * more than 1024 workers), AGAIN (16 are under way), STATE (this worker has called mlfab_join), MEMORY;
  * then of failures: SHAPE naming a rank whose sizes or options differ, TIMEOUT naming the first rank
  * that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE, CANCELLED, CALLBACK (of a schedule), MEMORY
  * naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
- * blocking form goes through shared memory. Half types are rounded once for each hop: the error of a
- * sum is at most (P - 1) half units in the last place of its largest partial sum. */
+ * blocking form goes through shared memory, with MLFAB_ALGORITHM_AUTO, without a reducer of the caller's, and
+ * up to 64 workers. Half types are added in float32 and rounded to nearest once for each hop (in shared
+ * memory once, when all are added), beyond the largest number to infinity: the error of a sum is at most
+ * (P - 1) half units in the last place of its largest partial sum. MEAN divides that sum and rounds once
+ * more, so where the sum is infinite the mean is, too. */
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                    const mlfab_collective *options);
 MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p);
 
 /* Reduces; every worker gets its block. `data` is the blocks of all ranks one after the other, counts[r]
- * elements (0 allowed; 0 for ranks that are dead) for rank r; on return block `rank` holds the result
+ * elements (0 allowed; 0 for ranks that take no part, ARGUMENT names one that has more) for rank r; on return block `rank` holds the result
  * and the others nothing of use. Errors and cost as above, (P-1)/P of the bytes. */
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                    const mlfab_collective *options);
@@ -929,7 +947,7 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
                                     const mlfab_collective *options, mlfab_request *request_p);
 
 /* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does not wait. The
- * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0. Errors as above, of
+ * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0, and match only each other. Errors as above, of
  * the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
@@ -944,7 +962,8 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
  * from their progress threads, with what they had called with before, or zeros. What came too late
  * is kept and added to the next contribution: nothing is lost, nothing added twice.
  * A call of a worker is a step, counted from 0; reductions are rounds, counted from 0 on all workers.
- * Step s waits until round s is over: a worker that lags returns at once.
+ * Step s waits until round s is over: a worker that lags returns at once. A worker without a progress
+ * thread (MLFAB_PROGRESS_HAND) takes part in its calls and in mlfab_progress only: rounds wait for it.
  */
 enum mlfab_partial_mode { MLFAB_SOLO = 1, MLFAB_MAJORITY = 2, MLFAB_QUORUM = 3 };
 
@@ -965,7 +984,7 @@ typedef struct mlfab_partial_options {
   uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
   uint32_t
       refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
-  uint64_t seed;   /* of MAJORITY's initiators and of QUORUM's coordinators; 0: the config's */
+  uint64_t seed;   /* of MAJORITY's initiators and of who counts a QUORUM; 0: the config's */
   uint64_t resync; /* 0: never; n: info.resync is set in every n-th step */
 } mlfab_partial_options;
 
@@ -1001,8 +1020,9 @@ MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t
 MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                   mlfab_partial_info *info_p, mlfab_request *request_p);
 /* The sum (or mean) of what no result has included yet, of all workers, into `data`: a full allreduce at the
- * end of a training. Every worker calls it. Errors: as of a step; with any, nothing of this worker was
- * flushed. */
+ * end of a training. Every worker calls it. Errors: as of a step; what this
+ * worker would have added is then kept, unless it is in a sum that some worker's flush has returned: those
+ * who repeat it agree on that first, as after any failure. Memory: one array. */
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
 /* The mean of all workers' models, which drift apart with LATEST (eagerSGD §5): a full allreduce. Errors: as
  * of mlfab_allreduce_list; UNSUPPORTED for MLFAB_I64. */

@@ -769,6 +769,11 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   return comm_begin_plain(comm, slot);
 }
 
+static int comm_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
+  const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
+  return !object || !object->stands || object->stands(object->self);
+}
+
 /* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
  * so what others hold up here holds up what follows, before that takes all of their credit. */
 static void comm_begin_waiting(mlfab__comm *comm) {
@@ -785,10 +790,13 @@ static void comm_begin_waiting(mlfab__comm *comm) {
         first = slot;
     }
     if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
+    if (!comm_may_begin(comm, &first->call)) break;
     (void)comm_begin_call(comm, first);
   }
   comm->beginning = 0;
 }
+
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm_begin_waiting(comm); }
 
 /* --- outside calls --- */
 

@@ -155,6 +155,9 @@ typedef struct mlfab__comm_object {
    * that stands; or an epoch is over (plays of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
+  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
+   * said no calls mlfab__comm_go_on later. NULL: always. */
+  int (*stands)(void *self);
   /* A request of it that is open is withdrawn: by its deadline or by the caller. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* Has this worker called `number`, as far as others wait for it; and who is awaited, or
@@ -183,6 +186,7 @@ typedef struct mlfab__comm_call {
   int32_t root;           /* rank; broadcast */
   uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
   uint32_t opens;         /* the object that it opens, or 0 */
+  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
   const char *words;      /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
@@ -304,6 +308,8 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
+/* An object stands: calls that wait for it begin. */
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
 /* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
  * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
  * arena, or another worker calls this one as a plain call: it has become one by itself, wait for

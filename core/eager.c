@@ -6,14 +6,16 @@
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
  * An epoch begins with a play that finds the base: the first round that no call is known to have
- * got (number 0: an allreduce, MAX). From it everybody knows whether what it gave to the round
- * that a failure has ended is in a result that somebody has. It is left out in an object's first
- * epoch, where all begin with 0.
+ * got, and how many flushes have succeeded (number 0: an allreduce, MAX). From it everybody knows
+ * whether what it gave to the round, or the flush, that a failure has ended is in a result that somebody
+ * has. It is left out in an object's first epoch, where all begin with 0. A flush that is called
+ * meanwhile begins when it is over.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
  * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
- * that ended without a failure has succeeded, as every failure is told to objects. */
+ * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
+ * here counts as carried out when the next epoch finds that it was, anywhere. */
 #include "eager.h"
 
 #include "partial.h"
@@ -32,15 +34,16 @@ struct mlfab__eager {
   mlfab__play plays[2]; /* rounds, by parity */
   mlfab__play settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t most;   /* settle: rounds that calls of any member have got */
-  uint64_t base;   /* the epoch's first round */
-  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;  /* 0: none stands */
-  uint8_t known;   /* has been through an epoch */
-  uint8_t closing; /* when nothing of its last round is borrowed any more */
+  uint64_t most[2]; /* settle: rounds that calls of any member have got; flushes likewise */
+  uint64_t base;    /* the epoch's first round */
+  uint64_t armed;   /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;   /* 0: none stands */
+  uint8_t known;    /* has been through an epoch */
+  uint8_t closing;  /* when nothing of its last round is borrowed any more */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
+  void *flush_data;    /* where it goes */
   mlfab__comm_grave grave;
 };
 
@@ -139,17 +142,18 @@ static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t
 }
 
 /* All know where they are. */
-static void eager_settled(mlfab__eager *e, uint64_t base) {
-  mlfab__partial_settle(&e->partial, base);
+static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
+  mlfab__partial_settle(&e->partial, base, flushes);
   e->base = e->armed = base;
   e->comm->round = mlfab__max(e->comm->round, base);
   eager_go_on(e);
+  mlfab__comm_go_on(e->comm);
 }
 
 static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
   mlfab__eager *e = self;
   (void)play, (void)now_ns;
-  if (!status && !e->closing) eager_settled(e, e->most);
+  if (!status && !e->closing) eager_settled(e, e->most[0], e->most[1]);
 }
 
 static int eager_build_settle(mlfab__eager *e) {
@@ -158,8 +162,8 @@ static int eager_build_settle(mlfab__eager *e) {
                                  .algorithm = MLFAB_ALGORITHM_DOUBLING,
                                  .members = comm->members,
                                  .me = comm->me,
-                                 .width = sizeof e->most,
-                                 .count = 1,
+                                 .width = sizeof *e->most,
+                                 .count = MLFAB__COUNT(e->most),
                                  .after = MLFAB__DAG_NONE};
   uint32_t end, tag, culprit;
   mlfab__dag_clear(&e->settle.dag);
@@ -208,9 +212,9 @@ static void eager_fill_plays(mlfab__eager *e) {
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_MAX;
-  e->settle.width = sizeof e->most;
+  e->settle.width = sizeof *e->most;
   e->settle.over = eager_settle_over;
-  e->settle_vec = (mlfab_vec){&e->most, sizeof e->most};
+  e->settle_vec = (mlfab_vec){e->most, sizeof e->most};
   e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
 }
 
@@ -226,11 +230,20 @@ static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
   if (code) {
     eager_fail_memory(e, code);
   } else if (fresh) {
-    eager_settled(e, 0);
+    eager_settled(e, 0, 0);
   } else {
-    e->most = e->partial.given;
+    e->most[0] = e->partial.given;
+    e->most[1] = e->partial.flushes;
     eager_arm(e, &e->settle);
   }
+}
+
+/* The flush may begin: only now is it known what there is to flush. */
+static int eager_stands(void *self) {
+  mlfab__eager *e = self;
+  if (!e->partial.settled) return 0;
+  mlfab__partial_flush(&e->partial, e->flush_data);
+  return 1;
 }
 
 /* Whether the flush is over, and how. */
@@ -433,6 +446,7 @@ static int eager_gather(mlfab__eager *e, uint64_t timeout_ns, uint64_t now_ns,
                                      .self = e,
                                      .begin = eager_begin,
                                      .over = eager_over,
+                                     .stands = eager_stands,
                                      .withdraw = eager_withdraw,
                                      .called = eager_called,
                                      .free_self = eager_free};
@@ -539,17 +553,16 @@ MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *dat
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,
+                                 .of = id,
                                  .words = "the flush of a partial reduction"};
   int code = eager_check_call(e, data, error);
   if (code) return code;
+  if (mlfab__partial_flush_room(&e->partial))
+    return eager_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  e->flush_data = data;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__partial_flush(&e->partial, data);
   code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
-  if (code) {
-    mlfab__partial_flushed(&e->partial, 0);
-  } else {
-    e->flush = *request_p;
-  }
+  if (!code) e->flush = *request_p;
   mlfab__comm_exit(comm);
   return code;
 }

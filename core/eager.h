@@ -20,8 +20,7 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
                                        uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_partial_info *info_p, mlfab_request *request_p,
                                        mlfab_error *error);
-/* As mlfab_partial_flush and mlfab_partial_resync. A flush that fails has flushed nothing of this
- * worker. */
+/* As mlfab_partial_flush and mlfab_partial_resync. */
 MLFAB__INTERNAL int mlfab__eager_flush(mlfab__comm *comm, uint32_t id, void *data,
                                        uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);

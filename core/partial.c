@@ -38,8 +38,9 @@ MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env
 MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
   mlfab__env *env = partial->env;
   mlfab__free_aligned(env, partial->memory, partial->memory_bytes);
+  mlfab__free_aligned(env, partial->flush_memory, (size_t)partial->bytes);
   mlfab__free(env, partial->notes, partial->nnotes * sizeof *partial->notes);
-  partial->memory = NULL;
+  partial->memory = partial->flush_memory = NULL;
   partial->notes = NULL;
 }
 
@@ -218,18 +219,27 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
   *b = was;
 }
 
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base) {
-  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
-  if (partial->over > base || (partial->taken && partial->over == base)) {
-    if (partial->kept_some && partial->some) {
-      mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, partial->kept,
-                     partial->pending, partial->spec.count, 0);
-    } else if (partial->kept_some) {
-      partial_swap(&partial->pending, &partial->kept);
-      partial->some = 1;
-    }
-    partial->pending_calls += partial->kept_calls;
+/* What was not used after all is older than what came since. */
+static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
+  if (some && partial->some) {
+    mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
+                   partial->spec.count, 0);
+  } else if (some) {
+    partial_swap(&partial->pending, array);
+    partial->some = 1;
   }
+  partial->pending_calls += calls;
+}
+
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
+                                           uint64_t flushes) {
+  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
+  if (partial->flushing && flushes <= partial->flushes)
+    partial_return(partial, &partial->flushed, partial->flushed_some, partial->flushed_calls);
+  if (partial->over > base || (partial->taken && partial->over == base))
+    partial_return(partial, &partial->kept, partial->kept_some, partial->kept_calls);
+  partial->flushing = 0;
+  partial->flushes = flushes;
   partial->taken = partial->kept_some = 0;
   partial->kept_calls = 0;
   partial->over = partial->given = base;
@@ -252,7 +262,7 @@ MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
 
 static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
-  int some = partial->some && !partial->flushing;
+  int some = partial->some;
   assert(round == partial->over && !partial->taken);
   /* Whoever began this round has got the one before. */
   partial->given = mlfab__max(partial->given, round);
@@ -341,7 +351,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
-  assert(!partial->waiting && !partial->flushing);
+  assert(!partial->waiting && !(partial->flushing && partial->settled));
   if (partial->some) {
     mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
@@ -364,18 +374,30 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   return 1;
 }
 
+MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial) {
+  if (partial->flush_memory) return 0;
+  partial->flush_memory = mlfab__alloc_aligned(partial->env, (size_t)partial->bytes);
+  partial->flushed = partial->flush_memory;
+  return partial->flush_memory ? 0 : MLFAB_ERR_MEMORY;
+}
+
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data) {
-  if (partial->some) {
-    memcpy(data, partial->pending, partial->bytes);
+  assert(partial->settled && partial->flush_memory && !partial->waiting && !partial->flushing);
+  partial->flushing = 1;
+  partial->flushed_some = partial->some;
+  partial->flushed_calls = partial->pending_calls;
+  partial->some = 0;
+  partial->pending_calls = 0;
+  if (partial->flushed_some) {
+    partial_swap(&partial->pending, &partial->flushed);
+    memcpy(data, partial->flushed, partial->bytes);
   } else {
     memset(data, 0, partial->bytes);
   }
-  partial->flushing = 1;
 }
 
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
+  if (!partial->flushing || !done) return;
   partial->flushing = 0;
-  if (!done) return;
-  partial->some = 0;
-  partial->pending_calls = 0;
+  partial->flushes++;
 }

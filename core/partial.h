@@ -27,8 +27,13 @@
  * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
  * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, and
- * results. (2) The bit of a member says whether its call of this round's number is in the result.
+ * A flush is a full reduction of what no round has taken: that moves from pending to `flushed`. Flushes
+ * are counted by everybody, those that have succeeded: after one that failed here, and may have succeeded
+ * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
+ * returns to pending.
+ *
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
+ * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
  * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
  * a round back; step <= over + 1.
  *
@@ -93,6 +98,8 @@ typedef struct mlfab__partial {
   uint8_t *memory; /* all arrays */
   size_t memory_bytes;
   uint8_t *pending, *kept, *data[2]; /* data: by parity of the round */
+  uint8_t *flushed;                  /* NULL until there is a flush */
+  uint8_t *flush_memory;             /* what was allocated for it */
   uint8_t *queue;                    /* QUEUED: queue_max results, by round */
   mlfab__partial_note *notes;        /* 2, or queue_max */
   uint32_t nnotes;
@@ -100,13 +107,15 @@ typedef struct mlfab__partial {
   uint64_t over;                                    /* rounds below it are over here */
   uint64_t given; /* rounds below it were the results of calls, as far as is known here */
   uint64_t step;  /* of the next call */
-  uint64_t pending_calls, kept_calls;
-  uint8_t some;  /* there is something in pending */
-  uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
+  uint64_t pending_calls, kept_calls, flushed_calls;
+  uint64_t flushes; /* that have succeeded, as far as is known here */
+  uint8_t some;     /* there is something in pending */
+  uint8_t taken;    /* round `over` has been; its contribution is in kept, if kept_some */
   uint8_t kept_some;
   uint8_t settled;           /* the members know where they are; 0 between epochs */
   uint8_t waiting;           /* a call is; for round step - 1 when settled */
-  uint8_t flushing;          /* pending is on its way as a full reduction: rounds leave it alone */
+  uint8_t flushing;          /* a flush is open, or has failed and is not settled */
+  uint8_t flushed_some;      /* and this member has brought something to it */
   void *out;                 /* where the waiting call wants its result */
   mlfab_partial_info answer; /* of the last call that was answered */
 } mlfab__partial;
@@ -130,8 +139,10 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm);
 /* The rounds below `base`, the largest `given` of all members, are results that calls have got.
  * What this member gave to a round counts as used when that is below it, else it returns to
- * pending. The next step, or the one of the call that waits, is `base`. */
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base);
+ * pending; likewise with `flushes`, the largest of all members, and what it gave to a flush. The next step,
+ * or the one of the call that waits, is `base`. */
+MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
+                                           uint64_t flushes);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
@@ -156,8 +167,10 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
-/* Writes what no round has taken into `data`, and leaves it to a full reduction; that is over: it
- * was carried out, or it was not and all stays as it was. */
+/* Memory for flushes, one array that is kept. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
+/* Settled, with room, and no call waits: writes what no round has taken into `data`, for a full reduction;
+ * that is over: it was carried out, or it failed here, and `settle` will tell. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 

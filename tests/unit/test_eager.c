@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { WORKERS = 33, BEAT = 4000, BLOCKS = 3, ROUNDS = 512 };
+enum { WORKERS = 33, BEAT = 4000, BLOCKS = 3, ROUNDS = 512, EPOCHS = 64 };
 
 typedef struct message {
   uint8_t type;
@@ -54,7 +54,8 @@ typedef struct worker {
   int64_t calls, value; /* that it has made, all its life */
   uint64_t failures, last_round;
   int64_t stale;
-  int32_t code, rank; /* of the last failure */
+  uint32_t flushed_in, failed_in; /* the epochs in which its flush last did */
+  int32_t code, rank;             /* of the last failure */
   char text[320];
 } worker;
 
@@ -76,6 +77,8 @@ typedef struct world {
   mlfab_partial_options options;
   uint64_t count, elements; /* count: of the array; elements: of blocks that are looked at */
   past rounds[ROUNDS];
+  int64_t *flushes[EPOCHS]; /* what was returned, by epoch */
+  uint32_t flush_failures;  /* that are still to be brought about */
   uint32_t drops;
   uint64_t finished, rounds_done;
 } world;
@@ -274,6 +277,7 @@ static void close_world(void) {
   }
   mlfab__roll_free(&w->roll);
   for (uint32_t r = 0; r < ROUNDS; r++) free(w->rounds[r].data);
+  for (uint32_t e = 0; e < EPOCHS; e++) free(w->flushes[e]);
   assert_int_equal(w->env.bytes, 0);
   assert_int_equal(w->drops, 0);
   free(w);
@@ -325,6 +329,14 @@ static int flush(worker *me) {
   if (code) saw_failure(me, code, error.rank, error.text);
   if (!code) me->state = FLUSHING;
   return code;
+}
+
+/* A flush's result: the same for all to whom it is given, though others may see it fail. */
+static void look_at_flush(worker *me) {
+  uint32_t epoch = me->flushed_in = me->comm.epoch;
+  assert_in_range(epoch, 1, EPOCHS - 1);
+  if (!w->flushes[epoch]) w->flushes[epoch] = copy(me->flushed, (uint32_t)w->count * 8);
+  assert_memory_equal(w->flushes[epoch], me->flushed, w->count * 8);
 }
 
 static uint32_t ones(const uint64_t *bitmap) {
@@ -381,8 +393,10 @@ static void look(worker *me) {
   me->request = 0;
   if (code) {
     saw_failure(me, code, rank, me->requests.last.text);
+    if (me->state == FLUSHING) me->failed_in = me->comm.epoch;
     if (me->state != OPENING) me->state = THINKING;
   } else if (me->state == FLUSHING) {
+    look_at_flush(me);
     me->state = DONE;
   } else {
     if (me->state == CALLING) look_at_result(me);
@@ -566,14 +580,49 @@ static void open_all(void) {
   }
 }
 
-/* What a worker does next, when it is drawn. One that has made its steps flushes. */
+/* Has somebody seen this one's last flush fail? */
+static int must_repeat(const worker *me) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].failed_in >= me->flushed_in) return 1;
+  return 0;
+}
+
+/* What a worker does next, when it is drawn. One that has made its steps flushes, until all have
+ * succeeded. */
 static void move(worker *me) {
+  if (me->state == DONE && must_repeat(me)) me->state = THINKING;
   if (!me->alive || me->state != THINKING || chance(me->slowness)) return;
   if (me->steps < w->stop) {
     (void)call(me, 0);
   } else {
     (void)flush(me);
   }
+}
+
+/* Only then do all agree on what is next after a failure. */
+static int all_are_there(uint32_t epoch) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].steps < w->stop || w->workers[i].failed_in >= epoch) return 0;
+  return 1;
+}
+
+static int others_have_it(const worker *me) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].state == DONE && w->workers[i].flushed_in == me->comm.epoch) return 1;
+  return 0;
+}
+
+/* At any time, or when others have its result. Then everybody tries again, at once or after one step
+ * more. */
+static void withdraw_flush(worker *me) {
+  mlfab__request *request = mlfab__request_find(&me->requests, me->request);
+  int late = w->flush_failures & 1;
+  if (!all_are_there(me->comm.epoch)) return;
+  if (!request || request->done || (late && !others_have_it(me)) || chance(late ? 4 : 100)) return;
+  w->flush_failures--;
+  w->stop += chance(2);
+  mlfab__comm_withdraw(&me->comm, request, MLFAB_ERR_CANCELLED, w->now);
+  look(me);
 }
 
 /* Everybody makes its steps, and flushes. `failures` times somebody withdraws its call. */
@@ -596,6 +645,7 @@ static void run(uint64_t steps, int breaks, uint32_t failures) {
         look(me);
       }
     }
+    if (w->flush_failures && me->state == FLUSHING) withdraw_flush(me);
     (void)act();
   }
 }
@@ -609,9 +659,14 @@ static void check_conservation(void) {
       calls += w->rounds[k].data[r];
       value += w->rounds[k].data[w->n + r];
     }
-    assert_memory_equal(w->workers[0].flushed, w->workers[r].flushed, w->count * 8);
-    assert_int_equal(calls + w->workers[r].flushed[r], w->workers[r].calls);
-    assert_int_equal(value + w->workers[r].flushed[w->n + r], w->workers[r].value);
+    for (uint32_t e = 0; e < EPOCHS; e++) {
+      if (!w->flushes[e]) continue;
+      calls += w->flushes[e][r];
+      value += w->flushes[e][w->n + r];
+    }
+    assert_int_equal(w->workers[r].flushed_in, w->workers[0].flushed_in);
+    assert_int_equal(calls, w->workers[r].calls);
+    assert_int_equal(value, w->workers[r].value);
   }
   for (uint32_t k = 0; k < ROUNDS; k++) {
     w->rounds_done += w->rounds[k].data != NULL;
@@ -681,6 +736,27 @@ static void test_failures(void **state) {
     close_world();
   }
   print_message("%llu failures\n", (unsigned long long)failed);
+}
+
+/* A flush that ends well for some and fails for others is flushed once. */
+static void test_flush_failures(void **state) {
+  (void)state;
+  uint32_t failed = 0, parted = 0;
+  int worlds = scaled(120, 20000);
+  for (int round = 0; round < worlds; round++) {
+    open_world(2 + draw_workers(round) % 8, seed_of(7000 + (uint64_t)round));
+    open_all();
+    w->flush_failures = 1 + chance(4);
+    failed += w->flush_failures;
+    run(1 + chance(20), round % 2, 0);
+    failed -= w->flush_failures;
+    check_conservation();
+    for (uint32_t e = 1; e < w->workers[0].flushed_in; e++) parted += w->flushes[e] != NULL;
+    close_all();
+    close_world();
+  }
+  print_message("%u failures, %u of them not of all\n", failed, parted);
+  assert_true(parted > 0);
 }
 
 /* --- who is to blame --- */
@@ -995,6 +1071,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_calm),
       cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_flush_failures),
       cmocka_unit_test(test_majority_waits_for_the_drawn),
       cmocka_unit_test(test_quorum_waits_for_all),
       cmocka_unit_test(test_full_queue),

@@ -354,7 +354,7 @@ static void begin(world *w, int fresh) {
       m->book.value += m->book.given_value;
     }
     m->book.given = 0;
-    mlfab__partial_settle(&m->partial, base);
+    mlfab__partial_settle(&m->partial, base, 0);
     m->book.last_step = m->partial.step;
     m->armed_upto = base;
   }
@@ -505,6 +505,7 @@ static void check_end(world *w, const uint64_t *calls) {
     int64_t *left = calloc(w->spec.count, 8);
     assert_false(m->calling);
     assert_int_equal(m->calls_left, 0);
+    assert_int_equal(mlfab__partial_flush_room(&m->partial), 0);
     mlfab__partial_flush(&m->partial, left);
     mlfab__partial_flushed(&m->partial, 1);
     assert_int_equal(w->got_calls[m->rank] + left[m->rank], calls[m->rank]);
