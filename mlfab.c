@@ -37816,9 +37816,9 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
   if (!code && !(in - in == 0.0 && out - out == 0.0))
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "set_link: a capacity is not a finite number");
-  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
-    code =
-        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
+    code = mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "this fabric has no scheduler, and this node is no worker");
   if (code) return mlfab__node_return(node, code, &error);
   mlfab__monitor_set(&node->monitor, in, out);
   node_tell_capacity(node, 1);
@@ -39880,7 +39880,7 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
   ctx->heartbeat_ns = c->heartbeat_ns;
-  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE ? 0 : MLFAB__NEVER;
+  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE || c->order_by_rate ? 0 : MLFAB__NEVER;
   ctx->simulated = c->transport && !strcmp(c->transport->name, "sim");
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);

@@ -571,7 +571,7 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
   ctx->heartbeat_ns = c->heartbeat_ns;
-  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE ? 0 : MLFAB__NEVER;
+  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE || c->order_by_rate ? 0 : MLFAB__NEVER;
   ctx->simulated = c->transport && !strcmp(c->transport->name, "sim");
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);

@@ -2008,9 +2008,9 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
   if (!code && !(in - in == 0.0 && out - out == 0.0))
     code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "set_link: a capacity is not a finite number");
-  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
-    code =
-        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
+    code = mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "this fabric has no scheduler, and this node is no worker");
   if (code) return mlfab__node_return(node, code, &error);
   mlfab__monitor_set(&node->monitor, in, out);
   node_tell_capacity(node, 1);

@@ -512,6 +512,69 @@ static void test_memory(void **state) {
   world_close(&w); /* frees the rest */
 }
 
+/* --- the order of members --- */
+
+typedef struct word {
+  uint32_t letters;
+  char text[WORLD_NODES];
+} word;
+
+/* Writes what is in `in` before what is in inout. */
+static void append(void *user, void *inout, const void *in, uint64_t count) {
+  (void)user;
+  for (uint64_t i = 0; i < count; i++) {
+    word *right = (word *)inout + i, both = ((const word *)in)[i];
+    memcpy(both.text + both.letters, right->text, right->letters);
+    both.letters += right->letters;
+    *right = both;
+  }
+}
+
+static void spells(world *w, const char *wanted) {
+  word words[WORLD_NODES];
+  mlfab_request requests[WORLD_NODES];
+  mlfab_collective o = with(0, 0);
+  o.reduce = append;
+  o.element_bytes = sizeof(word);
+  o.ordered = 1;
+  for (uint32_t i = 0; i < w->workers; i++) {
+    mlfab_vec vec = {&words[i], 1};
+    words[i] = (word){1, {(char)('a' + i)}};
+    OK(w->node[i], mlfab_allreduce_start(w->node[i], &vec, 1, 0, &o, &requests[i]));
+  }
+  for (uint32_t i = 0; i < w->workers; i++) {
+    OK(w->node[i], mlfab_wait(w->node[i], requests[i], 0, NULL));
+    if (strncmp(words[i].text, wanted, sizeof words[i].text) != 0)
+      fail_msg("%.8s, not %s", words[i].text, wanted);
+  }
+}
+
+/* Hosts with more bandwidth come first where that is asked for, from the next epoch on. */
+static void test_order_by_rate(void **state) {
+  float x = NAN;
+  mlfab_vec one = {&x, 1};
+  mlfab_collective o = with(0, 0);
+  world w;
+  (void)state;
+  for (uint32_t by_rate = 0; by_rate < 2; by_rate++) {
+    world_init(&w, 4, 1, 0);
+    w.config.order_by_rate = by_rate;
+    world_open(&w, 7);
+    spells(&w, "abcd");
+    for (uint32_t i = 0; i < w.workers; i++)
+      OK(w.node[i], mlfab_set_link(w.node[i], 1e9, i == 2 ? 8e8 : i == 1 ? 1e8 : 2e8));
+    spells(&w, "abcd");
+    o.refuse_nan = 1; /* ends the epoch */
+    EXPECT(w.node[3], mlfab_allreduce_list(w.node[3], &one, 1, MLFAB_F32, &o),
+           MLFAB_ERR_NOT_FINITE);
+    for (uint32_t i = 0; i < 3; i++)
+      EXPECT(w.node[i], mlfab_allreduce_list(w.node[i], &one, 1, MLFAB_F32, NULL),
+             MLFAB_ERR_NOT_FINITE);
+    spells(&w, by_rate ? "cadb" : "abcd");
+    world_close(&w);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
@@ -521,7 +584,7 @@ int main(void) {
       cmocka_unit_test(test_cancel),        cmocka_unit_test(test_sizes_differ),
       cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_death),
       cmocka_unit_test(test_leaving),       cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_memory),        cmocka_unit_test(test_order_by_rate),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
