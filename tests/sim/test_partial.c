@@ -23,6 +23,7 @@
 
 enum { RANKS = 14, OBJECTS = 2, STEPS = 40, BLOCKS = 3, ROUNDS = STEPS + 8 };
 #define MS 1000000ull
+#define BEAT (100 * MS)
 #define SECOND 1000000000ull
 
 typedef struct past { /* a round, as it was first returned */
@@ -45,6 +46,7 @@ typedef struct part { /* an object on a rank */
   int64_t *data, *flushed;
   int64_t calls, value;
   uint64_t steps, newest; /* made; above the rounds returned */
+  uint64_t since;         /* of the call that waits, or the last */
   mlfab_request request;
   mlfab_partial_info info;
   int done;
@@ -67,6 +69,7 @@ typedef struct world {
   object objects[OBJECTS];
   uint32_t have_opened, have_stepped, have_flushed;
   int32_t dead; /* a rank, or MLFAB_NO_RANK */
+  uint64_t died_ns;
   char failure[320];
 } world;
 
@@ -174,9 +177,12 @@ static void flush(void *user) {
   if (++r->flushed < OBJECTS) when_all_have(&w.have_flushed, flush);
 }
 
-/* A step has failed: the others see it, too, and all go on. */
+/* A step has failed, soon after the death: the others see it, too, and all go on. */
 static void fail_step(part *p, int code) {
   mlfab_error error;
+  uint64_t due = w.died_ns + 8 * BEAT, now = mlfab_sim_clock(w.sim);
+  if (now > (p->since > due ? p->since : due) + MS)
+    broken("rank %u: %u ms after the death", p->of->number, (unsigned)((now - w.died_ns) / MS));
   mlfab_last_error(p->of->ctx, &error);
   if (code != MLFAB_ERR_PEER_DEAD || error.rank != w.dead)
     broken("rank %u: %d: %s", p->of->number, code, error.text);
@@ -219,6 +225,7 @@ static void call(void *user) {
   memset(p->data, 0, o->count * 8);
   for (uint32_t b = 0; b < BLOCKS; b++) p->data[b * w.ranks + r->number] = b ? value : 1;
   p->info = (mlfab_partial_info){.size = sizeof p->info};
+  p->since = mlfab_sim_clock(w.sim);
   int code = mlfab_partial_start(r->ctx, p->id, p->data, 60 * SECOND, &p->info, &p->request);
   if (code) { /* nothing was called */
     fail_step(p, code);
@@ -273,7 +280,7 @@ static void open_world(uint64_t seed, uint32_t ranks) {
     mlfab_config_init(&config);
     config.workers = w.ranks;
     config.rank = (int32_t)i;
-    config.heartbeat_ns = 100 * MS;
+    config.heartbeat_ns = BEAT;
     r->number = i;
     r->slow = below(3) ? 1 : 10;
     assert_int_equal(mlfab_sim_open(w.sim, i, &config, &r->ctx, &error), 0);
@@ -384,6 +391,7 @@ static void run_death(uint64_t seed) {
   w.steps = STEPS;
   run((20 + below(10)) * MS);
   w.dead = 1 + (int32_t)below(w.ranks - 1);
+  w.died_ns = mlfab_sim_clock(w.sim);
   assert_int_equal(mlfab_sim_crash(w.sim, (uint32_t)w.dead), 0);
   run(300 * SECOND);
   if (!finished()) broken("it hangs");
