@@ -175,11 +175,14 @@ tests-built: $(BUILT_TESTS) $(HELPERS)
 LIMITS := tests/process/kill9_test.py@1200 tests/process/reslice_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
+# What needs processors only is run on all of them; what several processes or threads do, alone.
+ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,arena shm tcp)
 run-tests:
-	@$(RUN_TESTS) \
+	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'symbols=tests/dropin/symbols.sh $(BUILD)/mlfab.o $(BUILD)/libmlfab.so' \
-	  $(SKIPPED_TESTS) $(BUILT_TESTS) $(call limit,$(SCRIPT_TESTS))
+	  $(SKIPPED_TESTS) $(filter-out $(ALONE),$(BUILT_TESTS)) \
+	  --alone $(filter $(ALONE),$(BUILT_TESTS)) $(call limit,$(SCRIPT_TESTS))
 
 ##: tests under sanitizers, fuzz smoke, drop-in, amalgamation, format and tidy
 check: $(filter deps test,$(MAKECMDGOALS))
@@ -193,17 +196,18 @@ check: $(filter deps test,$(MAKECMDGOALS))
 TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
 HAND_WRITTEN = mlfab.h $(wildcard core/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
 
-# What needs processors only is run on all of them; what several processes or threads do, alone.
-ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,arena shm tcp)
+# Under sanitizers, half of the random cases; clang-tidy's analyzer with fewer paths than its 225,000.
+ASAN = '$(BUILD)/asan/$(1)@600=MLFAB_SCALE=0.5 $(BUILD)/asan/$(1)'
+TIDY = clang-tidy --quiet --warnings-as-errors="*" --extra-arg=-Xclang --extra-arg=-analyzer-config \
+       --extra-arg=-Xclang --extra-arg=max-nodes=60000
 run-check:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''clang-tidy --quiet --warnings-as-errors="*" "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
-	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter-out $(ALONE),$(BUILT_TESTS)))
-	@$(RUN_TESTS) \
-	  $(patsubst $(BUILD)/tests/%,$(BUILD)/asan/tests/%@600,$(filter $(ALONE),$(BUILT_TESTS))) \
+	  $(foreach test,$(filter-out $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
+	  --alone $(foreach test,$(filter $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.3 tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
@@ -302,7 +306,7 @@ $(BUILD)/paper: $(PAPER_SOURCES) $(wildcard tests/paper/*.h) mlfab.h $(BUILD)/pa
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(PAPER_SOURCES) $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
-##: MLfabric's, FluentPS's, TDF's and eagerSGD's evaluation, beside their figures: build/paper.tsv, docs/paper.md
+##: MLfabric's, FluentPS's, TDF's, eagerSGD's and ASAP's evaluation, beside their figures: build/paper.tsv, docs/paper.md
 paper: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/paper
 	$(BUILD)/paper $(BUILD)/paper.tsv docs/paper.md

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs tests, says what failed, and ends with `N passed, N failed, N skipped`.
 
-    run.py [--no-skip-but REGEX] [--jobs N] [--timeout S] TEST...
+    run.py [--no-skip-but REGEX] [--jobs N] [--timeout S] TEST... [--alone TEST...]
 
 TEST is a program (a test binary, or a .py or .sh script), or `name=shell command`; a time limit in
 seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@600`).
@@ -9,6 +9,8 @@ seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@6
 A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one for
 each; cmocka is told to. Any other test counts one: passed with exit status 0, skipped with 77 (the
 last line that it printed is the reason), failed with anything else.
+
+--jobs: as many at a time, but for those behind --alone, which follow one by one.
 
 --no-skip-but (or MLFAB_NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
 machine that is known to have everything cannot pass by testing nothing.
@@ -145,16 +147,18 @@ def main():
     parser.add_argument("--no-skip-but", default=os.environ.get("MLFAB_NO_SKIP_BUT", ""))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("tests", nargs="*")
+    parser.add_argument("--alone", nargs="*", default=[])
     arguments = parser.parse_args()
     allowed = re.compile(arguments.no_skip_but, re.I) if arguments.no_skip_but else None
 
     outcomes = []
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        futures = [pool.submit(run, test, arguments.timeout) for test in arguments.tests]
-        for future in futures:
-            outcomes.append(future.result())
-            report(outcomes[-1], allowed)
+    for tests, jobs in (arguments.tests, arguments.jobs), (arguments.alone, 1):
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(run, test, arguments.timeout) for test in tests]
+            for future in concurrent.futures.as_completed(futures):
+                outcomes.append(future.result())
+                report(outcomes[-1], allowed)
 
     skips = [(o.name, what, reason) for o in outcomes for what, reason in o.skipped]
     if skips:

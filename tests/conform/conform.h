@@ -10,7 +10,7 @@
  * number and the frame's, so the receiver knows all it may see: whatever comes must be the next frame of
  * its link, bit by bit. The sender scribbles over its memory as soon as the contract gives it back.
  *
- * MLFAB_SCALE scales the long checks: 1 is everything, 0.01 the default. */
+ * MLFAB_SCALE scales the long checks: 100 is everything, 1 the default. */
 #ifndef MLFAB_CONFORM_H
 #define MLFAB_CONFORM_H
 
@@ -131,7 +131,7 @@ static inline uint64_t conform_mix(uint64_t x) {
 static inline double conform_scale(void) {
   const char *text = getenv("MLFAB_SCALE");
   double scale = text ? strtod(text, NULL) : 0;
-  return scale > 0 ? scale : 0.01;
+  return (scale > 0 ? scale : 1) / 100;
 }
 
 static inline uint64_t conform_count(double full, uint64_t least) {
