@@ -350,8 +350,7 @@ int paper_eager(uint32_t seeds) {
   paper_table();
   add("majority: full / majority, mean", "2.46", bench.majority / (NETWORKS * SIZES), "x", 1.9,
       2.95,
-      "falls from 3P/(P+1) = 2.91 where the exchange takes longer; above 3.1 the initiator would "
-      "be "
-      "the wrong one");
+      "falls from 3P/(P+1) = 2.91 where the exchange takes longer; a mean above 3.1 would be "
+      "that of the wrong initiators");
   return bench.failures;
 }

@@ -523,7 +523,7 @@ int main(int argc, char **argv) {
       "separate, "
       "smaller model lead one to expect, and was written down before the library ran; **outside** "
       "marks what "
-      "does not lie in it. Nothing was tuned to fit.");
+      "does not lie in it. Nothing was tuned to fit, but for what is told at ASAP's fig. 7.");
   table_of_times();
   speedups();
   times();

@@ -329,7 +329,7 @@ static void skip(const tdf_task *task, const plan *p) {
 int paper_tdf(uint32_t seeds) {
   tdf_task task[TDF_TASKS];
   paper_text(
-      "## TDF: bytes of pulls and pushes\n\n"
+      "# TDF: bytes of pulls and pushes\n\n"
       "Five workers and a server in the simulator, real data: logistic regression (LR) on words of "
       "movie reviews, 18,408 features, a tenth of a worker's reviews an iteration; matrix "
       "factorisation (MF) of 5,000 ratings, all of a worker's an iteration; a 784-128-10 network "
