@@ -207,11 +207,11 @@ run-check:
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
 	  $(foreach test,$(filter-out $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
-	  --alone $(foreach test,$(filter $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
-	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.3 tests/tsan.sh $(BUILD)/tsan/$(test)') \
-	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py')) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
-	  'libfuzzer@200=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10'
+	  'libfuzzer@200=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
+	  --alone $(foreach test,$(filter $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
+	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
+	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py'))
 
 ##: copies mlfab.h and mlfab.c into an empty folder, and builds and runs a trainer there in many ways
 dropin: all
@@ -226,8 +226,9 @@ sim:
 soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
-	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
-	  tests/process/kill9_test.py@36000 tests/process/reslice_test.py@3600
+	@$(RUN_TESTS) --jobs $(NPROC) \
+	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
+	  --alone tests/process/kill9_test.py@36000 tests/process/reslice_test.py@3600
 
 # ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it
 

@@ -14,8 +14,9 @@ import sys
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 KINDS = ["sim", "unit", "oracle", "conform", "oom"]
-# Of a part whose own test has another name; the simulator sees most of the rest.
-LIKELY = {"group": "unit/test_order", "distributor": "unit/test_aggregator", "carry": "unit/test_tree",
+# Of a bug, or of a part whose own test has another name; the simulator sees most of the rest.
+LIKELY = {16: "sim/test_schedule", 51: "unit/test_api_filters", 64: "sim/test_collective",
+          "group": "unit/test_order", "distributor": "unit/test_aggregator", "carry": "unit/test_tree",
           "muster": "unit/test_tree", "batch": "unit/test_scheduler", "push": "unit/test_worker",
           "pull": "unit/test_worker", "gate": "sim/test_consistency",
           "changed": "unit/test_packed", "shift": "sim/test_reslice", "thaw": "sim/test_reslice"}
@@ -48,8 +49,8 @@ def forget(files):
             os.remove(path)
 
 
-def likely(files):
-    tests = []
+def likely(number, files):
+    tests = [LIKELY[number]] if number in LIKELY else []
     for file in sorted(files):
         part = os.path.basename(file)[:-2]
         own = LIKELY.get(part, "unit/test_" + part)
@@ -77,7 +78,7 @@ def notices(test):
 
 
 def noticed_by(number, files):
-    first = likely(files)
+    first = likely(number, files)
     for test in first:
         make(number, "%s/tests/%s" % (FOLDER, test))
         who = notices(test)
