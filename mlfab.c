@@ -10022,6 +10022,11 @@ MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t al
  * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
  * returns to pending.
  *
+ * Whoever was taken for dead missed epochs: what counts for what it gave is where the first one that
+ * it missed began, since later rounds were without it. So an epoch begins with an exchange of what
+ * members know of the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For
+ * a member that was away for longer, what it had given last counts as used.
+ *
  * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
  * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
  * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
@@ -10030,7 +10035,10 @@ MLFAB__INTERNAL double mlfab__ring_cost(const mlfab__ring_task *task, uint8_t al
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
 
-enum { MLFAB__PARTIAL_LEVELS = 10 }; /* log2 of MLFAB__RING_MEMBERS_MAX */
+enum {
+  MLFAB__PARTIAL_LEVELS = 10, /* log2 of MLFAB__RING_MEMBERS_MAX */
+  MLFAB__PARTIAL_EPOCHS = 32  /* beginnings that are remembered */
+};
 
 /* What COMPUTE operations do; from NOTICES on: a notice of level (code - NOTICES) / 2 came, near
  * when odd. */
@@ -10066,6 +10074,18 @@ typedef struct mlfab__partial_plan {
   uint32_t send[MLFAB__PARTIAL_LEVELS][2]; /* of notices: to one that is not near; that is */
 } mlfab__partial_plan;
 
+/* Where an epoch began: the first round that no call had got, and flushes that had succeeded; both
+ * plus one, 0: not known. */
+typedef struct mlfab__partial_mark {
+  uint64_t base, flushes;
+} mlfab__partial_mark;
+
+/* What members exchange: element by element, the largest counts. */
+typedef struct mlfab__partial_marks {
+  mlfab__partial_mark now;                         /* of the epoch that begins */
+  mlfab__partial_mark past[MLFAB__PARTIAL_EPOCHS]; /* by epoch modulo their number */
+} mlfab__partial_marks;
+
 /* A result that a call may still get. */
 typedef struct mlfab__partial_note {
   uint32_t active, workers;
@@ -10095,8 +10115,10 @@ typedef struct mlfab__partial {
   uint64_t step;  /* of the next call */
   uint64_t pending_calls, kept_calls, flushed_calls;
   uint64_t flushes; /* that have succeeded, as far as is known here */
-  uint8_t some;     /* there is something in pending */
-  uint8_t taken;    /* round `over` has been; its contribution is in kept, if kept_some */
+  uint32_t epoch;   /* the last that was settled here; 0: none */
+  mlfab__partial_marks marks;
+  uint8_t some;  /* there is something in pending */
+  uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
   uint8_t kept_some;
   uint8_t settled;           /* the members know where they are; 0 between epochs */
   uint8_t waiting;           /* a call is; for round step - 1 when settled */
@@ -10123,12 +10145,13 @@ MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *parti
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
-/* The rounds below `base`, the largest `given` of all members, are results that calls have got.
- * What this member gave to a round counts as used when that is below it, else it returns to
- * pending; likewise with `flushes`, the largest of all members, and what it gave to a flush. The next step,
- * or the one of the call that waits, is `base`. */
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
-                                           uint64_t flushes);
+/* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
+MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch);
+/* partial->marks are now those of all members: the rounds below their base are results that calls have
+ * got. What this member gave to a round counts as used when that is below the base of the first epoch
+ * since its last, else it returns to pending; likewise what it gave to a flush. The next step, or the
+ * one of the call that waits, is the base. Errors: FRAME (what cannot be; nothing has changed). */
+MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
@@ -10150,6 +10173,8 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
+/* Adds `data` to pending: a step that has failed at once. */
+MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
@@ -11323,20 +11348,49 @@ static void partial_return(mlfab__partial *partial, uint8_t **array, int some, u
   partial->pending_calls += calls;
 }
 
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
-                                           uint64_t flushes) {
-  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
-  if (partial->flushing && flushes <= partial->flushes)
+static mlfab__partial_mark *partial_mark(mlfab__partial *partial, uint32_t epoch) {
+  return &partial->marks.past[epoch % MLFAB__PARTIAL_EPOCHS];
+}
+
+MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch) {
+  uint32_t missed = epoch - partial->epoch;
+  for (uint32_t i = 0; i < missed && i < MLFAB__PARTIAL_EPOCHS; i++)
+    *partial_mark(partial, epoch - i) = (mlfab__partial_mark){0, 0};
+  partial->marks.now = (mlfab__partial_mark){partial->given + 1, partial->flushes + 1};
+}
+
+/* Where the first epoch began that others have settled and this member has not. */
+static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoch) {
+  uint32_t missed = epoch - partial->epoch;
+  uint32_t i = missed < MLFAB__PARTIAL_EPOCHS ? missed : MLFAB__PARTIAL_EPOCHS;
+  while (--i > 0) {
+    const mlfab__partial_mark *mark = partial_mark(partial, epoch - i);
+    if (mark->base > 0 && mark->flushes > 0) return *mark;
+  }
+  return partial->marks.now;
+}
+
+MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch) {
+  const mlfab__partial_mark now = partial->marks.now, first = partial_missed(partial, epoch);
+  assert(!partial->settled && epoch > partial->epoch);
+  if (now.base <= partial->given || now.base < partial->over || now.flushes <= partial->flushes ||
+      first.base > now.base || first.flushes > now.flushes)
+    return MLFAB_ERR_FRAME;
+  uint64_t base = now.base - 1, used = first.base - 1;
+  if (partial->flushing && first.flushes - 1 <= partial->flushes)
     partial_return(partial, &partial->flushed, partial->flushed_some, partial->flushed_calls);
-  if (partial->over > base || (partial->taken && partial->over == base))
+  if (partial->over > used || (partial->taken && partial->over == used))
     partial_return(partial, &partial->kept, partial->kept_some, partial->kept_calls);
+  *partial_mark(partial, epoch) = now;
+  partial->epoch = epoch;
   partial->flushing = 0;
-  partial->flushes = flushes;
+  partial->flushes = now.flushes - 1;
   partial->taken = partial->kept_some = 0;
   partial->kept_calls = 0;
   partial->over = partial->given = base;
   partial->step = base + partial->waiting;
   partial->settled = 1;
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
@@ -11441,9 +11495,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 
 /* ---- calls */
 
-MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
+MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
-  assert(!partial->waiting && !(partial->flushing && partial->settled));
   if (partial->some) {
     mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
@@ -11452,6 +11505,12 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   }
   partial->some = 1;
   partial->pending_calls++;
+}
+
+MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
+  const mlfab__partial_spec *spec = &partial->spec;
+  assert(!partial->waiting && !(partial->flushing && partial->settled));
+  mlfab__partial_keep(partial, data);
   partial->waiting = 1;
   partial->out = data;
   if (!partial->settled) return 0;
@@ -26837,6 +26896,7 @@ static void comm_end(mlfab__comm *comm) {
     mlfab__comm_object *object = &comm->objects[i];
     object->upto = 0; /* frames of the next epoch may come before it begins here */
     if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
   }
   comm->depth--;
   comm->calls = 0;
@@ -27282,6 +27342,7 @@ static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int 
                            const char *what) {
   char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
   comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
   snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
   mlfab__comm_fail(comm, code, rank, text);
 }
@@ -27778,7 +27839,7 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
 }
 
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
-  if (comm->dead || comm_alone(comm) || comm->phase == MLFAB__COMM_OUT) return;
+  if (comm->dead || comm_alone(comm)) return;
   if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
   if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
   if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
@@ -27924,6 +27985,7 @@ MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
     comm->graves = grave->next;
     grave->free_self(grave->self);
   }
+  mlfab__streams_trim(&comm->streams);
 }
 
 MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
@@ -29268,11 +29330,14 @@ MLFAB__INTERNAL void mlfab__script_free(mlfab__script *script) {
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that finds the base: the first round that no call is known to have
- * got, and how many flushes have succeeded (number 0: an allreduce, MAX). From it everybody knows
- * whether what it gave to the round, or the flush, that a failure has ended is in a result that somebody
- * has. It is left out in an object's first epoch, where all begin with 0. A flush that is called
- * meanwhile begins when it is over.
+ * An epoch begins with a play that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
+ * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
+ * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
+ * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
+ * all begin with 0. A flush that is called meanwhile begins when it is over.
+ *
+ * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
+ * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
@@ -29294,12 +29359,11 @@ struct mlfab__eager {
   mlfab__play plays[2]; /* rounds, by parity */
   mlfab__play settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t most[2]; /* settle: rounds that calls of any member have got; flushes likewise */
-  uint64_t base;    /* the epoch's first round */
-  uint64_t armed;   /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;   /* 0: none stands */
-  uint8_t known;    /* has been through an epoch */
-  uint8_t closing;  /* when nothing of its last round is borrowed any more */
+  uint64_t base;   /* the epoch's first round */
+  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;  /* 0: none stands */
+  uint8_t known;   /* has been through an epoch */
+  uint8_t closing; /* when its last round is over, and nothing of it is borrowed any more */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
@@ -29309,7 +29373,7 @@ struct mlfab__eager {
 
 /* --- rounds --- */
 
-static void eager_fail_memory(const mlfab__eager *e, int code) {
+static void eager_fail(const mlfab__eager *e, int code) {
   char text[80];
   snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
            mlfab_error_text(code));
@@ -29318,7 +29382,7 @@ static void eager_fail_memory(const mlfab__eager *e, int code) {
 
 static void eager_arm(const mlfab__eager *e, mlfab__play *play) {
   int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
-  if (code && code != MLFAB_ERR_STATE) eager_fail_memory(e, code);
+  if (code && code != MLFAB_ERR_STATE) eager_fail(e, code);
 }
 
 /* Arms what may be armed, and starts what is due. */
@@ -29383,8 +29447,9 @@ static void eager_remove(mlfab__eager *e) {
   mlfab__comm_bury(e->comm, &e->grave);
 }
 
-/* Is something of a round that is over here still on its way? */
-static int eager_lends(const mlfab__eager *e) {
+/* Is something of a round still on its way that ends by itself? */
+static int eager_ends(const mlfab__eager *e) {
+  if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
     if (e->plays[i].armed && !e->plays[i].running) return 1;
   return 0;
@@ -29396,16 +29461,20 @@ static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t
   if (status) return;
   if (!e->closing) {
     eager_go_on(e);
-  } else if (!eager_lends(e)) {
+  } else if (!eager_ends(e)) {
     eager_remove(e);
   }
 }
 
 /* All know where they are. */
-static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
-  mlfab__partial_settle(&e->partial, base, flushes);
-  e->base = e->armed = base;
-  e->comm->round = mlfab__max(e->comm->round, base);
+static void eager_settled(mlfab__eager *e) {
+  int code = mlfab__partial_settle(&e->partial, e->epoch);
+  if (code) {
+    eager_fail(e, code);
+    return;
+  }
+  e->base = e->armed = e->partial.over;
+  e->comm->round = mlfab__max(e->comm->round, e->base);
   eager_go_on(e);
   mlfab__comm_go_on(e->comm);
 }
@@ -29413,7 +29482,7 @@ static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
 static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
   mlfab__eager *e = self;
   (void)play, (void)now_ns;
-  if (!status && !e->closing) eager_settled(e, e->most[0], e->most[1]);
+  if (!status && !e->closing) eager_settled(e);
 }
 
 static int eager_build_settle(mlfab__eager *e) {
@@ -29422,8 +29491,8 @@ static int eager_build_settle(mlfab__eager *e) {
                                  .algorithm = MLFAB_ALGORITHM_DOUBLING,
                                  .members = comm->members,
                                  .me = comm->me,
-                                 .width = sizeof *e->most,
-                                 .count = MLFAB__COUNT(e->most),
+                                 .width = sizeof(int64_t),
+                                 .count = sizeof e->partial.marks / sizeof(int64_t),
                                  .after = MLFAB__DAG_NONE};
   uint32_t end, tag, culprit;
   mlfab__dag_clear(&e->settle.dag);
@@ -29472,9 +29541,9 @@ static void eager_fill_plays(mlfab__eager *e) {
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_MAX;
-  e->settle.width = sizeof *e->most;
+  e->settle.width = sizeof(int64_t);
   e->settle.over = eager_settle_over;
-  e->settle_vec = (mlfab_vec){e->most, sizeof e->most};
+  e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
   e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
 }
 
@@ -29488,12 +29557,13 @@ static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
   eager_fill_plays(e);
   int code = eager_build(e);
   if (code) {
-    eager_fail_memory(e, code);
-  } else if (fresh) {
-    eager_settled(e, 0, 0);
+    eager_fail(e, code);
+    return;
+  }
+  mlfab__partial_mark_epoch(&e->partial, e->epoch);
+  if (fresh) {
+    eager_settled(e);
   } else {
-    e->most[0] = e->partial.given;
-    e->most[1] = e->partial.flushes;
     eager_arm(e, &e->settle);
   }
 }
@@ -29656,7 +29726,7 @@ static int eager_check_state(mlfab__comm *comm, mlfab_error *error) {
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a partial reduction: %u workers, the limit is %u", comm->config->workers,
                         MLFAB__ROLL_MEMBERS_MAX);
-  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
+  return 0;
 }
 
 static mlfab__partial_spec eager_spec(const mlfab__comm *comm, uint64_t count, int dtype,
@@ -29736,6 +29806,7 @@ MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dty
   int code = eager_check_type(comm, count, dtype, given.op, error);
   if (!code) code = eager_check_options(comm, &given, error);
   if (!code) code = eager_check_state(comm, error);
+  if (!code && mlfab__comm_owed(comm, error)) code = comm->verdict.code;
   if (code) return code;
   mlfab__partial_spec spec = eager_spec(comm, count, dtype, &given);
   mlfab__eager *e = eager_new(comm, &spec, given.refuse_nan);
@@ -29786,6 +29857,10 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
     return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
                         "a partial reduction: worker %u has NaN or infinity in its data",
                         comm->rank);
+  if (mlfab__comm_owed(comm, error)) {
+    mlfab__partial_keep(&e->partial, data);
+    return comm->verdict.code;
+  }
   mlfab__request *request =
       mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, MLFAB__COMM_REQUEST(id),
                           now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
@@ -29849,7 +29924,7 @@ MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_err
   eager_look_at_flush(e);
   if (e->request || e->flush)
     return eager_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
-  if (eager_lends(e)) {
+  if (eager_ends(e)) {
     e->closing = 1;
   } else {
     eager_remove(e);

@@ -1010,7 +1010,7 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  uint32_t *id_p);
 /* A step: contributes `data` and puts a result in its place. info_p may be NULL, else its size is set. One
  * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (a step or a flush is under way), STATE
- * (after mlfab_join), and failures: the
+ * (after mlfab_join), and failures, also those that are told at once: the
  * contribution is then kept for the next round, unless it is in a result that some worker's call has
  * returned. Afterwards steps and rounds go on, for all alike, at the first round that no call has
  * returned; results that were queued before are gone. */

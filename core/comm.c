@@ -255,6 +255,7 @@ static void comm_end(mlfab__comm *comm) {
     mlfab__comm_object *object = &comm->objects[i];
     object->upto = 0; /* frames of the next epoch may come before it begins here */
     if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
   }
   comm->depth--;
   comm->calls = 0;
@@ -700,6 +701,7 @@ static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int 
                            const char *what) {
   char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
   comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
   snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
   mlfab__comm_fail(comm, code, rank, text);
 }
@@ -1196,7 +1198,7 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
 }
 
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
-  if (comm->dead || comm_alone(comm) || comm->phase == MLFAB__COMM_OUT) return;
+  if (comm->dead || comm_alone(comm)) return;
   if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
   if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
   if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
@@ -1342,6 +1344,7 @@ MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
     comm->graves = grave->next;
     grave->free_self(grave->self);
   }
+  mlfab__streams_trim(&comm->streams);
 }
 
 MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,

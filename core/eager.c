@@ -5,11 +5,14 @@
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
  * play has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that finds the base: the first round that no call is known to have
- * got, and how many flushes have succeeded (number 0: an allreduce, MAX). From it everybody knows
- * whether what it gave to the round, or the flush, that a failure has ended is in a result that somebody
- * has. It is left out in an object's first epoch, where all begin with 0. A flush that is called
- * meanwhile begins when it is over.
+ * An epoch begins with a play that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
+ * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
+ * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
+ * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
+ * all begin with 0. A flush that is called meanwhile begins when it is over.
+ *
+ * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
+ * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
  *
  * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
@@ -34,12 +37,11 @@ struct mlfab__eager {
   mlfab__play plays[2]; /* rounds, by parity */
   mlfab__play settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t most[2]; /* settle: rounds that calls of any member have got; flushes likewise */
-  uint64_t base;    /* the epoch's first round */
-  uint64_t armed;   /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;   /* 0: none stands */
-  uint8_t known;    /* has been through an epoch */
-  uint8_t closing;  /* when nothing of its last round is borrowed any more */
+  uint64_t base;   /* the epoch's first round */
+  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;  /* 0: none stands */
+  uint8_t known;   /* has been through an epoch */
+  uint8_t closing; /* when its last round is over, and nothing of it is borrowed any more */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
@@ -49,7 +51,7 @@ struct mlfab__eager {
 
 /* --- rounds --- */
 
-static void eager_fail_memory(const mlfab__eager *e, int code) {
+static void eager_fail(const mlfab__eager *e, int code) {
   char text[80];
   snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
            mlfab_error_text(code));
@@ -58,7 +60,7 @@ static void eager_fail_memory(const mlfab__eager *e, int code) {
 
 static void eager_arm(const mlfab__eager *e, mlfab__play *play) {
   int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
-  if (code && code != MLFAB_ERR_STATE) eager_fail_memory(e, code);
+  if (code && code != MLFAB_ERR_STATE) eager_fail(e, code);
 }
 
 /* Arms what may be armed, and starts what is due. */
@@ -123,8 +125,9 @@ static void eager_remove(mlfab__eager *e) {
   mlfab__comm_bury(e->comm, &e->grave);
 }
 
-/* Is something of a round that is over here still on its way? */
-static int eager_lends(const mlfab__eager *e) {
+/* Is something of a round still on its way that ends by itself? */
+static int eager_ends(const mlfab__eager *e) {
+  if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
     if (e->plays[i].armed && !e->plays[i].running) return 1;
   return 0;
@@ -136,16 +139,20 @@ static void eager_round_over(void *self, mlfab__play *play, int status, uint64_t
   if (status) return;
   if (!e->closing) {
     eager_go_on(e);
-  } else if (!eager_lends(e)) {
+  } else if (!eager_ends(e)) {
     eager_remove(e);
   }
 }
 
 /* All know where they are. */
-static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
-  mlfab__partial_settle(&e->partial, base, flushes);
-  e->base = e->armed = base;
-  e->comm->round = mlfab__max(e->comm->round, base);
+static void eager_settled(mlfab__eager *e) {
+  int code = mlfab__partial_settle(&e->partial, e->epoch);
+  if (code) {
+    eager_fail(e, code);
+    return;
+  }
+  e->base = e->armed = e->partial.over;
+  e->comm->round = mlfab__max(e->comm->round, e->base);
   eager_go_on(e);
   mlfab__comm_go_on(e->comm);
 }
@@ -153,7 +160,7 @@ static void eager_settled(mlfab__eager *e, uint64_t base, uint64_t flushes) {
 static void eager_settle_over(void *self, mlfab__play *play, int status, uint64_t now_ns) {
   mlfab__eager *e = self;
   (void)play, (void)now_ns;
-  if (!status && !e->closing) eager_settled(e, e->most[0], e->most[1]);
+  if (!status && !e->closing) eager_settled(e);
 }
 
 static int eager_build_settle(mlfab__eager *e) {
@@ -162,8 +169,8 @@ static int eager_build_settle(mlfab__eager *e) {
                                  .algorithm = MLFAB_ALGORITHM_DOUBLING,
                                  .members = comm->members,
                                  .me = comm->me,
-                                 .width = sizeof *e->most,
-                                 .count = MLFAB__COUNT(e->most),
+                                 .width = sizeof(int64_t),
+                                 .count = sizeof e->partial.marks / sizeof(int64_t),
                                  .after = MLFAB__DAG_NONE};
   uint32_t end, tag, culprit;
   mlfab__dag_clear(&e->settle.dag);
@@ -212,9 +219,9 @@ static void eager_fill_plays(mlfab__eager *e) {
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_MAX;
-  e->settle.width = sizeof *e->most;
+  e->settle.width = sizeof(int64_t);
   e->settle.over = eager_settle_over;
-  e->settle_vec = (mlfab_vec){e->most, sizeof e->most};
+  e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
   e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
 }
 
@@ -228,12 +235,13 @@ static void eager_begin(void *self, uint64_t round, uint64_t now_ns) {
   eager_fill_plays(e);
   int code = eager_build(e);
   if (code) {
-    eager_fail_memory(e, code);
-  } else if (fresh) {
-    eager_settled(e, 0, 0);
+    eager_fail(e, code);
+    return;
+  }
+  mlfab__partial_mark_epoch(&e->partial, e->epoch);
+  if (fresh) {
+    eager_settled(e);
   } else {
-    e->most[0] = e->partial.given;
-    e->most[1] = e->partial.flushes;
     eager_arm(e, &e->settle);
   }
 }
@@ -396,7 +404,7 @@ static int eager_check_state(mlfab__comm *comm, mlfab_error *error) {
     return mlfab__error(error, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, 0,
                         "a partial reduction: %u workers, the limit is %u", comm->config->workers,
                         MLFAB__ROLL_MEMBERS_MAX);
-  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
+  return 0;
 }
 
 static mlfab__partial_spec eager_spec(const mlfab__comm *comm, uint64_t count, int dtype,
@@ -476,6 +484,7 @@ MLFAB__INTERNAL int mlfab__eager_open(mlfab__comm *comm, uint64_t count, int dty
   int code = eager_check_type(comm, count, dtype, given.op, error);
   if (!code) code = eager_check_options(comm, &given, error);
   if (!code) code = eager_check_state(comm, error);
+  if (!code && mlfab__comm_owed(comm, error)) code = comm->verdict.code;
   if (code) return code;
   mlfab__partial_spec spec = eager_spec(comm, count, dtype, &given);
   mlfab__eager *e = eager_new(comm, &spec, given.refuse_nan);
@@ -526,6 +535,10 @@ MLFAB__INTERNAL int mlfab__eager_start(mlfab__comm *comm, uint32_t id, void *dat
     return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
                         "a partial reduction: worker %u has NaN or infinity in its data",
                         comm->rank);
+  if (mlfab__comm_owed(comm, error)) {
+    mlfab__partial_keep(&e->partial, data);
+    return comm->verdict.code;
+  }
   mlfab__request *request =
       mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, MLFAB__COMM_REQUEST(id),
                           now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
@@ -589,7 +602,7 @@ MLFAB__INTERNAL int mlfab__eager_close(mlfab__comm *comm, uint32_t id, mlfab_err
   eager_look_at_flush(e);
   if (e->request || e->flush)
     return eager_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
-  if (eager_lends(e)) {
+  if (eager_ends(e)) {
     e->closing = 1;
   } else {
     eager_remove(e);

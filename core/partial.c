@@ -231,20 +231,49 @@ static void partial_return(mlfab__partial *partial, uint8_t **array, int some, u
   partial->pending_calls += calls;
 }
 
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
-                                           uint64_t flushes) {
-  assert(!partial->settled && base >= partial->given && base + 1 >= partial->over);
-  if (partial->flushing && flushes <= partial->flushes)
+static mlfab__partial_mark *partial_mark(mlfab__partial *partial, uint32_t epoch) {
+  return &partial->marks.past[epoch % MLFAB__PARTIAL_EPOCHS];
+}
+
+MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch) {
+  uint32_t missed = epoch - partial->epoch;
+  for (uint32_t i = 0; i < missed && i < MLFAB__PARTIAL_EPOCHS; i++)
+    *partial_mark(partial, epoch - i) = (mlfab__partial_mark){0, 0};
+  partial->marks.now = (mlfab__partial_mark){partial->given + 1, partial->flushes + 1};
+}
+
+/* Where the first epoch began that others have settled and this member has not. */
+static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoch) {
+  uint32_t missed = epoch - partial->epoch;
+  uint32_t i = missed < MLFAB__PARTIAL_EPOCHS ? missed : MLFAB__PARTIAL_EPOCHS;
+  while (--i > 0) {
+    const mlfab__partial_mark *mark = partial_mark(partial, epoch - i);
+    if (mark->base > 0 && mark->flushes > 0) return *mark;
+  }
+  return partial->marks.now;
+}
+
+MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch) {
+  const mlfab__partial_mark now = partial->marks.now, first = partial_missed(partial, epoch);
+  assert(!partial->settled && epoch > partial->epoch);
+  if (now.base <= partial->given || now.base < partial->over || now.flushes <= partial->flushes ||
+      first.base > now.base || first.flushes > now.flushes)
+    return MLFAB_ERR_FRAME;
+  uint64_t base = now.base - 1, used = first.base - 1;
+  if (partial->flushing && first.flushes - 1 <= partial->flushes)
     partial_return(partial, &partial->flushed, partial->flushed_some, partial->flushed_calls);
-  if (partial->over > base || (partial->taken && partial->over == base))
+  if (partial->over > used || (partial->taken && partial->over == used))
     partial_return(partial, &partial->kept, partial->kept_some, partial->kept_calls);
+  *partial_mark(partial, epoch) = now;
+  partial->epoch = epoch;
   partial->flushing = 0;
-  partial->flushes = flushes;
+  partial->flushes = now.flushes - 1;
   partial->taken = partial->kept_some = 0;
   partial->kept_calls = 0;
   partial->over = partial->given = base;
   partial->step = base + partial->waiting;
   partial->settled = 1;
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
@@ -349,9 +378,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 
 /* ---- calls */
 
-MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
+MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
-  assert(!partial->waiting && !(partial->flushing && partial->settled));
   if (partial->some) {
     mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
@@ -360,6 +388,12 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   }
   partial->some = 1;
   partial->pending_calls++;
+}
+
+MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
+  const mlfab__partial_spec *spec = &partial->spec;
+  assert(!partial->waiting && !(partial->flushing && partial->settled));
+  mlfab__partial_keep(partial, data);
   partial->waiting = 1;
   partial->out = data;
   if (!partial->settled) return 0;

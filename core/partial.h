@@ -32,6 +32,11 @@
  * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
  * returns to pending.
  *
+ * Whoever was taken for dead missed epochs: what counts for what it gave is where the first one that
+ * it missed began, since later rounds were without it. So an epoch begins with an exchange of what
+ * members know of the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For
+ * a member that was away for longer, what it had given last counts as used.
+ *
  * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
  * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
  * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
@@ -44,7 +49,10 @@
 
 #include "ring.h"
 
-enum { MLFAB__PARTIAL_LEVELS = 10 }; /* log2 of MLFAB__RING_MEMBERS_MAX */
+enum {
+  MLFAB__PARTIAL_LEVELS = 10, /* log2 of MLFAB__RING_MEMBERS_MAX */
+  MLFAB__PARTIAL_EPOCHS = 32  /* beginnings that are remembered */
+};
 
 /* What COMPUTE operations do; from NOTICES on: a notice of level (code - NOTICES) / 2 came, near
  * when odd. */
@@ -80,6 +88,18 @@ typedef struct mlfab__partial_plan {
   uint32_t send[MLFAB__PARTIAL_LEVELS][2]; /* of notices: to one that is not near; that is */
 } mlfab__partial_plan;
 
+/* Where an epoch began: the first round that no call had got, and flushes that had succeeded; both
+ * plus one, 0: not known. */
+typedef struct mlfab__partial_mark {
+  uint64_t base, flushes;
+} mlfab__partial_mark;
+
+/* What members exchange: element by element, the largest counts. */
+typedef struct mlfab__partial_marks {
+  mlfab__partial_mark now;                         /* of the epoch that begins */
+  mlfab__partial_mark past[MLFAB__PARTIAL_EPOCHS]; /* by epoch modulo their number */
+} mlfab__partial_marks;
+
 /* A result that a call may still get. */
 typedef struct mlfab__partial_note {
   uint32_t active, workers;
@@ -109,8 +129,10 @@ typedef struct mlfab__partial {
   uint64_t step;  /* of the next call */
   uint64_t pending_calls, kept_calls, flushed_calls;
   uint64_t flushes; /* that have succeeded, as far as is known here */
-  uint8_t some;     /* there is something in pending */
-  uint8_t taken;    /* round `over` has been; its contribution is in kept, if kept_some */
+  uint32_t epoch;   /* the last that was settled here; 0: none */
+  mlfab__partial_marks marks;
+  uint8_t some;  /* there is something in pending */
+  uint8_t taken; /* round `over` has been; its contribution is in kept, if kept_some */
   uint8_t kept_some;
   uint8_t settled;           /* the members know where they are; 0 between epochs */
   uint8_t waiting;           /* a call is; for round step - 1 when settled */
@@ -137,12 +159,13 @@ MLFAB__INTERNAL mlfab__ring_task mlfab__partial_task(const mlfab__partial *parti
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
-/* The rounds below `base`, the largest `given` of all members, are results that calls have got.
- * What this member gave to a round counts as used when that is below it, else it returns to
- * pending; likewise with `flushes`, the largest of all members, and what it gave to a flush. The next step,
- * or the one of the call that waits, is `base`. */
-MLFAB__INTERNAL void mlfab__partial_settle(mlfab__partial *partial, uint64_t base,
-                                           uint64_t flushes);
+/* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
+MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch);
+/* partial->marks are now those of all members: the rounds below their base are results that calls have
+ * got. What this member gave to a round counts as used when that is below the base of the first epoch
+ * since its last, else it returns to pending; likewise what it gave to a flush. The next step, or the
+ * one of the call that waits, is the base. Errors: FRAME (what cannot be; nothing has changed). */
+MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch);
 /* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
@@ -164,6 +187,8 @@ MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
+/* Adds `data` to pending: a step that has failed at once. */
+MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);

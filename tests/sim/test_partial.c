@@ -227,13 +227,13 @@ static void call(void *user) {
   p->info = (mlfab_partial_info){.size = sizeof p->info};
   p->since = mlfab_sim_clock(w.sim);
   int code = mlfab_partial_start(r->ctx, p->id, p->data, 60 * SECOND, &p->info, &p->request);
-  if (code) { /* nothing was called */
+  p->calls++;
+  p->value += value;
+  if (code) {
     fail_step(p, code);
     again(p, call, 1000);
     return;
   }
-  p->calls++;
-  p->value += value;
   again(p, look, 1000);
 }
 

@@ -313,12 +313,12 @@ static int call(worker *me, uint64_t timeout_ns) {
   me->info = (mlfab_partial_info){.size = sizeof me->info};
   int code = mlfab__eager_start(&me->comm, me->id, me->data, timeout_ns, w->now, &me->info,
                                 &me->request, &error);
+  me->calls++;
+  me->value += value;
   if (code) {
     saw_failure(me, code, error.rank, error.text);
     return code;
   }
-  me->calls++;
-  me->value += value;
   me->state = CALLING;
   return 0;
 }
@@ -738,6 +738,16 @@ static void test_failures(void **state) {
   print_message("%llu failures\n", (unsigned long long)failed);
 }
 
+static void open_small(uint32_t mode, uint32_t quorum, uint32_t results, uint64_t seed) {
+  open_world(4, seed);
+  w->count = w->elements;
+  w->options.mode = mode;
+  w->options.quorum = quorum;
+  w->options.results = results;
+  w->options.queue_max = 2;
+  open_all();
+}
+
 /* A flush that ends well for some and fails for others is flushed once. */
 static void test_flush_failures(void **state) {
   (void)state;
@@ -759,6 +769,158 @@ static void test_flush_failures(void **state) {
   assert_true(parted > 0);
 }
 
+/* One that is taken for dead while what it brought is in a round, which the others then make without it. */
+static void test_taken_for_dead(void **state) {
+  uint32_t waited = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    open_small(MLFAB_SOLO, 0, seed % 2 ? MLFAB_LATEST : MLFAB_QUEUED, seed_of(70 + seed));
+    worker *me = &w->workers[1];
+    assert_int_equal(call(me, 0), 0);
+    for (uint64_t k = chance(60); k > 0; k--) (void)act();
+    me->up = 0;
+    pipe_cut(&me->to_server);
+    pipe_cut(&me->from_server);
+    mlfab__roll_gone(&w->roll, 1, 0, w->now);
+    uint64_t end = w->now + 400 * BEAT, rounds = 1 + chance(4);
+    while (!w->rounds[rounds].data && me->state == CALLING) {
+      assert_true(w->now < end);
+      for (uint32_t i = 0; i < w->n; i++)
+        if (i != 1 && w->workers[i].state == THINKING) (void)call(&w->workers[i], 0);
+      (void)act();
+    }
+    if (me->state != CALLING) { /* it has a result that others may not have, as the dead do */
+      close_world();
+      continue;
+    }
+    waited++;
+    break_up(1);
+    while (me->state == CALLING) {
+      assert_true(w->now < end);
+      (void)act();
+    }
+    run(12, 0, 0);
+    check_conservation();
+    close_all();
+    close_world();
+  }
+  assert_true(waited > 20);
+}
+
+/* All have taken part in a round when one has its result: it ends by itself, whoever closes. */
+static void test_closed_in_good_order(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    mlfab_error error;
+    open_world(4, seed_of(900 + seed));
+    w->options.mode = MLFAB_SOLO;
+    w->options.results = MLFAB_LATEST;
+    w->options.algorithm = MLFAB_ALGORITHM_TREE;
+    w->count = 100000;
+    open_all();
+    assert_int_equal(call(&w->workers[0], 0), 0);
+    while (w->workers[0].state == CALLING) (void)act();
+    assert_int_equal(w->workers[0].failures, 0);
+    for (uint32_t k = 0; k < w->n; k++)
+      assert_int_equal(mlfab__eager_close(&w->workers[k].comm, w->workers[k].id, &error), 0);
+    for (int k = 0; k < 20000; k++) (void)act();
+    for (uint32_t k = 0; k < w->n; k++) {
+      assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
+      assert_null(w->workers[k].comm.armed);
+    }
+    close_world();
+  }
+}
+
+/* A worker that leaves before an epoch forms, and whose word of it is lost with its link. */
+static void test_leave_is_lost(void **state) {
+  int tried = 0;
+  (void)state;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(300 + seed));
+    worker *me = &w->workers[3];
+    mlfab__comm *comm = &me->comm;
+    mlfab__comm_fail(&w->workers[0].comm, MLFAB_ERR_CANCELLED, 0, "test");
+    for (int k = 0; k < 5000; k++) {
+      if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) break;
+      (void)act();
+    }
+    if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) {
+      tried++;
+      mlfab__comm_leave(comm);
+      me->up = 0;
+      pipe_cut(&me->to_server);
+      pipe_cut(&me->from_server);
+      for (int k = 0; k < 500; k++) (void)act();
+      break_up(3);
+      mlfab__roll_done(&w->roll, 3, w->now);
+      uint64_t end = w->now + 100 * BEAT;
+      while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
+        assert_true(w->now < end);
+        (void)act();
+      }
+    }
+    close_world();
+  }
+  assert_true(tried > 10);
+}
+
+/* --- what a member may not send --- */
+
+static void forge(worker *from, uint32_t to, const mlfab__coll *head, const void *bulk,
+                  uint64_t bytes) {
+  mlfab__streams *streams = &from->comm.streams;
+  assert_int_equal(mlfab__stream_send(streams, streams->member_of[to] - 1, head, bulk, bytes, 1, 0),
+                   0);
+}
+
+static void expect_drops(void) {
+  for (int k = 0; k < 2000; k++) (void)act();
+  assert_true(w->drops > 0);
+  w->drops = 0;
+  close_world();
+}
+
+/* A READY is kept without credit, so it has no bytes. */
+static void test_ready_with_bytes(void **state) {
+  static const uint8_t bulk[4096];
+  (void)state;
+  open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(5));
+  const mlfab__coll head = {
+      .number = 1000000, .flags = MLFAB__COLL_READY, .signature = 1, .total = sizeof bulk};
+  forge(&w->workers[1], 0, &head, bulk, sizeof bulk);
+  expect_drops();
+}
+
+/* A message that counts for credit does so from its first byte to its last. */
+static void test_flags_that_change(void **state) {
+  static const uint8_t bulk[4800];
+  (void)state;
+  open_world(2, seed_of(6));
+  w->options.mode = MLFAB_SOLO;
+  w->options.results = MLFAB_LATEST;
+  w->options.algorithm = MLFAB_ALGORITHM_DOUBLING;
+  w->count = sizeof bulk / 8;
+  open_all();
+  const mlfab__play *play = w->workers[1].comm.armed;
+  while (play && play->number != 1) play = play->next;
+  assert_non_null(play);
+  uint32_t tag = 0;
+  for (uint32_t id = 0; id < play->dag.nops; id++)
+    if (play->dag.ops[id].kind == MLFAB__DAG_RECV_REDUCE && play->dag.ops[id].bytes == sizeof bulk)
+      tag = play->dag.ops[id].tag;
+  mlfab__coll head = {.channel = play->channel,
+                      .number = 1,
+                      .tag = tag,
+                      .signature = play->signature,
+                      .total = sizeof bulk};
+  forge(&w->workers[1], 0, &head, bulk, sizeof bulk - 8);
+  head.offset = sizeof bulk - 8;
+  head.flags = MLFAB__COLL_EAGER;
+  forge(&w->workers[1], 0, &head, bulk, 8);
+  expect_drops();
+}
+
 /* --- who is to blame --- */
 
 /* Until each has seen a failure, or `beats` are over. */
@@ -772,16 +934,6 @@ static void run_until_failure(uint64_t beats) {
     }
     (void)act();
   }
-}
-
-static void open_small(uint32_t mode, uint32_t quorum, uint32_t results, uint64_t seed) {
-  open_world(4, seed);
-  w->count = w->elements;
-  w->options.mode = mode;
-  w->options.quorum = quorum;
-  w->options.results = results;
-  w->options.queue_max = 2;
-  open_all();
 }
 
 /* All but one call, with a deadline. */
@@ -906,33 +1058,41 @@ static void test_closed_between_epochs(void **state) {
   }
 }
 
-/* One that closes while links still hold bytes of the round: they stay until all actions are out. */
+/* One that closes while links hold bytes of the round: it waits for it, or for the end of the epoch, and
+ * then its memory stays until all actions are out. */
 static void test_closed_while_lent(void **state) {
   (void)state;
   mlfab_error error;
-  for (uint64_t seed = 0; seed < 6; seed++) {
+  for (uint64_t seed = 0; seed < 12; seed++) {
     open_world(3, seed_of(50 + seed));
     w->count = w->elements + 40000;
     w->options.mode = MLFAB_SOLO;
     open_all();
     assert_int_equal(call(&w->workers[0], 0), 0);
     worker *me = &w->workers[1];
-    const mlfab__play *play = me->comm.armed;
-    for (uint64_t end = w->now + 100000; !play || !play->lent || !play->running;) {
+    const mlfab__play *play = NULL;
+    for (uint64_t end = w->now + 100000; !play;) {
       assert_true(w->now < end);
       (void)act();
       play = me->comm.armed;
       while (play && !play->lent) play = play->next;
     }
-    assert_null(me->comm.graves);
     assert_int_equal(mlfab__eager_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__eager_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    assert_null(me->comm.graves);
+    if (seed % 2) {
+      mlfab__comm_fail(&me->comm, MLFAB_ERR_CANCELLED, 1, "test");
+    } else {
+      for (uint64_t end = w->now + 1000000; !me->comm.graves;) {
+        assert_true(w->now < end);
+        (void)act();
+      }
+      assert_int_equal(me->failures + w->workers[0].failures, 0);
+    }
     assert_non_null(me->comm.graves);
     uint64_t bytes = w->env.bytes;
     mlfab__comm_sweep(&me->comm);
     assert_true(w->env.bytes + 2 * w->count * 8 < bytes);
-    me->state = DONE;
-    run_until_failure(200);
-    expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object");
     close_world();
   }
 }
@@ -1072,6 +1232,11 @@ int main(void) {
       cmocka_unit_test(test_calm),
       cmocka_unit_test(test_failures),
       cmocka_unit_test(test_flush_failures),
+      cmocka_unit_test(test_taken_for_dead),
+      cmocka_unit_test(test_closed_in_good_order),
+      cmocka_unit_test(test_leave_is_lost),
+      cmocka_unit_test(test_ready_with_bytes),
+      cmocka_unit_test(test_flags_that_change),
       cmocka_unit_test(test_majority_waits_for_the_drawn),
       cmocka_unit_test(test_quorum_waits_for_all),
       cmocka_unit_test(test_full_queue),

@@ -85,6 +85,7 @@ typedef struct world {
   mlfab__prng prng;
   mlfab__partial_spec spec;
   uint32_t ranks; /* at first */
+  uint32_t epoch;
   uint32_t members;
   uint32_t list[MEMBERS]; /* ranks of members */
   member *of[MEMBERS];    /* by member */
@@ -338,6 +339,7 @@ static void call(world *w, member *m) {
 static void begin(world *w, int fresh) {
   uint64_t base = 0;
   uint32_t at = 0;
+  w->epoch++;
   for (uint32_t i = 0; i < w->members; i++) base = mlfab__max(base, w->of[i]->partial.given);
   uint8_t algorithm = (uint8_t)(1 + below(&w->prng, 4));
   for (; at < w->members; at++) {
@@ -354,7 +356,9 @@ static void begin(world *w, int fresh) {
       m->book.value += m->book.given_value;
     }
     m->book.given = 0;
-    mlfab__partial_settle(&m->partial, base, 0);
+    mlfab__partial_mark_epoch(&m->partial, w->epoch);
+    m->partial.marks.now.base = base + 1;
+    assert_int_equal(mlfab__partial_settle(&m->partial, w->epoch), 0);
     m->book.last_step = m->partial.step;
     m->armed_upto = base;
   }
