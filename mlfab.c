@@ -13063,8 +13063,8 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  * forget every message, and frames of another epoch are dropped.
  *
  * Memory: a message that waits costs its description, and its bytes when they are copied: from a
- * pool that keeps what was ever in use at once until the next epoch, and MLFAB__STREAM_POOL after
- * that. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+ * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
+ * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
 
 /* Tokens of bulks that this role lends: this bit, without that below it. They occur on HOP links
  * only, beside the tree's, which have both (MLFAB__TREE_TOKEN), and the worker role's, which
@@ -13116,6 +13116,7 @@ typedef struct mlfab__streams {
   uint64_t serial;                   /* above all serials of earlier epochs */
   void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
   uint64_t pooled;                   /* bytes of them */
+  uint8_t much;                      /* too many, when the epoch began */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
@@ -13126,6 +13127,8 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
  * then. */
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members);
+/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
+MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
 /* Forgets all messages: everything borrowed is free on return, without given_back. */
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
@@ -13232,7 +13235,8 @@ static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
 }
 
 /* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
- * until the transport has heard of the detach, since its frames may still be taken for good. */
+ * until the transport has heard of the detach, since its frames may still be taken for good. That is
+ * certain when all actions that are due have been carried out: `trim`. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
   if (MLFAB__PLANTED(64)) memset(block, 0, 8);
@@ -13251,6 +13255,11 @@ static void stream_drain(mlfab__streams *streams) {
     }
   }
   streams->pooled = 0;
+}
+
+MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
+  if (streams->much) stream_drain(streams);
+  streams->much = 0;
 }
 
 /* --- streams --- */
@@ -13327,7 +13336,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members) {
   mlfab__streams_end(streams);
-  if (streams->pooled > MLFAB__STREAM_POOL) stream_drain(streams);
+  streams->much = streams->pooled > MLFAB__STREAM_POOL;
   if (!streams->member_of)
     streams->member_of =
         mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
@@ -13567,6 +13576,7 @@ static const char *stream_wrong(const mlfab__lane *stream, const mlfab__coll *he
   if (head->offset > head->total || n > head->total - head->offset)
     return "a collective's bytes beyond its end";
   if (n > 0 && !frame->bulk) return "a collective's frame without its bytes";
+  if (head->flags & MLFAB__COLL_READY && head->total > 0) return "a READY with bytes";
   if (head->flags & MLFAB__COLL_EAGER &&
       stream->in_eager - stream->in_consumed + n > MLFAB__STREAM_CREDIT)
     return "more eager bytes than there is credit for";
@@ -28341,7 +28351,8 @@ static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
   const mlfab__comm_recv *recv = &play->recvs[id];
   if (head->total != play->dag.ops[id].bytes) {
     play_other_size(comm, member, head, &play->dag.ops[id]);
-  } else if (recv->whole || head->offset != recv->got) {
+  } else if (recv->whole || head->offset != recv->got ||
+             (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
     play_wrong(comm, member, "a message's bytes out of place");
   } else {
     play_take(comm, play, id, head, bulk, bytes);

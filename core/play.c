@@ -344,7 +344,8 @@ static void play_frame(mlfab__comm *comm, mlfab__play *play, uint32_t member,
   const mlfab__comm_recv *recv = &play->recvs[id];
   if (head->total != play->dag.ops[id].bytes) {
     play_other_size(comm, member, head, &play->dag.ops[id]);
-  } else if (recv->whole || head->offset != recv->got) {
+  } else if (recv->whole || head->offset != recv->got ||
+             (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
     play_wrong(comm, member, "a message's bytes out of place");
   } else {
     play_take(comm, play, id, head, bulk, bytes);

@@ -60,7 +60,8 @@ static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
 }
 
 /* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
- * until the transport has heard of the detach, since its frames may still be taken for good. */
+ * until the transport has heard of the detach, since its frames may still be taken for good. That is
+ * certain when all actions that are due have been carried out: `trim`. */
 static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
   uint32_t kind = stream_class(n);
   if (MLFAB__PLANTED(64)) memset(block, 0, 8);
@@ -79,6 +80,11 @@ static void stream_drain(mlfab__streams *streams) {
     }
   }
   streams->pooled = 0;
+}
+
+MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
+  if (streams->much) stream_drain(streams);
+  streams->much = 0;
 }
 
 /* --- streams --- */
@@ -155,7 +161,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members) {
   mlfab__streams_end(streams);
-  if (streams->pooled > MLFAB__STREAM_POOL) stream_drain(streams);
+  streams->much = streams->pooled > MLFAB__STREAM_POOL;
   if (!streams->member_of)
     streams->member_of =
         mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
@@ -395,6 +401,7 @@ static const char *stream_wrong(const mlfab__lane *stream, const mlfab__coll *he
   if (head->offset > head->total || n > head->total - head->offset)
     return "a collective's bytes beyond its end";
   if (n > 0 && !frame->bulk) return "a collective's frame without its bytes";
+  if (head->flags & MLFAB__COLL_READY && head->total > 0) return "a READY with bytes";
   if (head->flags & MLFAB__COLL_EAGER &&
       stream->in_eager - stream->in_consumed + n > MLFAB__STREAM_CREDIT)
     return "more eager bytes than there is credit for";

@@ -26,8 +26,8 @@
  * forget every message, and frames of another epoch are dropped.
  *
  * Memory: a message that waits costs its description, and its bytes when they are copied: from a
- * pool that keeps what was ever in use at once until the next epoch, and MLFAB__STREAM_POOL after
- * that. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+ * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
+ * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
 #ifndef MLFAB__STREAM_H
 #define MLFAB__STREAM_H
 
@@ -84,6 +84,7 @@ typedef struct mlfab__streams {
   uint64_t serial;                   /* above all serials of earlier epochs */
   void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
   uint64_t pooled;                   /* bytes of them */
+  uint8_t much;                      /* too many, when the epoch began */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
@@ -94,6 +95,8 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
  * then. */
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members);
+/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
+MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
 /* Forgets all messages: everything borrowed is free on return, without given_back. */
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
