@@ -4776,7 +4776,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
 
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p) {
-  double end, never = mlfab__link_never();
+  double never = mlfab__link_never(), end = never;
   int walked = link_reserve(net, from, to, bytes, available, never, 0, &end);
   if (walked < 0) return walked;
   *end_p = walked == MLFAB__ENDS ? end : never;
@@ -41216,6 +41216,7 @@ MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                         mlfab__drive_now(ctx), &id, &request);
   if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   if (!code) code = stochastic_check(ctx, id);
+  mlfab__drive_send(ctx, mlfab__drive_now(ctx));
   if (!code) *id_p = id;
   mlfab__drive_leave(ctx);
   return code;
@@ -41260,6 +41261,7 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
     code = mlfab__drive_await(ctx, request, 0, NULL);
     if (code) (void)mlfab_node_partial_close(ctx->node, id, mlfab__drive_now(ctx));
   }
+  mlfab__drive_send(ctx, mlfab__drive_now(ctx));
   if (!code) *id_p = id;
   mlfab__drive_leave(ctx);
   return code;
@@ -46669,6 +46671,17 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   return view->at != NULL;
 }
 
+/* Maps the slots that a peer has now. */
+static bool arena_slots_of(struct arena_peer *peer) {
+  uint32_t generation =
+      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+  if (generation == 0 || !arena_view(peer, 0, generation) ||
+      peer->views[0].bytes != sizeof *peer->slots)
+    return false;
+  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
 /* The segment and the slots of a name: those that are mapped already, which are taken from the old
  * peers, or new mappings. */
 static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
@@ -46684,13 +46697,7 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
   if (peer->segment == NULL || peer->segment->magic != ARENA_MAGIC ||
       peer->segment->bytes != name->bytes || peer->segment->nonce != name->nonce)
     return false;
-  uint32_t generation =
-      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
-  if (generation == 0 || !arena_view(peer, 0, generation) ||
-      peer->views[0].bytes != sizeof *peer->slots)
-    return false;
-  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
-  return true;
+  return arena_slots_of(peer);
 }
 
 /* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
@@ -46698,11 +46705,7 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
 static bool arena_meet_again(mlfab__arena *a) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *peer = &a->peers[j];
-    if (j == a->me) continue;
-    uint32_t generation =
-        atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
-    if (generation == 0 || !arena_view(peer, 0, generation)) return false;
-    peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+    if (j != a->me && !arena_slots_of(peer)) return false;
   }
   return true;
 }
@@ -46822,7 +46825,7 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
 static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
   struct arena_peer *peer = &a->peers[j];
   uint32_t i = peer->offer.entry, generation = peer->offer.generation;
-  if (generation == 0 || i >= ARENA_MEMORIES || j == a->me) return;
+  if (generation == 0 || i == 0 || i >= ARENA_MEMORIES || j == a->me) return;
   _Atomic uint32_t *said = &a->own->mapped[j][i];
   if (atomic_load_explicit(said, memory_order_relaxed) == generation) return;
   if (arena_view(peer, i, generation))

@@ -17,6 +17,7 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
     code = mlfab__drive_await(ctx, request, 0, NULL);
     if (code) (void)mlfab_node_partial_close(ctx->node, id, mlfab__drive_now(ctx));
   }
+  mlfab__drive_send(ctx, mlfab__drive_now(ctx));
   if (!code) *id_p = id;
   mlfab__drive_leave(ctx);
   return code;

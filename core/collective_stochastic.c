@@ -31,6 +31,7 @@ MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                         mlfab__drive_now(ctx), &id, &request);
   if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   if (!code) code = stochastic_check(ctx, id);
+  mlfab__drive_send(ctx, mlfab__drive_now(ctx));
   if (!code) *id_p = id;
   mlfab__drive_leave(ctx);
   return code;

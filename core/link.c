@@ -501,7 +501,7 @@ static int link_reserve(mlfab__network *net, uint32_t from, uint32_t to, double 
 
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p) {
-  double end, never = mlfab__link_never();
+  double never = mlfab__link_never(), end = never;
   int walked = link_reserve(net, from, to, bytes, available, never, 0, &end);
   if (walked < 0) return walked;
   *end_p = walked == MLFAB__ENDS ? end : never;

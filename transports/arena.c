@@ -486,6 +486,17 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   return view->at != NULL;
 }
 
+/* Maps the slots that a peer has now. */
+static bool arena_slots_of(struct arena_peer *peer) {
+  uint32_t generation =
+      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+  if (generation == 0 || !arena_view(peer, 0, generation) ||
+      peer->views[0].bytes != sizeof *peer->slots)
+    return false;
+  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
 /* The segment and the slots of a name: those that are mapped already, which are taken from the old
  * peers, or new mappings. */
 static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct arena_peer *peer) {
@@ -501,13 +512,7 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
   if (peer->segment == NULL || peer->segment->magic != ARENA_MAGIC ||
       peer->segment->bytes != name->bytes || peer->segment->nonce != name->nonce)
     return false;
-  uint32_t generation =
-      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
-  if (generation == 0 || !arena_view(peer, 0, generation) ||
-      peer->views[0].bytes != sizeof *peer->slots)
-    return false;
-  peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
-  return true;
+  return arena_slots_of(peer);
 }
 
 /* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
@@ -515,11 +520,7 @@ static bool arena_meet(mlfab__arena *a, const mlfab__arena_name *name, struct ar
 static bool arena_meet_again(mlfab__arena *a) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct arena_peer *peer = &a->peers[j];
-    if (j == a->me) continue;
-    uint32_t generation =
-        atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
-    if (generation == 0 || !arena_view(peer, 0, generation)) return false;
-    peer->slots = (struct arena_slots *)(void *)peer->views[0].at;
+    if (j != a->me && !arena_slots_of(peer)) return false;
   }
   return true;
 }
@@ -639,7 +640,7 @@ static void arena_forget(mlfab__arena *a, struct arena_peer *peer) {
 static void arena_get_to_know(mlfab__arena *a, uint32_t j) {
   struct arena_peer *peer = &a->peers[j];
   uint32_t i = peer->offer.entry, generation = peer->offer.generation;
-  if (generation == 0 || i >= ARENA_MEMORIES || j == a->me) return;
+  if (generation == 0 || i == 0 || i >= ARENA_MEMORIES || j == a->me) return;
   _Atomic uint32_t *said = &a->own->mapped[j][i];
   if (atomic_load_explicit(said, memory_order_relaxed) == generation) return;
   if (arena_view(peer, i, generation))
