@@ -208,7 +208,7 @@ run-check:
 	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
 	  $(foreach test,$(filter-out $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
-	  'libfuzzer@200=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
+	  'libfuzzer@900=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
 	  --alone $(foreach test,$(filter $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py'))
@@ -238,13 +238,17 @@ $(patsubst %.c,$(BUILD)/%,$(FUZZERS)): $(BUILD)/%: %.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
 	$(COMPILE) -DFUZZ_MAIN -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
+FUZZED := $(wildcard core/*.c transports/*.c)
+FUZZ    = $(CLANG) -std=c11 -O1 -g -I.
 ##: fuzzes the frame decoder with libFuzzer (clang), for FUZZ_SECONDS each (60)
 fuzz:
 	@mkdir -p $(BUILD)/libfuzzer
+	@printf '%s\n' $(FUZZED) | xargs -P $(NPROC) -I {} sh -c '$(FUZZ) -fsanitize=fuzzer-no-link,address,undefined \
+	  -c -o $(BUILD)/libfuzzer/$$(basename {} .c).o {}'
 	@for f in $(FUZZERS); do name=$$(basename $$f .c); \
 	  mkdir -p $(BUILD)/libfuzzer/$$name.corpus; \
-	  $(CLANG) -std=c11 -O1 -g -I. -fsanitize=fuzzer,address,undefined -o $(BUILD)/libfuzzer/$$name \
-	    $$f $(wildcard core/*.c transports/*.c) $(LIBS) || exit 1; \
+	  $(FUZZ) -fsanitize=fuzzer,address,undefined -o $(BUILD)/libfuzzer/$$name $$f \
+	    $(patsubst %.c,$(BUILD)/libfuzzer/%.o,$(notdir $(FUZZED))) $(LIBS) || exit 1; \
 	  $(BUILD)/libfuzzer/$$name -max_total_time=$${FUZZ_SECONDS:-60} -print_final_stats=1 \
 	    $(BUILD)/libfuzzer/$$name.corpus || exit 1; done
 
