@@ -357,6 +357,11 @@ static void begin(world *w, int fresh) {
     }
     m->book.given = 0;
     mlfab__partial_mark_epoch(&m->partial, w->epoch);
+    if (m->partial.over > 0) { /* what a peer cannot have said changes nothing */
+      m->partial.marks.now.base = m->partial.over - 1;
+      assert_int_equal(mlfab__partial_settle(&m->partial, w->epoch), MLFAB_ERR_FRAME);
+      assert_false(m->partial.settled);
+    }
     m->partial.marks.now.base = base + 1;
     assert_int_equal(mlfab__partial_settle(&m->partial, w->epoch), 0);
     m->book.last_step = m->partial.step;
