@@ -841,8 +841,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
  * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
  * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
- * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was. The first call after another worker's
- * mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
+ * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was.
+ * The first call after another worker's mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
  * A worker that comes back to a fabric ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for
  * its first collective: it should call that early. It has none of their objects: what they call on
  * these ends with its deadline, naming it; they close them, and all open new ones. Buffers of a failed
@@ -915,8 +915,8 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * options may be NULL: sum. The _start form returns at once; the buffers are borrowed until the
  * request has finished. They must not overlap.
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
- * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than 256 buffers, model_max_bytes, a fabric of
- * more than 1024 workers), AGAIN (16 are under way), STATE (this worker has called mlfab_join), MEMORY;
+ * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than
+ * 256 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (16 are under way), STATE (this worker has called mlfab_join), MEMORY;
  * then of failures: SHAPE naming a rank whose sizes or options differ, TIMEOUT naming the first rank
  * that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE, CANCELLED, CALLBACK (of a schedule), MEMORY
  * naming the rank, and AGAIN where a worker has come back.
@@ -932,8 +932,8 @@ MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t 
                                     const mlfab_collective *options, mlfab_request *request_p);
 
 /* Reduces; every worker gets its block. `data` is the blocks of all ranks one after the other, counts[r]
- * elements (0 allowed; 0 for ranks that take no part, ARGUMENT names one that has more) for rank r; on return block `rank` holds the result
- * and the others nothing of use. Errors and cost as above, (P-1)/P of the bytes. */
+ * elements (0 allowed; 0 for ranks that take no part, ARGUMENT names one that has more) for rank r; on
+ * return block `rank` holds the result and the others nothing of use. Errors and cost as above, (P-1)/P of the bytes. */
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                    const mlfab_collective *options);
 MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
@@ -946,9 +946,9 @@ MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, in
 MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p);
 
-/* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does not wait. The
- * blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0, and match only each other. Errors as above, of
- * the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root does not take part). */
+/* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does
+ * not wait. The blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0, and match
+ * only each other. Errors as above, of the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
