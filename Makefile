@@ -197,7 +197,6 @@ TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c))
 HAND_WRITTEN = mlfab.h $(wildcard core/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
 
 # clang-tidy's analyzer with fewer paths than its 225,000.
-ASAN = $(BUILD)/asan/$(1)@600
 TIDY = clang-tidy --quiet --warnings-as-errors="*" --extra-arg=-Xclang --extra-arg=-analyzer-config \
        --extra-arg=-Xclang --extra-arg=max-nodes=60000
 run-check:
@@ -206,10 +205,10 @@ run-check:
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@600=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
-	  $(foreach test,$(filter-out $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
+	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
 	  'libfuzzer@900=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
-	  --alone $(foreach test,$(filter $(ALONE),$(BUILT_TESTS)),$(call ASAN,$(test:$(BUILD)/%=%))) \
+	  --alone $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py'))
 

@@ -150,6 +150,8 @@ def main():
     parser.add_argument("tests", nargs="*")
     parser.add_argument("--alone", nargs="*", default=[])
     arguments = parser.parse_args()
+    if not arguments.tests + arguments.alone:
+        parser.error("no tests")
     allowed = re.compile(arguments.no_skip_but, re.I) if arguments.no_skip_but else None
 
     outcomes = []
