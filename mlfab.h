@@ -653,9 +653,10 @@ typedef struct mlfab_filter_info {
 typedef struct mlfab_filter {
   uint32_t size;
   uint32_t half;          /* MLFAB_HALF_* */
-  double threshold;       /* phi; 0: none, or with `drop` everything is below it */
+  double threshold;       /* phi; 0: nothing is held back; HUGE_VAL: everything is below it */
   double decay;           /* d, at least 0 */
-  double drop;            /* p, 0 to 1: probability to be selected; 0: 1 */
+  double drop;            /* p, 0 to 1: probability to be selected; 0: 1. Below 1 it needs a
+                             threshold; with 1 a threshold above all numbers is refused */
   double top;             /* 0 to 1: only this share of the elements, the largest; 0: no limit */
   mlfab_filter_fn select; /* the user's own, after the others; or NULL */
   void *user;

@@ -104,10 +104,8 @@ static void sift_rule(const mlfab__worker *worker, const mlfab__sieve *sieve, ui
   rule->half = (int)filter->half;
   if (filter->threshold > 0.0) {
     rule->tau = mlfab__filter_threshold(filter->threshold, filter->decay, t);
-  } else if (filter->drop > 0.0) {
-    rule->tau = HUGE_VAL;
+    rule->p = filter->drop > 0.0 ? filter->drop : 1.0;
   }
-  if (rule->tau > 0.0) rule->p = filter->drop > 0.0 ? filter->drop : 1.0;
 }
 
 /* --- memory --- */
@@ -330,7 +328,25 @@ static int sift_check(const mlfab_filter *filter, mlfab_error *error) {
                         "set_filter: %s is %g, not between 0 and %g", members[i].name,
                         members[i].value, members[i].most);
   }
+  if (filter->drop > 0.0 && filter->drop < 1.0 && !(filter->threshold > 0.0))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_filter: drop is %g, but the threshold is 0 and selects nothing; "
+                        "HUGE_VAL as the threshold selects everything",
+                        filter->drop);
   return 0;
+}
+
+/* Refuses what would never let anything of this tensor travel: every element is below the threshold,
+ * and the random policy spares none. */
+static int sift_check_sends(const mlfab_filter *filter, const mlfab__tensor *tensor,
+                            mlfab_error *error) {
+  double most = tensor->dtype == MLFAB_F32 ? (double)FLT_MAX : DBL_MAX;
+  int draws = filter->drop > 0.0 && filter->drop < 1.0;
+  if (draws || filter->threshold <= most) return 0;
+  return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                      "set_filter: threshold %g holds every element of tensor %u back for ever; "
+                      "with a drop below 1 some travel",
+                      filter->threshold, tensor->id);
 }
 
 /* The residuals that are missing, of one tensor or of all; without memory, none of them. */
@@ -390,6 +406,8 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     if (layout->tensors[i].dtype == MLFAB_I64)
       return mlfab__error(error, MLFAB_ERR_DTYPE, MLFAB_NO_RANK, 0, 0,
                           "set_filter: tensor %u is int64", layout->tensors[i].id);
+    code = sift_check_sends(&filter, &layout->tensors[i], error);
+    if (code) return code;
   }
   if (sift_add(worker, first, end))
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,

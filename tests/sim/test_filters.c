@@ -7,6 +7,7 @@
  * seed is printed with the command that replays it. */
 #include "../unit/world.h"
 
+#include <math.h>
 #include <cmocka.h>
 
 enum { MOST = 5, TENSORS = 3, ROOM = 40000, STEPS = 7 };
@@ -71,7 +72,8 @@ static void random_filter(job *j, uint32_t k) {
   f.size = sizeof f;
   if (below(j, 2)) f.threshold = (double)below(j, 4);
   if (below(j, 2)) f.decay = (double)below(j, 2);
-  if (below(j, 2)) f.drop = (double)below(j, 5) / 4;
+  if (f.threshold > 0 && below(j, 2)) f.drop = (double)below(j, 5) / 4;
+  if (f.drop > 0 && f.drop < 1 && below(j, 2)) f.threshold = HUGE_VAL;
   if (below(j, 4) == 0) f.top = 0.1;
   if (below(j, 2)) f.half = 1 + (uint32_t)below(j, 2);
   int none = below(j, 5) == 0;

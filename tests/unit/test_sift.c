@@ -8,6 +8,7 @@
 #include "core/prng.h"
 #include "core/reduce.h"
 
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -394,8 +395,7 @@ static void literal(uint32_t tensor, const void *g, uint64_t t, uint8_t *image) 
   uint32_t n = shapes[tensor].count, names[2] = {RANK, 10 * tensor};
   uint64_t seed = mlfab__hash(F.config.seed, names, sizeof names);
   int is_float = shapes[tensor].dtype == MLFAB_F32, half = (int)f->half;
-  double phi = f->threshold > 0.0 ? f->threshold : f->drop > 0.0 ? HUGE_VAL : 0.0;
-  double tau = phi / (1.0 + f->decay * log((double)t)), p = f->drop > 0.0 ? f->drop : 1.0;
+  double tau = f->threshold / (1.0 + f->decay * log((double)t)), p = f->drop > 0.0 ? f->drop : 1.0;
   static double a[ELEMENTS_MAX];
   static uint8_t among[ELEMENTS_MAX];
   for (uint32_t i = 0; i < n; i++) {
@@ -560,9 +560,10 @@ static void set_filter(uint32_t tensor, const mlfab_filter *filter) {
 static mlfab_filter random_filter(void) {
   mlfab_filter f = {.size = sizeof f};
   f.half = below(3);
-  if (below(3)) f.threshold = (double)below(1000) / 500.0;
+  if (below(3)) f.threshold = (double)(1 + below(1000)) / 500.0;
   if (below(2)) f.decay = (double)below(100) / 50.0;
-  if (below(2)) f.drop = (double)below(101) / 100.0;
+  if (f.threshold > 0.0 && below(2)) f.drop = (double)below(101) / 100.0;
+  if (f.drop > 0.0 && f.drop < 1.0 && below(2)) f.threshold = HUGE_VAL;
   if (below(3) == 0) f.top = (double)(1 + below(1000)) / 1000.0;
   if (below(4) == 0) {
     f.select = divides;
@@ -680,7 +681,7 @@ static void test_not_finite(void **state) {
     assert_int_equal(F.worker.norder, 1);
   }
   /* Two finite numbers whose sum is none. */
-  f.threshold = INFINITY;
+  f.threshold = (double)FLT_MAX; /* 3e38 is below it */
   set_filter(3, &f);
   for (uint32_t i = 0; i < shapes[3].count; i++) ((float *)(void *)data[3])[i] = i == 7 ? 3e38f : 0;
   push_some(8, NULL);
@@ -707,6 +708,9 @@ static void test_filters_are_checked(void **state) {
                {{.decay = INFINITY}, "decay is inf"},
                {{.drop = 1.5}, "drop is 1.5, not between 0 and 1"},
                {{.drop = NAN}, "drop"},
+               {{.drop = 0.8}, "drop is 0.8, but the threshold is 0"},
+               {{.threshold = HUGE_VAL}, "threshold inf holds every element of tensor 0 back"},
+               {{.threshold = 1e300, .drop = 1.0}, "threshold 1e+300 holds every element"},
                {{.top = -0.1}, "top is -0.1"},
                {{.top = NAN}, "top"}};
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
@@ -726,10 +730,25 @@ static void test_filters_are_checked(void **state) {
   finish();
 }
 
+/* A threshold of 0 sends all, whatever the random policy selects. */
+static void test_nothing_below(void **state) {
+  (void)state;
+  mlfab_filter f = {.size = sizeof f, .drop = 1.0};
+  set_up(2);
+  set_filter(0, &f);
+  push_some(1, NULL);
+  assert_int_not_equal(F.sent, 0);
+  check_residuals();
+  serve_all();
+  for (uint32_t i = 0; i < shapes[0].count; i++)
+    assert_true(((const float *)(const void *)F.residual[0])[i] == 0.0f);
+  finish();
+}
+
 /* A filter that is gone leaves what it held back to the next update, and nothing else behind. */
 static void test_taken_away(void **state) {
   (void)state;
-  mlfab_filter f = {.size = sizeof f, .drop = 1.0};
+  mlfab_filter f = {.size = sizeof f, .threshold = (double)FLT_MAX};
   set_up(2);
   set_filter(0, &f); /* all is held back */
   push_some(1, NULL);
@@ -919,15 +938,11 @@ static void test_without_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_filters_are_checked),
-      cmocka_unit_test(test_taken_away),
-      cmocka_unit_test(test_retry),
-      cmocka_unit_test(test_sparse_is_checked),
-      cmocka_unit_test(test_not_merged),
-      cmocka_unit_test(test_withdrawn),
-      cmocka_unit_test(test_without_memory),
-      cmocka_unit_test(test_random),
+      cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_filters_are_checked),
+      cmocka_unit_test(test_nothing_below),  cmocka_unit_test(test_taken_away),
+      cmocka_unit_test(test_retry),          cmocka_unit_test(test_sparse_is_checked),
+      cmocka_unit_test(test_not_merged),     cmocka_unit_test(test_withdrawn),
+      cmocka_unit_test(test_without_memory), cmocka_unit_test(test_random),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
