@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -584,11 +585,25 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
   return ctx;
 }
 
+/* Signals that a thread sends to itself, by a fault: blocked, they kill without asking the program's
+ * handler. All others are for the program's own threads. */
+static void drive_signals(sigset_t *blocked) {
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigfillset(blocked);
+  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(blocked, faults[i]);
+}
+
 static int drive_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
   int alone = ctx->ntransports == 0;
+  sigset_t blocked, before;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
   ctx->has_thread = 1; /* the thread reads it */
-  if (pthread_create(&ctx->thread, NULL, drive_thread, ctx)) {
+  drive_signals(&blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked,
+                  &before); /* the thread has it from its first instruction */
+  int failed = pthread_create(&ctx->thread, NULL, drive_thread, ctx);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (failed) {
     ctx->has_thread = 0;
     return mlfab__error(error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
                         "the progress thread cannot be started");
