@@ -3861,6 +3861,10 @@ typedef struct mlfab__arena_call {
   void *user;                  /* of pause */
 } mlfab__arena_call;
 
+/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
+ * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
+MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seals);
+
 /* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
  * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
@@ -39431,6 +39435,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
@@ -39482,6 +39487,11 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   char name[4096];
   int n = snprintf(name, sizeof name, "%s.%ld.part", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof name) return MLFAB_ERR_IO;
+  struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return MLFAB_ERR_IO;
+  }
   FILE *file = fopen(name, "wb");
   if (!file) return MLFAB_ERR_IO;
   int failed = fwrite(data, 1, bytes, file) != bytes;
@@ -43504,15 +43514,6 @@ static void shm_close_fd(int *fd) {
   *fd = -1;
 }
 
-static int shm_memfd(const char *name, size_t bytes) {
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_SEALS | F_SEAL_SEAL) == 0)
-    return fd;
-  close(fd);
-  return -1;
-}
-
 /* A descriptor from a peer is mapped only when its size is right and will stay so: touching a
  * mapping behind the end of its file would kill this process. */
 static bool shm_sealed(int fd, size_t bytes) {
@@ -44004,7 +44005,8 @@ static void shm_stop(void *self) {
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
-  t->bell_fd = shm_memfd("mlfab-bell", SHM_CONTROL);
+  t->bell_fd = mlfab__arena_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
+  if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -44089,7 +44091,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = shm_memfd("mlfab-link", SHM_SEGMENT);
+  link->segment_fd = mlfab__arena_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
   if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;
@@ -46273,6 +46275,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -46519,13 +46522,23 @@ static void arena_leave(mlfab__arena *a) {
 
 /* ---- descriptors and mappings ---- */
 
-static int arena_memfd(uint64_t bytes) {
-  int fd = memfd_create("mlfab-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seals) {
+  struct rlimit most;
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS) == 0) return fd;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS | seals) == 0)
+    return fd;
+  int why = errno;
   close(fd);
+  errno = why;
   return -1;
 }
+
+static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
 /* Once it is certain that it has this size and keeps it. */
 static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {

@@ -111,6 +111,10 @@ typedef struct mlfab__arena_call {
   void *user;                  /* of pause */
 } mlfab__arena_call;
 
+/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
+ * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
+MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seals);
+
 /* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
  * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */
 MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,

@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
@@ -69,6 +70,11 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   char name[4096];
   int n = snprintf(name, sizeof name, "%s.%ld.part", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof name) return MLFAB_ERR_IO;
+  struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return MLFAB_ERR_IO;
+  }
   FILE *file = fopen(name, "wb");
   if (!file) return MLFAB_ERR_IO;
   int failed = fwrite(data, 1, bytes, file) != bytes;

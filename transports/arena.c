@@ -55,6 +55,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -301,13 +302,23 @@ static void arena_leave(mlfab__arena *a) {
 
 /* ---- descriptors and mappings ---- */
 
-static int arena_memfd(uint64_t bytes) {
-  int fd = memfd_create("mlfab-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seals) {
+  struct rlimit most;
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS) == 0) return fd;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, ARENA_SEALS | seals) == 0)
+    return fd;
+  int why = errno;
   close(fd);
+  errno = why;
   return -1;
 }
+
+static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
 /* Once it is certain that it has this size and keeps it. */
 static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {

@@ -62,6 +62,7 @@
  *
  * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
  * others take only when the list of links changes. */
+#include "../core/arena.h"
 #include "../core/base.h"
 #include "../core/env.h"
 #include "../core/wire.h"
@@ -299,15 +300,6 @@ static bool shm_anything(struct shm *t) {
 static void shm_close_fd(int *fd) {
   if (*fd >= 0) close(*fd);
   *fd = -1;
-}
-
-static int shm_memfd(const char *name, size_t bytes) {
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_SEALS | F_SEAL_SEAL) == 0)
-    return fd;
-  close(fd);
-  return -1;
 }
 
 /* A descriptor from a peer is mapped only when its size is right and will stay so: touching a
@@ -801,7 +793,8 @@ static void shm_stop(void *self) {
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
-  t->bell_fd = shm_memfd("mlfab-bell", SHM_CONTROL);
+  t->bell_fd = mlfab__arena_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
+  if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -886,7 +879,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = shm_memfd("mlfab-link", SHM_SEGMENT);
+  link->segment_fd = mlfab__arena_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
   if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -126,10 +127,65 @@ static void test_masks(void **state) {
   close_two(pair);
 }
 
+/* --- limits --- */
+
+/* Runs a function in a child; it must return 0 there. */
+static void in_child(int (*fn)(void)) {
+  int status = 0;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) _exit(fn());
+  assert_true(waitpid(child, &status, 0) == child);
+  if (WIFSIGNALED(status)) fail_msg("the child died of signal %d", WTERMSIG(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* 0 when it is this code with this in its text, else `line`, after having said so. */
+static int expect(int line, int code, const mlfab_error *error, int wanted, const char *text) {
+  if (code == wanted && strstr(error->text, text)) return 0;
+  fprintf(stderr, "line %d: %s: %s\n", line, mlfab_error_name(code), error->text);
+  return 1;
+}
+
+static void limit_files(uint64_t bytes) {
+  struct rlimit limit = {(rlim_t)bytes, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_FSIZE, &limit)) _exit(2);
+}
+
+static int save_beyond_limit(void) {
+  mlfab_config c;
+  mlfab_error error = {0};
+  mlfab *ctx;
+  mlfab_config_init(&c);
+  if (mlfab_open(&c, &ctx, &error) || mlfab_tensor_add(ctx, 0, MLFAB_F32, 10000) ||
+      mlfab_model_start(ctx, NULL, NULL, 0))
+    return 3;
+  limit_files(10000);
+  int code = mlfab_save(ctx, "/tmp/mlfab-guest-too-large");
+  mlfab_last_error(ctx, &error);
+  mlfab_close(&ctx);
+  return expect(__LINE__, code, &error, MLFAB_ERR_IO, "File too large");
+}
+
+static int open_beyond_limit(void) {
+  mlfab_error error = {0};
+  mlfab *ctx = NULL;
+  limit_files(4096);
+  return expect(__LINE__, begin(0, "shm", &ctx, &error), &error, MLFAB_ERR_IO, "File too large");
+}
+
+/* The limit for files does not kill: the call returns an error that says so. */
+static void test_file_limit(void **state) {
+  (void)state;
+  in_child(save_beyond_limit);
+  in_child(open_beyond_limit);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_signals),
       cmocka_unit_test(test_masks),
+      cmocka_unit_test(test_file_limit),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
