@@ -35624,7 +35624,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
- * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
+ * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
+ * until the node closes, and nobody outside can say HELLO in its place. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
  * which are asked when the link has room. Roles are never called from inside themselves: what they
  * ask of links (drop, detach) is done when they have returned.
@@ -36505,9 +36506,10 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   }
 }
 
-/* Closes a link of ours: nobody reports it down. */
+/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
+  assert(!node->links[index].self);
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
@@ -36678,6 +36680,10 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
 /* The scheduler says who it is on a new link to our server role. */
 static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
   uint32_t self = node->config.workers, old = node->worker_links[self];
+  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
+    return;
+  }
   if (hello->incarnation < node->scheduler_incarnation) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
@@ -36744,6 +36750,11 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
     return;
   }
   uint32_t worker = hello.node;
+  if (node->is_worker && worker == (uint32_t)node->config.rank) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                       "this worker is beside the server");
+    return;
+  }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
                (node->is_coordinator && hello.incarnation != node->peers[worker].incarnation);
@@ -36754,7 +36765,6 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   uint32_t old = node->worker_links[worker];
   if (old != MLFAB__NO_LINK && old != index) {
-    if (node->links[old].self) return;
     mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
   }

@@ -589,9 +589,10 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   }
 }
 
-/* Closes a link of ours: nobody reports it down. */
+/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
+  assert(!node->links[index].self);
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
@@ -762,6 +763,10 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
 /* The scheduler says who it is on a new link to our server role. */
 static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
   uint32_t self = node->config.workers, old = node->worker_links[self];
+  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
+    return;
+  }
   if (hello->incarnation < node->scheduler_incarnation) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
@@ -828,6 +833,11 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
     return;
   }
   uint32_t worker = hello.node;
+  if (node->is_worker && worker == (uint32_t)node->config.rank) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                       "this worker is beside the server");
+    return;
+  }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
                (node->is_coordinator && hello.incarnation != node->peers[worker].incarnation);
@@ -838,7 +848,6 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   uint32_t old = node->worker_links[worker];
   if (old != MLFAB__NO_LINK && old != index) {
-    if (node->links[old].self) return;
     mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
   }

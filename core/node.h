@@ -15,7 +15,8 @@
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
- * Roles of one node talk to each other over pairs of links that no transport sees. Frames to go
+ * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
+ * until the node closes, and nobody outside can say HELLO in its place. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
  * which are asked when the link has room. Roles are never called from inside themselves: what they
  * ask of links (drop, detach) is done when they have returned.

@@ -159,7 +159,7 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-static int setup_with(uint32_t sync) {
+static int setup_with(uint32_t sync, uint32_t scheduler) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
   mlfab_model_options o;
@@ -177,6 +177,7 @@ static int setup_with(uint32_t sync) {
     c.rank = i;
     c.workers = NODES;
     c.eager_bytes = 4096;
+    c.scheduler = scheduler;
     c.timeout_ns = 20000000000u;
     strcpy(c.coordinator, "queue:0");
     snprintf(address, sizeof address, "queue:%d", i);
@@ -194,7 +195,7 @@ static int setup_with(uint32_t sync) {
 
 static int setup(void **state) {
   (void)state;
-  return setup_with(MLFAB_SYNC_ASYNC);
+  return setup_with(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE);
 }
 
 static int teardown(void **state) {
@@ -283,12 +284,16 @@ static void send(uint32_t link, made *m) {
   deliver(link, m->head, MLFAB_HEADER_BYTES + m->h.meta_bytes, m->bulk, m->h.bulk_bytes);
 }
 
-static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
+static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, uint32_t roles) {
   made m;
-  mlfab__hello hello = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0};
+  mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0};
   uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, bytes, 0);
   send(link, &m);
+}
+
+static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
+  say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER);
 }
 
 /* A link that is dead: node 0 hung up on it. */
@@ -421,6 +426,36 @@ static void test_incarnations(void **state) {
     assert_int_equal(n.heard_type, MLFAB__REFUSE);
     given_up(link, "another incarnation");
   }
+  all_is_well(before);
+}
+
+static int setup_beside(void **state) {
+  (void)state;
+  return setup_with(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE);
+}
+
+/* The roles of one node know each other: whoever calls and says that it is one of them is refused,
+ * and the links inside stay what they are. */
+static void test_roles_beside(void **state) {
+  float before[COUNT];
+  const uint32_t *planner = n.node[0]->pairs[MLFAB__PAIR_PLANNER];
+  const uint32_t *server = n.node[0]->pairs[MLFAB__PAIR_SERVER];
+  (void)state;
+  pull(1, before);
+  for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
+    uint32_t link = dial();
+    say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER);
+    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    given_up(link, "a second scheduler");
+    link = dial();
+    say_hello(link, 0, incarnation);
+    assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    given_up(link, "a second worker 0");
+  }
+  assert_int_equal(n.node[0]->links[planner[0]].kind, MLFAB__LINK_PLANNER);
+  assert_int_equal(n.node[0]->links[planner[1]].kind, MLFAB__LINK_SCHEDULER);
+  assert_int_equal(n.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
+  assert_int_equal(n.node[0]->worker_links[NODES], planner[1]);
   all_is_well(before);
 }
 
@@ -759,7 +794,7 @@ static void test_last_word_lost_before_next(void **state) {
 
 static int setup_rounds(void **state) {
   (void)state;
-  return setup_with(MLFAB_SYNC_BSP);
+  return setup_with(MLFAB_SYNC_BSP, MLFAB_SCHEDULER_NONE);
 }
 
 /* An update is withdrawn before it left: a pull behind it does not wait for its round. */
@@ -848,6 +883,7 @@ int main(void) {
       HOSTILE(test_strangers),
       HOSTILE(test_first_frames),
       HOSTILE(test_incarnations),
+      cmocka_unit_test_setup_teardown(test_roles_beside, setup_beside, teardown),
       HOSTILE(test_wrong_types),
       HOSTILE(test_wrong_pushes),
       HOSTILE(test_few_versions),
