@@ -41356,14 +41356,14 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
  * ============================================================================================== */
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
- * For: carrying whole frames, in order, between processes of one or many hosts. Does not: encrypt,
- * authenticate, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
+ * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
+ * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
  * unless it is measured, or keep anything that is not in its tcp_self.
  *
  * A link is in one of these states; its socket is open in the first four only:
  *
  *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
- *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED
+ *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED (at once: another user)
  *   OPEN        carries frames; told_up says whether UP was reported       -> BROKEN, LINGER
  *   LINGER      disconnected by us: writes what it owns, discards input    -> freed, in silence
  *   FAILED      to be reported as DOWN of link 0          -> freed
@@ -42206,6 +42206,22 @@ static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
 }
 
+/* Is the process at the other end of a Unix socket this user's, or root's? The kernel noted who it was
+ * when it connected, or began to listen. Others could read what they are sent, or speak for a rank. */
+static int tcp_trusted(int fd) {
+  uid_t uid = (uid_t)-1;
+#if defined(__linux__)
+  struct ucred peer;
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes)) return 0;
+  uid = peer.uid;
+#else
+  gid_t gid;
+  if (getpeereid(fd, &uid, &gid)) return 0;
+#endif
+  return uid == geteuid() || uid == 0;
+}
+
 /* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
@@ -42241,15 +42257,27 @@ static void tcp_accept(tcp_self *self) {
                    "sent no frame and was dropped for a newer connection");
     tcp_list_add(&self->strangers, &link->group);
     self->stranger_count++;
-    if (tcp_watch(self, link, TCP_WATCH_IN)) tcp_link_fail(self, link, errno);
+    if (from.at.any.sa_family == AF_UNIX && !tcp_trusted(fd)) {
+      tcp_link_end(self, link, MLFAB_ERR_REFUSED, "is another user's process");
+    } else if (tcp_watch(self, link, TCP_WATCH_IN)) {
+      tcp_link_fail(self, link, errno);
+    }
   }
 }
 
 /* --- connecting ------------------------------------------------------------------------------- */
 
 static void tcp_connected(tcp_self *self, tcp_link *link) {
+  tcp_endpoint there;
+  memset(&there, 0, sizeof there);
+  there.bytes = sizeof there.at.storage;
   mlfab__free(&self->env, link->dial, sizeof *link->dial);
   link->dial = NULL;
+  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX &&
+      !tcp_trusted(link->fd)) {
+    tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
+    return;
+  }
   link->state = TCP_LINK_OPEN;
   link->counted = (uint8_t)tcp_counts(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {

@@ -799,6 +799,76 @@ static void test_measure_interface(void **state) {
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* A socket of another user at an abstract name: listening, or connected to it. -1 in a child that could
+ * not change its user. */
+static int other_users_socket(const char *name, int listening) {
+  struct sockaddr_un at = {.sun_family = AF_UNIX};
+  size_t n = (size_t)snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "%s", name);
+  socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const struct sockaddr *to = (const struct sockaddr *)(const void *)&at;
+  if (fd < 0 || setresuid(65534, 65534, 65534)) return -1;
+  if (listening ? bind(fd, to, bytes) || listen(fd, 8) : connect(fd, to, bytes)) return -1;
+  return fd;
+}
+
+/* Runs a child of another user that has such a socket; returns when it has it, with the pipe that
+ * lets it end. */
+static pid_t other_user(const char *name, int listening, int *hold_p) {
+  int ready[2], hold[2];
+  char byte = 0;
+  assert_int_equal(pipe(ready) | pipe(hold), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    close(hold[1]);
+    byte = other_users_socket(name, listening) >= 0;
+    if (write(ready[1], &byte, 1) == 1 && read(hold[0], &byte, 1) < 0) _exit(2);
+    _exit(0);
+  }
+  assert_true(pid > 0);
+  close(hold[0]);
+  assert_int_equal(read(ready[0], &byte, 1), 1);
+  assert_int_equal(byte, 1);
+  close(ready[0]);
+  close(ready[1]);
+  *hold_p = hold[1];
+  return pid;
+}
+
+/* Another user of the host gets nowhere at a Unix socket, and is not spoken to where it listens. */
+static void test_other_user(void **state) {
+  end a, b;
+  char name[64], address[96];
+  int hold;
+  (void)state;
+  if (geteuid() != 0) skip();
+  snprintf(name, sizeof name, "mlfab-test-user-%ld", (long)getpid());
+  snprintf(address, sizeof address, "unix:@%s", name);
+  assert_int_equal(end_open(&a, address, "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  pid_t pid = other_user(name, 0, &hold);
+  UNTIL(&a, &b, a.refused == 1);
+  assert_int_equal(a.code, MLFAB_ERR_REFUSED);
+  assert_non_null(strstr(a.text, "another user"));
+  close(hold);
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+  assert_int_equal(tcp()->connect(b.self, address, 7), 0);
+  UNTIL(&a, &b, b.ups == 1);
+  assert_int_equal(a.frames + a.ups, 0);
+  snprintf(name, sizeof name, "mlfab-test-bait-%ld", (long)getpid());
+  snprintf(address, sizeof address, "unix:@%s", name);
+  pid = other_user(name, 1, &hold);
+  assert_int_equal(tcp()->connect(b.self, address, 8), 0);
+  UNTIL(&a, &b, b.downs == 1);
+  assert_int_equal(b.code, MLFAB_ERR_REFUSED);
+  assert_int_equal(b.ups, 1);
+  assert_non_null(strstr(b.text, "another user"));
+  close(hold);
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+  end_close(&a);
+  end_close(&b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_addresses),
@@ -808,6 +878,7 @@ int main(void) {
       cmocka_unit_test(test_interfaces),
       cmocka_unit_test(test_in_use),
       cmocka_unit_test(test_unix_path),
+      cmocka_unit_test(test_other_user),
       cmocka_unit_test(test_slow_strangers),
       cmocka_unit_test(test_protocol),
       cmocka_unit_test(test_linger),
