@@ -649,9 +649,13 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
  *    5  u8  type                    36  u32 sender (node id)
  *    6  u16 flags                   40  u32 incarnation of the sender
  *    8  u32 CRC32C of the header    44  u32 zero
- *   12  u32 CRC32C of the payload   48  16 bytes for an authentication tag, zero
+ *   12  u32 CRC32C of the payload   48  16 bytes: a tag
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
+ *
+ * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret; zero without one, and
+ * in all other frames. It proves that the sender was told the secret, to whoever hears it: it is a
+ * password, and no code over the frame (docs/promises.md says what that is worth).
  *
  * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
  * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
@@ -672,6 +676,7 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
+  uint64_t tag[2]; /* of the types that have one, else not looked at by seal */
 } mlfab__header;
 
 /* Every type: name, number. The limits on bulk: 0 means that the type has none. */
@@ -2206,6 +2211,11 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
+/* The first frames of links prove that their sender belongs to the job. */
+static int wire_has_tag(unsigned type) {
+  return type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
+}
+
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header,
                                       const void *bulk) {
   uint64_t protocol = header->protocol != 0 ? header->protocol : MLFAB_PROTOCOL;
@@ -2218,8 +2228,9 @@ MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header
   wire_put64(head + WIRE_JOB_HASH, header->job);
   wire_put64(head + WIRE_EPOCH, header->epoch | (uint64_t)header->sender << 32);
   wire_put64(head + WIRE_INCARNATION, header->incarnation);
-  wire_put64(head + WIRE_TAG, 0);
-  wire_put64(head + WIRE_TAG + 8, 0);
+  int tagged = wire_has_tag(header->type);
+  wire_put64(head + WIRE_TAG, tagged ? header->tag[0] : 0);
+  wire_put64(head + WIRE_TAG + 8, tagged ? header->tag[1] : 0);
   wire_put32(head + WIRE_HEADER_CRC, mlfab__crc32c(0, head, MLFAB_HEADER_BYTES));
 }
 
@@ -2234,6 +2245,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->epoch = wire_get32(head + WIRE_EPOCH);
   header->sender = wire_get32(head + WIRE_SENDER);
   header->incarnation = wire_get32(head + WIRE_INCARNATION);
+  header->tag[0] = wire_get64(head + WIRE_TAG);
+  header->tag[1] = wire_get64(head + WIRE_TAG + 8);
 }
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
@@ -2263,10 +2276,9 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   type = head[WIRE_TYPE];
   if (type < 1 || type >= MLFAB__FRAME_TYPES) return MLFAB_ERR_FRAME;
   if (wire_get16(head + WIRE_FLAGS) & ~(unsigned)MLFAB__WIRE_BULK_CRC) return MLFAB_ERR_FRAME;
-  if (wire_get32(head + WIRE_RESERVED) != 0 || wire_get64(head + WIRE_TAG) != 0 ||
-      wire_get64(head + WIRE_TAG + 8) != 0) {
+  uint64_t tag = wire_get64(head + WIRE_TAG) | wire_get64(head + WIRE_TAG + 8);
+  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !wire_has_tag(type)))
     return MLFAB_ERR_FRAME;
-  }
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
@@ -35630,6 +35642,10 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * which are asked when the link has room. Roles are never called from inside themselves: what they
  * ask of links (drop, detach) is done when they have returned.
  *
+ * Strangers: until its first frame has shown the job and the secret, the other end of a link is told
+ * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
+ * lives here (no heartbeats).
+ *
  * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
  * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
  * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
@@ -35719,7 +35735,7 @@ struct mlfab_node {
   mlfab_config config; /* complete: no member is at its default */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;
+  uint64_t job, secret[2];
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
   int is_worker, is_server, is_coordinator, is_scheduler;
@@ -35744,6 +35760,7 @@ struct mlfab_node {
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
   char join_why[160], missing[128];
+  const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;             /* by node id; server 0 only */
@@ -35803,6 +35820,8 @@ struct mlfab_node {
 /* Defaults filled in, contradictions refused. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
+/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
 MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node);
 /* A connect with a joining token failed, a joining link is up, or down. */
 MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link);
@@ -36273,6 +36292,7 @@ static void node_identify(mlfab_node *node) {
   node->is_coordinator = node->server_number == 0;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
+  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -37029,6 +37049,29 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
   }
 }
 
+/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
+ * takes does not depend on how much of the secret is right. */
+static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
+  uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
+  if (differ && !(node->secret[0] | node->secret[1]))
+    return "the caller has a secret, and this job has none (MLFAB_JOB_SECRET)";
+  if (differ && !(header->tag[0] | header->tag[1]))
+    return "this job has a secret, and the caller has none (MLFAB_JOB_SECRET)";
+  if (differ && !MLFAB__PLANTED(83))
+    return "the caller's secret is not this job's (MLFAB_JOB_SECRET)";
+  return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
+}
+
+/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
+static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  uint64_t n = ++node->stats.strangers_refused;
+  node->strange = why;
+  if ((n & (n - 1)) == 0)
+    mlfab__log(&node->env, MLFAB_LOG_WARN, "a stranger was refused (%llu so far): %s",
+               (unsigned long long)n, why);
+  mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
+}
+
 /* A frame from outside: checked, then handed on. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
@@ -37054,13 +37097,13 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  /* A refusal may come from another job: that is what it says. */
-  if (header.job != node->job && header.type != MLFAB__REFUSE) {
-    node->stats.strangers_refused++;
-    char text[128];
-    snprintf(text, sizeof text, "here is job '%s', and yours has another name (MLFAB_JOB)",
-             node->config.job);
-    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, text);
+  /* Whoever turns us away does not say which job it is of. */
+  int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
+  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
+                        : header.job != node->job && !last ? "a frame of another job"
+                                                           : NULL;
+  if (strange) {
+    node_turn_away(node, index, strange);
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -37460,10 +37503,13 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   header.type = frame->type;
   header.meta_bytes = frame->meta_bytes;
   header.bulk_bytes = frame->bulk_bytes;
-  header.job = node->job;
-  header.epoch = node->epoch;
-  header.sender = node->id;
-  header.incarnation = node->incarnation;
+  if (link->kind != MLFAB__LINK_NEW) {
+    header.job = node->job;
+    header.epoch = node->epoch;
+    header.sender = node->id;
+    header.incarnation = node->incarnation;
+    memcpy(header.tag, node->secret, sizeof header.tag);
+  }
   if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
     header.flags = MLFAB__WIRE_BULK_CRC;
   mlfab__wire_seal(node->head, &header, frame->bulk);
@@ -37589,7 +37635,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   if (link->kind == MLFAB__LINK_FREE || link->self) return;
-  if (node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+  if (link->kind != MLFAB__LINK_NEW && node->now_ns - link->sent_ns >= beat &&
+      link->queue_begin == link->queue_end)
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
@@ -38086,7 +38133,22 @@ static void boot_default64(uint64_t *value, uint64_t standard) {
 /* Is every text terminated? */
 static int boot_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
-         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname);
+         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
+         memchr(c->secret, 0, sizeof c->secret);
+}
+
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
+  secret[0] = secret[1] = 0;
+  if (text[0] == 0) return 0;
+  if (strlen(text) != 32) return MLFAB_ERR_CONFIG;
+  for (int i = 0; i < 32; i++) {
+    static const char digits[] = "0123456789abcdef";
+    char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
+    const char *at = memchr(digits, c, 16);
+    if (!at) return MLFAB_ERR_CONFIG;
+    secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
+  }
+  return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -38176,7 +38238,10 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   }
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
+  uint64_t secret[2];
   if (!boot_texts_end(config)) return boot_config_error(error, "a text without its end");
+  if (mlfab__secret_parse(config->secret, secret))
+    return boot_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
   boot_default32(&config->workers, 1);
   boot_default32(&config->servers, 1);
   if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
@@ -38484,8 +38549,11 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
     boot_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    char text[MLFAB__TEXT_MAX + 32];
+    char text[MLFAB__TEXT_MAX + 128];
     snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    if (refuse.code == MLFAB_ERR_JOB)
+      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
+               refuse.text);
     mlfab__boot_fail(node, refuse.code, refuse.rank, 0, text);
   } else if (frame->type == MLFAB__MEMBER &&
              !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
@@ -38533,7 +38601,10 @@ static void boot_timeout(mlfab_node *node) {
     is_server = node->config.dedicated && id >= node->config.workers &&
                 id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);
-    snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    int n =
+        snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    if (node->strange)
+      snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
@@ -39147,6 +39218,17 @@ static int config_text(const char *name, char *member, size_t room, mlfab_error 
   return 0;
 }
 
+/* As config_text, but what is wrong is not told: errors are logged. */
+static int config_secret(const char *name, char *member, size_t room, mlfab_error *error) {
+  const char *text = getenv(name);
+  if (member[0] || !text || !*text) return 0;
+  if (strlen(text) >= room)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "%s: not 32 hexadecimal digits", name);
+  memcpy(member, text, strlen(text) + 1);
+  return 0;
+}
+
 /* One of the words, by its number; -1 when not set. */
 static int config_word(const char *name, const char *const *words, int *choice_p,
                        mlfab_error *error) {
@@ -39289,6 +39371,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_u32("MLFAB_ORDER_BY_RATE", 0, 1, &c.order_by_rate, error_p);
   if (!code) code = config_text("MLFAB_COORDINATOR", c.coordinator, sizeof c.coordinator, error_p);
   if (!code) code = config_text("MLFAB_JOB", c.job, sizeof c.job, error_p);
+  if (!code) code = config_secret("MLFAB_JOB_SECRET", c.secret, sizeof c.secret, error_p);
   if (!code) code = config_text("MLFAB_LISTEN", c.listen, sizeof c.listen, error_p);
   if (!code) code = config_text("MLFAB_SOCKET_IFNAME", c.ifname, sizeof c.ifname, error_p);
   if (!code) code = config_ms("MLFAB_TIMEOUT_MS", &c.timeout_ns, error_p);

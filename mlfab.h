@@ -95,7 +95,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab talk exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 4
+#define MLFAB_PROTOCOL 5
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -378,6 +378,11 @@ typedef struct mlfab_config {
    * other nodes it has their links measured, as a scheduler would. What is known when an epoch begins
    * (a while after opening, or told by mlfab_set_link) counts until the next. */
   uint32_t order_by_rate;
+  /* 32 hexadecimal digits that all processes of the fabric were given, and nobody else; "": none.
+   * Every connection opens with it, and whoever has another one, or none, is refused
+   * (MLFAB_ERR_JOB). A password, sent as it is: it keeps out who cannot read the traffic. mlfab-run
+   * makes one for each run. */
+  char secret[64];
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -385,7 +390,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
 
 /* Fills members that are still at their default from the environment: MLFAB_* first (MLFAB_RANK,
  * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED,
- * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
+ * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_JOB_SECRET, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
  * MLFAB_TRANSPORT=auto|tcp|shm, MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS,
  * MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
  * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none, MLFAB_ORDER_BY_RATE=0|1), then torchrun's RANK, WORLD_SIZE,
@@ -393,7 +398,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
  * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
  * error_p may be NULL.
- * Errors: MLFAB_ERR_CONFIG, naming the variable and its value. Reads the environment; do not call
+ * Errors: MLFAB_ERR_CONFIG, naming the variable and its value (but for MLFAB_JOB_SECRET's). Reads the environment; do not call
  * while another thread changes it. */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 

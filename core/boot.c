@@ -22,7 +22,22 @@ static void boot_default64(uint64_t *value, uint64_t standard) {
 /* Is every text terminated? */
 static int boot_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
-         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname);
+         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
+         memchr(c->secret, 0, sizeof c->secret);
+}
+
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
+  secret[0] = secret[1] = 0;
+  if (text[0] == 0) return 0;
+  if (strlen(text) != 32) return MLFAB_ERR_CONFIG;
+  for (int i = 0; i < 32; i++) {
+    static const char digits[] = "0123456789abcdef";
+    char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
+    const char *at = memchr(digits, c, 16);
+    if (!at) return MLFAB_ERR_CONFIG;
+    secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
+  }
+  return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -112,7 +127,10 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   }
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
+  uint64_t secret[2];
   if (!boot_texts_end(config)) return boot_config_error(error, "a text without its end");
+  if (mlfab__secret_parse(config->secret, secret))
+    return boot_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
   boot_default32(&config->workers, 1);
   boot_default32(&config->servers, 1);
   if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
@@ -420,8 +438,11 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
     boot_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    char text[MLFAB__TEXT_MAX + 32];
+    char text[MLFAB__TEXT_MAX + 128];
     snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    if (refuse.code == MLFAB_ERR_JOB)
+      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
+               refuse.text);
     mlfab__boot_fail(node, refuse.code, refuse.rank, 0, text);
   } else if (frame->type == MLFAB__MEMBER &&
              !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
@@ -469,7 +490,10 @@ static void boot_timeout(mlfab_node *node) {
     is_server = node->config.dedicated && id >= node->config.workers &&
                 id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);
-    snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    int n =
+        snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    if (node->strange)
+      snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
   } else if (node->phase == MLFAB__BOOT_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;

@@ -56,6 +56,17 @@ static int config_text(const char *name, char *member, size_t room, mlfab_error 
   return 0;
 }
 
+/* As config_text, but what is wrong is not told: errors are logged. */
+static int config_secret(const char *name, char *member, size_t room, mlfab_error *error) {
+  const char *text = getenv(name);
+  if (member[0] || !text || !*text) return 0;
+  if (strlen(text) >= room)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
+                        "%s: not 32 hexadecimal digits", name);
+  memcpy(member, text, strlen(text) + 1);
+  return 0;
+}
+
 /* One of the words, by its number; -1 when not set. */
 static int config_word(const char *name, const char *const *words, int *choice_p,
                        mlfab_error *error) {
@@ -198,6 +209,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_u32("MLFAB_ORDER_BY_RATE", 0, 1, &c.order_by_rate, error_p);
   if (!code) code = config_text("MLFAB_COORDINATOR", c.coordinator, sizeof c.coordinator, error_p);
   if (!code) code = config_text("MLFAB_JOB", c.job, sizeof c.job, error_p);
+  if (!code) code = config_secret("MLFAB_JOB_SECRET", c.secret, sizeof c.secret, error_p);
   if (!code) code = config_text("MLFAB_LISTEN", c.listen, sizeof c.listen, error_p);
   if (!code) code = config_text("MLFAB_SOCKET_IFNAME", c.ifname, sizeof c.ifname, error_p);
   if (!code) code = config_ms("MLFAB_TIMEOUT_MS", &c.timeout_ns, error_p);

@@ -356,6 +356,7 @@ static void node_identify(mlfab_node *node) {
   node->is_coordinator = node->server_number == 0;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
+  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -1112,6 +1113,29 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
   }
 }
 
+/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
+ * takes does not depend on how much of the secret is right. */
+static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
+  uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
+  if (differ && !(node->secret[0] | node->secret[1]))
+    return "the caller has a secret, and this job has none (MLFAB_JOB_SECRET)";
+  if (differ && !(header->tag[0] | header->tag[1]))
+    return "this job has a secret, and the caller has none (MLFAB_JOB_SECRET)";
+  if (differ && !MLFAB__PLANTED(83))
+    return "the caller's secret is not this job's (MLFAB_JOB_SECRET)";
+  return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
+}
+
+/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
+static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  uint64_t n = ++node->stats.strangers_refused;
+  node->strange = why;
+  if ((n & (n - 1)) == 0)
+    mlfab__log(&node->env, MLFAB_LOG_WARN, "a stranger was refused (%llu so far): %s",
+               (unsigned long long)n, why);
+  mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
+}
+
 /* A frame from outside: checked, then handed on. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
@@ -1137,13 +1161,13 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  /* A refusal may come from another job: that is what it says. */
-  if (header.job != node->job && header.type != MLFAB__REFUSE) {
-    node->stats.strangers_refused++;
-    char text[128];
-    snprintf(text, sizeof text, "here is job '%s', and yours has another name (MLFAB_JOB)",
-             node->config.job);
-    mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, text);
+  /* Whoever turns us away does not say which job it is of. */
+  int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
+  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
+                        : header.job != node->job && !last ? "a frame of another job"
+                                                           : NULL;
+  if (strange) {
+    node_turn_away(node, index, strange);
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -1543,10 +1567,13 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   header.type = frame->type;
   header.meta_bytes = frame->meta_bytes;
   header.bulk_bytes = frame->bulk_bytes;
-  header.job = node->job;
-  header.epoch = node->epoch;
-  header.sender = node->id;
-  header.incarnation = node->incarnation;
+  if (link->kind != MLFAB__LINK_NEW) {
+    header.job = node->job;
+    header.epoch = node->epoch;
+    header.sender = node->id;
+    header.incarnation = node->incarnation;
+    memcpy(header.tag, node->secret, sizeof header.tag);
+  }
   if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
     header.flags = MLFAB__WIRE_BULK_CRC;
   mlfab__wire_seal(node->head, &header, frame->bulk);
@@ -1672,7 +1699,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   if (link->kind == MLFAB__LINK_FREE || link->self) return;
-  if (node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+  if (link->kind != MLFAB__LINK_NEW && node->now_ns - link->sent_ns >= beat &&
+      link->queue_begin == link->queue_end)
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {

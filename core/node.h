@@ -21,6 +21,10 @@
  * which are asked when the link has room. Roles are never called from inside themselves: what they
  * ask of links (drop, detach) is done when they have returned.
  *
+ * Strangers: until its first frame has shown the job and the secret, the other end of a link is told
+ * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
+ * lives here (no heartbeats).
+ *
  * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
  * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
  * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
@@ -128,7 +132,7 @@ struct mlfab_node {
   mlfab_config config; /* complete: no member is at its default */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;
+  uint64_t job, secret[2];
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
   int is_worker, is_server, is_coordinator, is_scheduler;
@@ -153,6 +157,7 @@ struct mlfab_node {
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
   char join_why[160], missing[128];
+  const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;             /* by node id; server 0 only */
@@ -212,6 +217,8 @@ struct mlfab_node {
 /* Defaults filled in, contradictions refused. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
+/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
 MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node);
 /* A connect with a joining token failed, a joining link is up, or down. */
 MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link);

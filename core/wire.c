@@ -700,6 +700,11 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
+/* The first frames of links prove that their sender belongs to the job. */
+static int wire_has_tag(unsigned type) {
+  return type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
+}
+
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header,
                                       const void *bulk) {
   uint64_t protocol = header->protocol != 0 ? header->protocol : MLFAB_PROTOCOL;
@@ -712,8 +717,9 @@ MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header
   wire_put64(head + WIRE_JOB_HASH, header->job);
   wire_put64(head + WIRE_EPOCH, header->epoch | (uint64_t)header->sender << 32);
   wire_put64(head + WIRE_INCARNATION, header->incarnation);
-  wire_put64(head + WIRE_TAG, 0);
-  wire_put64(head + WIRE_TAG + 8, 0);
+  int tagged = wire_has_tag(header->type);
+  wire_put64(head + WIRE_TAG, tagged ? header->tag[0] : 0);
+  wire_put64(head + WIRE_TAG + 8, tagged ? header->tag[1] : 0);
   wire_put32(head + WIRE_HEADER_CRC, mlfab__crc32c(0, head, MLFAB_HEADER_BYTES));
 }
 
@@ -728,6 +734,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->epoch = wire_get32(head + WIRE_EPOCH);
   header->sender = wire_get32(head + WIRE_SENDER);
   header->incarnation = wire_get32(head + WIRE_INCARNATION);
+  header->tag[0] = wire_get64(head + WIRE_TAG);
+  header->tag[1] = wire_get64(head + WIRE_TAG + 8);
 }
 
 /* The types that carry tensor bytes or lists behind their meta, as bits. */
@@ -757,10 +765,9 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   type = head[WIRE_TYPE];
   if (type < 1 || type >= MLFAB__FRAME_TYPES) return MLFAB_ERR_FRAME;
   if (wire_get16(head + WIRE_FLAGS) & ~(unsigned)MLFAB__WIRE_BULK_CRC) return MLFAB_ERR_FRAME;
-  if (wire_get32(head + WIRE_RESERVED) != 0 || wire_get64(head + WIRE_TAG) != 0 ||
-      wire_get64(head + WIRE_TAG + 8) != 0) {
+  uint64_t tag = wire_get64(head + WIRE_TAG) | wire_get64(head + WIRE_TAG + 8);
+  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !wire_has_tag(type)))
     return MLFAB_ERR_FRAME;
-  }
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;

@@ -8,9 +8,13 @@
  *    5  u8  type                    36  u32 sender (node id)
  *    6  u16 flags                   40  u32 incarnation of the sender
  *    8  u32 CRC32C of the header    44  u32 zero
- *   12  u32 CRC32C of the payload   48  16 bytes for an authentication tag, zero
+ *   12  u32 CRC32C of the payload   48  16 bytes: a tag
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
+ *
+ * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret; zero without one, and
+ * in all other frames. It proves that the sender was told the secret, to whoever hears it: it is a
+ * password, and no code over the frame (docs/promises.md says what that is worth).
  *
  * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
  * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
@@ -35,6 +39,7 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
+  uint64_t tag[2]; /* of the types that have one, else not looked at by seal */
 } mlfab__header;
 
 /* Every type: name, number. The limits on bulk: 0 means that the type has none. */

@@ -3,10 +3,12 @@
 is; strangers at the door do not disturb; and nobody waits longer than the deadline."""
 import os
 import re
+import shutil
 import socket
+import tempfile
 import time
 
-from process import (RUN, clean_environment, expect, finish, helper, main, start, wait_until)
+from process import (RUN, Skip, clean_environment, expect, finish, helper, main, start, wait_until)
 
 
 def free_port():
@@ -107,6 +109,54 @@ def test_another_job():
         end(*processes)
         expect(told[0] == "MLFAB_ERR_JOB", "refused", result)
         expect(still, "the server goes on")
+
+
+ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+
+
+def test_secrets_that_differ():
+    """Both sides say what is wrong, and nobody tells a secret."""
+    for here, there, why in ((ONE, None, "the caller has none"), (None, ONE, "this job has none"),
+                             (ONE, OTHER, "not this job's")):
+        one, two = ({"JOB_SECRET": s} if s else {} for s in (here, there))
+        port = free_port()
+        serving = server(port, TIMEOUT_MS=3000, **one)
+        told, result = opened(probe(port, TIMEOUT_MS=5000, **two))
+        expect(told[0] == "MLFAB_ERR_JOB", "refused", result)
+        expect(why in told[4] and "MLFAB_JOB_SECRET" in told[4], "the caller says why", result)
+        serving = finish(serving)
+        expect(why in steps(serving)["open"][4], "the server says why", serving)
+        for text in (result.out, result.err, serving.out, serving.err):
+            expect(ONE not in text and OTHER not in text, "a secret is told", text)
+
+
+def test_one_secret():
+    port = free_port()
+    processes = [server(port, JOB_SECRET=ONE), probe(port, JOB_SECRET=ONE),
+                 probe(port, RANK=1, JOB_SECRET=ONE)]
+    for process in processes:
+        result = finish(process)
+        expect(result.code == 0, "everybody opens and ends well", result)
+
+
+def test_another_user_of_the_host():
+    """Another user cannot even speak at a Unix socket, whatever it knows; the rank stays free."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy = shutil.copy(helper("probe"), folder)
+        address = "unix:@mlfab-test-%d-%d" % (os.getpid(), time.monotonic_ns())
+        processes = [server(address, JOB_SECRET=ONE), probe(address, JOB_SECRET=ONE)]
+        stranger = start(copy, env=place(address, RANK=1, TIMEOUT_MS=1500, JOB_SECRET=ONE),
+                         cwd=folder, preexec_fn=lambda: os.setresuid(65534, 65534, 65534))
+        told, result = opened(stranger)
+        expect(told[0] == "MLFAB_ERR_TIMEOUT", "it does not join", result)
+        expect("another user" in told[4] or "closed" in told[4], "the text says why", result)
+        processes.append(probe(address, RANK=1, JOB_SECRET=ONE))
+        for process in processes:
+            result = finish(process)
+            expect(result.code == 0, "everybody opens and ends well", result)
 
 
 def test_a_port_that_is_taken():

@@ -29,10 +29,13 @@ typedef struct net {
   net_link link[LINKS];
   uint32_t links;
   uint64_t now, slow_ns[NODES];
-  uint64_t job;
+  uint64_t job, tag[2]; /* that frames of the outside carry */
   /* What node 0 last said to the outside. */
   uint8_t heard_type;
   int heard, closed;
+  int heard_all; /* heartbeats too */
+  mlfab__header heard_header;
+  char heard_text[MLFAB__TEXT_MAX];
   uint32_t heard_generation;
   int32_t heard_code;
 } net;
@@ -68,6 +71,16 @@ static int far_end(uint32_t link, int me) {
 static void hear(const mlfab_action *a) {
   mlfab__header header;
   mlfab__wire_open((const uint8_t *)a->head, &header);
+  n.heard_all++;
+  n.heard_header = header;
+  if (header.type == MLFAB__REFUSE) {
+    mlfab__refuse refuse;
+    assert_int_equal(mlfab__decode_refuse((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
+                                          header.meta_bytes, &refuse),
+                     0);
+    n.heard_code = refuse.code;
+    strcpy(n.heard_text, refuse.text);
+  }
   if (header.type == MLFAB__HEARTBEAT || header.type == MLFAB__MEMBER) return;
   if (header.type == MLFAB__HELLO_ACK) {
     mlfab__hello_ack ack;
@@ -159,7 +172,7 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-static int setup_with(uint32_t sync, uint32_t scheduler) {
+static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
   mlfab_model_options o;
@@ -178,6 +191,7 @@ static int setup_with(uint32_t sync, uint32_t scheduler) {
     c.workers = NODES;
     c.eager_bytes = 4096;
     c.scheduler = scheduler;
+    strcpy(c.secret, secret);
     c.timeout_ns = 20000000000u;
     strcpy(c.coordinator, "queue:0");
     snprintf(address, sizeof address, "queue:%d", i);
@@ -192,6 +206,8 @@ static int setup_with(uint32_t sync, uint32_t scheduler) {
   }
   return 0;
 }
+
+static int setup_with(uint32_t sync, uint32_t scheduler) { return setup_job(sync, scheduler, ""); }
 
 static int setup(void **state) {
   (void)state;
@@ -245,7 +261,8 @@ static uint32_t dial(void) {
   e.link = new_link(OUTSIDE, 0);
   post(0, e);
   run(50000);
-  n.closed = n.heard = n.heard_type = 0;
+  n.closed = n.heard = n.heard_all = n.heard_type = 0;
+  n.heard_text[0] = 0;
   return e.link;
 }
 
@@ -261,6 +278,7 @@ static void made_begin(made *m, uint8_t type, uint32_t meta_bytes, uint32_t bulk
   m->h.meta_bytes = meta_bytes;
   m->h.bulk_bytes = bulk_bytes;
   m->h.job = n.job;
+  memcpy(m->h.tag, n.tag, sizeof n.tag);
   m->h.epoch = 1;
   m->h.sender = 1;
   m->h.incarnation = 9;
@@ -388,6 +406,73 @@ static void test_strangers(void **state) {
   link = dial(); /* says nothing */
   run(6 * 500000000ull);
   given_up(link, "silence");
+  all_is_well(before);
+}
+
+static int setup_secret(void **state) {
+  (void)state;
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "0000000000000001FEDCba9876543210");
+}
+
+/* What a stranger was told: no more than why, neither the job nor who is here. */
+static void told_only(const char *why) {
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(n.heard_all, 1);
+  assert_int_equal(n.heard_code, MLFAB_ERR_JOB);
+  if (!strstr(n.heard_text, why)) fail_msg("\"%s\" does not say: %s", n.heard_text, why);
+  assert_null(strstr(n.heard_text, "mlfab'"));
+  assert_true(n.heard_header.job == 0 && n.heard_header.incarnation == 0);
+}
+
+/* Says JOIN, HELLO and MEET with a tag; all are refused, and counted. */
+static void strange_first_frames(uint64_t high, uint64_t low, const char *why) {
+  static const uint8_t first[] = {MLFAB__JOIN, MLFAB__HELLO, MLFAB__MEET};
+  made m;
+  for (size_t i = 0; i < sizeof first; i++) {
+    uint64_t strangers = stats(0).strangers_refused;
+    uint32_t link = dial();
+    memset(m.head, 0, sizeof m.head);
+    made_begin(&m, first[i], 8, 0);
+    m.h.tag[0] = high;
+    m.h.tag[1] = low;
+    send(link, &m);
+    given_up(link, "a stranger");
+    told_only(why);
+    assert_int_equal(stats(0).strangers_refused, strangers + 1);
+  }
+}
+
+/* Without the job's secret nobody gets further than the first frame. */
+static void test_secret(void **state) {
+  float before[COUNT];
+  const uint64_t high = 1, low = 0xfedcba9876543210u;
+  (void)state;
+  pull(1, before);
+  strange_first_frames(0, 0, "the caller has none");
+  strange_first_frames(low, high, "not this job's");
+  strange_first_frames(high, low + 1, "not this job's");
+  strange_first_frames(high, low ^ (1ull << 63), "not this job's");
+  strange_first_frames(high + 2, low, "not this job's");
+  n.job++;
+  strange_first_frames(high, low, "different names");
+  n.job--;
+  /* Who only listens hears nothing. */
+  uint32_t link = dial();
+  run(4 * 500000000ull);
+  assert_int_equal(n.heard_all, 0);
+  assert_true(n.link[link].up);
+  all_is_well(before);
+  n.tag[0] = high;
+  n.tag[1] = low;
+  (void)impersonate();
+  n.node[2] = NULL;
+}
+
+static void test_secret_of_the_caller(void **state) {
+  float before[COUNT];
+  (void)state;
+  pull(1, before);
+  strange_first_frames(0, 1, "this job has none");
   all_is_well(before);
 }
 
@@ -881,6 +966,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
       HOSTILE(test_strangers),
+      cmocka_unit_test_setup_teardown(test_secret, setup_secret, teardown),
+      HOSTILE(test_secret_of_the_caller),
       HOSTILE(test_first_frames),
       HOSTILE(test_incarnations),
       cmocka_unit_test_setup_teardown(test_roles_beside, setup_beside, teardown),

@@ -886,7 +886,7 @@ static int receive(const frame *f) {
 
 static void test_golden_frame(void **state) {
   static const uint8_t golden[72] = {
-      0x4d, 0x4c, 0x46, 0x42, 4,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 5,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
       0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
       0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
       0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
@@ -920,6 +920,29 @@ static void test_golden_frame(void **state) {
   assert_true(back.type == h.type && back.flags == 0 && back.job == h.job);
   assert_true(back.epoch == h.epoch && back.sender == h.sender);
   assert_true(back.incarnation == h.incarnation && back.meta_bytes == 8 && back.bulk_bytes == 0);
+}
+
+/* The tag travels in the first frames of links, and in no others. */
+static void test_tags(void **state) {
+  mlfab__prng prng;
+  frame f;
+  (void)state;
+  mlfab__prng_seed(&prng, 12);
+  random_frame(&prng, &f, 0);
+  for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
+    int first = type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
+    mlfab__header back;
+    f.header.type = (uint8_t)type;
+    f.header.tag[0] = 0x1112131415161718u;
+    f.header.tag[1] = 0x2122232425262728u;
+    mlfab__wire_seal(f.head, &f.header, NULL);
+    assert_int_equal(receive(&f), 0);
+    mlfab__wire_open(f.head, &back);
+    assert_true(back.tag[0] == (first ? f.header.tag[0] : 0));
+    assert_true(back.tag[1] == (first ? f.header.tag[1] : 0));
+    assert_int_equal(f.head[48], first ? 0x18 : 0);
+    assert_int_equal(f.head[63], first ? 0x21 : 0);
+  }
 }
 
 static void test_every_bit(void **state) {
@@ -1010,8 +1033,10 @@ static void test_wrong_headers(void **state) {
     assert_int_equal(check_with(&f, 5, 1, type), with_bulk ? 0 : MLFAB_ERR_FRAME);
     assert_int_equal(strcmp(mlfab__frame_name((uint8_t)type), "UNKNOWN") != 0, known);
   }
-  /* Without a bulk every known type passes, and no other. */
+  /* Without a bulk, and without a tag, every known type passes, and no other. */
   random_frame(&prng, &f, 0);
+  memset(f.header.tag, 0, sizeof f.header.tag);
+  mlfab__wire_seal(f.head, &f.header, NULL);
   for (unsigned type = 0; type < 256; type++) {
     int known = type >= 1 && type < MLFAB__FRAME_TYPES;
     assert_int_equal(check_with(&f, 5, 1, type), known ? 0 : MLFAB_ERR_FRAME);
@@ -1122,6 +1147,7 @@ int main(void) {
       cmocka_unit_test(test_moves),
       cmocka_unit_test(test_bulk_lists),
       cmocka_unit_test(test_golden_frame),
+      cmocka_unit_test(test_tags),
       cmocka_unit_test(test_every_bit),
       cmocka_unit_test(test_coverage_of_bulk),
       cmocka_unit_test(test_wrong_headers),
