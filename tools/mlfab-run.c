@@ -2,7 +2,8 @@
  *
  *    mlfab-run -n 4 ./trainer arguments...
  *
- * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them). Output is
+ * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with
+ * it a secret of this run, without which nobody gets past its first frame. Output is
  * forwarded line by line with the rank in front, signals are passed on, and a rank that fails is named
  * together with its exit status or signal; --on-failure says what then becomes of the others.
  *
@@ -30,6 +31,7 @@
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/prctl.h>
+#include <sys/random.h>
 #endif
 
 #define RANKS_MAX 4096
@@ -81,6 +83,7 @@ static struct {
   char **command;
   char coordinator[128];
   char job[64];
+  char secret[33]; /* of this run; in the ranks' environment, and told nowhere else */
 } options;
 
 static rank *ranks;
@@ -260,6 +263,7 @@ static void set_environment(const rank *r) {
     unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
   setenv("MLFAB_COORDINATOR", options.coordinator, 1);
   setenv("MLFAB_JOB", options.job, 1);
+  setenv("MLFAB_JOB_SECRET", options.secret, 1);
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   /* One address cannot be every rank's. */
@@ -739,6 +743,28 @@ static int free_port(void) {
   return port;
 }
 
+/* 128 random bits. They are all that keeps strangers out: without them nothing is started. */
+static int make_secret(void) {
+  unsigned char bytes[16];
+  size_t got = 0;
+#ifdef __linux__
+  ssize_t n = getrandom(bytes, sizeof bytes, 0);
+  got = n > 0 ? (size_t)n : 0;
+#endif
+  if (got < sizeof bytes) {
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    ssize_t more = fd >= 0 ? read(fd, bytes, sizeof bytes) : -1;
+    got = more > 0 ? (size_t)more : 0;
+    if (fd >= 0) close(fd);
+  }
+  if (got < sizeof bytes) {
+    say("no random bytes for the secret of the run: %s", strerror(errno));
+    return -1;
+  }
+  for (size_t i = 0; i < sizeof bytes; i++) snprintf(options.secret + 2 * i, 3, "%02x", bytes[i]);
+  return 0;
+}
+
 /* Where the ranks meet: a name of this run alone, so that runs beside each other do not mix. */
 static int choose_meeting_point(void) {
   uint32_t random = (uint32_t)now_ns();
@@ -789,7 +815,7 @@ int main(int argc, char **argv) {
   if (argc == 3 && strcmp(argv[1], SERVER_ARGUMENT) == 0)
     return server_main(strcmp(argv[2], "verbose") == 0);
   parse(argc, argv);
-  if (choose_meeting_point() < 0) return 1;
+  if (make_secret() < 0 || choose_meeting_point() < 0) return 1;
   int services = options.servers + options.scheduler;
   rank_count = services + options.workers;
   ranks = calloc((size_t)rank_count, sizeof *ranks);
