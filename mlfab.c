@@ -824,7 +824,8 @@ typedef struct mlfab__hello_ack { /* server -> worker */
                                     the credit is news; 3: to STOP */
   uint64_t v_train;               /* rounds committed: where a joiner starts */
   uint64_t top;                   /* all updates up to here are decided ... */
-  uint64_t applied[4];            /* ... bit i: update top - i was applied (0: refused) */
+  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
   uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
@@ -917,7 +918,7 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
 typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
   uint32_t generation;         /* the new one; everything older is discarded here */
   uint64_t top;
-  uint64_t applied[4];
+  uint64_t applied[4], dropped[4];
 } mlfab__resend;
 
 typedef struct mlfab__withdraw { /* worker -> server: forget this update unless it is decided */
@@ -1618,7 +1619,8 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
-#define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
+#define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
+#define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
   N(epoch) N(stopped)
@@ -12754,15 +12756,15 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
  *
  * The window of a worker is part of the model's state: it is kept beside the weights, and moves,
  * is replicated and is checkpointed with them. A server decides a worker's updates in the order of
- * their sequence numbers, so one number (`top`) tells what is decided, and a bitmap of the last
- * 256 tells which of them were applied; a worker has fewer than that in flight. When slices move
- * between servers, they take a copy of the windows along as a history of their own. */
+ * their sequence numbers, so one number (`top`) tells what is decided, and bitmaps of the last 256
+ * tell which of them were applied, and which were dropped; a worker has fewer than that in flight. */
 
 enum { MLFAB__WINDOW = 256 }; /* updates remembered; at least all that can be in flight */
 
 typedef struct mlfab__window {
   uint64_t top;        /* every update up to here is decided */
   uint64_t applied[4]; /* bit i: update top - i was applied */
+  uint64_t dropped[4]; /* bit i: update top - i was dropped: not applied, with that reason */
   uint32_t incarnation;
 } mlfab__window;
 
@@ -12771,7 +12773,12 @@ typedef struct mlfab__dedup {
   uint32_t workers;
 } mlfab__dedup;
 
-enum mlfab__decision { MLFAB__UNDECIDED = 0, MLFAB__APPLIED = 1, MLFAB__NOT_APPLIED = 2 };
+enum mlfab__decision {
+  MLFAB__UNDECIDED = 0,
+  MLFAB__APPLIED = 1,
+  MLFAB__NOT_APPLIED = 2, /* for another reason than the next, or forgotten */
+  MLFAB__DROPPED = 3
+};
 
 MLFAB__INTERNAL int mlfab__dedup_init(mlfab__env *env, mlfab__dedup *dedup, uint32_t workers);
 MLFAB__INTERNAL void mlfab__dedup_free(mlfab__env *env, mlfab__dedup *dedup);
@@ -12781,9 +12788,10 @@ MLFAB__INTERNAL int mlfab__dedup_admit(mlfab__dedup *dedup, uint32_t worker, uin
 /* What is known of updates seq .. seq + members - 1, which were sent as one. */
 MLFAB__INTERNAL enum mlfab__decision mlfab__dedup_ask(const mlfab__window *window, uint64_t seq,
                                                       uint32_t members);
-/* Decides them, and with them as not applied whatever was skipped before them. seq > top. */
+/* Decides them, and with them as not applied whatever was skipped before them. seq > top. code: 0
+ * (applied), or why not. */
 MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, uint32_t members,
-                                         int applied);
+                                         int code);
 
 
 /* ==============================================================================================
@@ -12820,32 +12828,35 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__dedup_ask(const mlfab__window *windo
   uint64_t back = window->top - last;
   /* Older than the window: nobody waits for it any more, and it must not be applied again. */
   if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
-  return (window->applied[back / 64] >> (back % 64)) & 1 ? MLFAB__APPLIED : MLFAB__NOT_APPLIED;
+  if (window->applied[back / 64] >> (back % 64) & 1) return MLFAB__APPLIED;
+  return window->dropped[back / 64] >> (back % 64) & 1 ? MLFAB__DROPPED : MLFAB__NOT_APPLIED;
 }
 
-/* Moves the bitmap on by `by` updates, zeros coming in. */
-static void dedup_shift(uint64_t applied[4], uint64_t by) {
+/* Moves a bitmap on by `by` updates, zeros coming in. */
+static void dedup_shift(uint64_t bits[4], uint64_t by) {
   if (by >= MLFAB__WINDOW) {
-    memset(applied, 0, 4 * sizeof applied[0]);
+    memset(bits, 0, 4 * sizeof bits[0]);
     return;
   }
-  uint32_t words = (uint32_t)(by / 64), bits = (uint32_t)(by % 64);
+  uint32_t words = (uint32_t)(by / 64), rest = (uint32_t)(by % 64);
   for (int i = 3; i >= 0; i--) {
-    uint64_t high = (uint32_t)i >= words ? applied[(uint32_t)i - words] : 0;
-    uint64_t low = (uint32_t)i >= words + 1 ? applied[(uint32_t)i - words - 1] : 0;
-    applied[i] = bits ? (high << bits) | (low >> (64 - bits)) : high;
+    uint64_t high = (uint32_t)i >= words ? bits[(uint32_t)i - words] : 0;
+    uint64_t low = (uint32_t)i >= words + 1 ? bits[(uint32_t)i - words - 1] : 0;
+    bits[i] = rest ? (high << rest) | (low >> (64 - rest)) : high;
   }
 }
 
 MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, uint32_t members,
-                                         int applied) {
+                                         int code) {
   uint64_t last = seq + members - 1;
   assert(last > window->top);
   dedup_shift(window->applied, last - window->top);
+  dedup_shift(window->dropped, last - window->top);
   window->top = last;
-  for (uint32_t i = 0; applied && i < members && i < MLFAB__WINDOW; i++) {
-    window->applied[i / 64] |= (uint64_t)1 << (i % 64);
-  }
+  if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  uint64_t *bits = code == 0 ? window->applied : window->dropped;
+  for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
+    bits[i / 64] |= (uint64_t)1 << (i % 64);
 }
 
 /* ==============================================================================================
@@ -13708,7 +13719,7 @@ typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
   uint8_t planned; /* its server says when it goes, and by which hop */
-  uint8_t untold;  /* once decided: a greeting said so, which gives no reason */
+  uint8_t untold;  /* once decided: a greeting said so, which gives no delay and no iteration */
   uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
@@ -13996,9 +14007,9 @@ MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t agg
 MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                           uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* What the server has decided, and a new generation for the rest. */
+/* What the server has decided, by its window, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
-                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns);
+                                        const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a server that will never answer. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
@@ -14789,6 +14800,17 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
 
 /* --- links and frames --- */
 
+/* What a server has decided, as it tells it. */
+static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
+                          const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
+  mlfab__window window;
+  memset(&window, 0, sizeof window);
+  window.top = top;
+  memcpy(window.applied, applied, sizeof window.applied);
+  memcpy(window.dropped, dropped, sizeof window.dropped);
+  mlfab__push_resync(worker, server, generation, &window, now_ns);
+}
+
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -14807,7 +14829,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
-  mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
+  worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   /* Rounds may have gone on without us, and the answer that said so may be lost: this one
    * counts. */
   stream->round = ack->v_train;
@@ -14848,7 +14870,8 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
     return;
   }
-  mlfab__push_resync(worker, server, resend.generation, resend.top, resend.applied, now_ns);
+  worker_resync(worker, server, resend.generation, resend.top, resend.applied, resend.dropped,
+                now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
@@ -15188,8 +15211,7 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
              request->result.applied, request->result.applied + request->result.refused);
   }
   if (part->untold) {
-    snprintf(why, sizeof why, "not applied at server %u, whose answer is lost: most likely dropped",
-             server);
+    snprintf(why, sizeof why, "dropped by server %u, whose answer is lost", server);
   } else if (part->late) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
              (unsigned long long)(part->late - 1));
@@ -15381,9 +15403,8 @@ MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggreg
 }
 
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
-                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns) {
+                                        const mlfab__window *window, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
-  mlfab__window window = {top, {applied[0], applied[1], applied[2], applied[3]}, 0};
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);
@@ -15392,14 +15413,12 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
-    enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
+    enum mlfab__decision known = mlfab__dedup_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      /* The answer is lost, with the reason. Where updates are dropped that will be it; whatever it
-       * was, it was applied nowhere here, and may be tried again. */
-      int drops = worker->streams[server].counts || push_plans(worker);
-      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN
-                    : drops           ? MLFAB_ERR_DROPPED
-                                      : MLFAB_ERR_REFUSED;
+      /* The answer is lost; of the reasons the window has only that it was dropped. */
+      int refused = update->withdrawn         ? MLFAB_ERR_WITHDRAWN
+                    : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
+                                              : MLFAB_ERR_REFUSED;
       part->untold = 1;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
@@ -18778,6 +18797,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
+  memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
 }
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
@@ -20919,13 +20939,24 @@ static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uin
                     mlfab__encode_push_ack(meta, &ack));
 }
 
+/* Answers a repetition of what is decided. */
+static void intake_known(mlfab__server *server, uint32_t worker, const mlfab__push *push) {
+  const mlfab__window *window = &server->dedup.windows[worker];
+  enum mlfab__decision known = mlfab__dedup_ask(window, push->seq, push->members);
+  int code = known == MLFAB__APPLIED   ? 0
+             : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
+                                       : MLFAB_ERR_WITHDRAWN;
+  server->stats->updates_repeated += push->members;
+  intake_ack(server, worker, push->seq, push->members, code, 0, 0);
+}
+
 /* Decides an update: answers, counts, and takes it out of the queue. */
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
-  mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code == 0);
+  mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code);
   if (!init) mlfab__gate_decided(server, update, code);
   if (code == 0 && !init) {
     server->stats->updates_applied += push->members;
@@ -21212,7 +21243,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
     *culprit_p = update;
     const mlfab__window *window = &server->dedup.windows[update->worker];
     enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
-    if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
+    if (known != MLFAB__UNDECIDED) return 1;
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
@@ -21242,9 +21273,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   }
   if (code > 0) {
     /* Decided while a repetition of it waited. */
-    server->stats->updates_repeated += update->push.members;
-    intake_ack(server, update->worker, update->push.seq, update->push.members,
-               code == 2 ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    intake_known(server, update->worker, &update->push);
     intake_remove(server, update);
     return;
   }
@@ -21361,13 +21390,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
-      mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 1);
+      mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 0);
     known = MLFAB__APPLIED;
   }
   if (known != MLFAB__UNDECIDED) {
-    server->stats->updates_repeated += push.members;
-    intake_ack(server, worker, push.seq, push.members,
-               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    intake_known(server, worker, &push);
     return;
   }
   const char *wrong = intake_check(server, worker, &push, frame);
@@ -21563,9 +21590,12 @@ MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
     server->stats->transfers_revoked++;
     mlfab__intake_reset(server, worker);
     const mlfab__window *window = &server->dedup.windows[worker];
-    mlfab__resend resend = {server->peers[worker].generation, window->top, {0, 0, 0, 0}};
+    mlfab__resend resend;
+    resend.generation = server->peers[worker].generation;
+    resend.top = window->top;
     memcpy(resend.applied, window->applied, sizeof resend.applied);
-    uint8_t meta[64];
+    memcpy(resend.dropped, window->dropped, sizeof resend.dropped);
+    uint8_t meta[96];
     server->port.post(server->port.self, worker, MLFAB__RESEND, meta,
                       mlfab__encode_resend(meta, &resend));
   }

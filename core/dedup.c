@@ -30,30 +30,33 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__dedup_ask(const mlfab__window *windo
   uint64_t back = window->top - last;
   /* Older than the window: nobody waits for it any more, and it must not be applied again. */
   if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
-  return (window->applied[back / 64] >> (back % 64)) & 1 ? MLFAB__APPLIED : MLFAB__NOT_APPLIED;
+  if (window->applied[back / 64] >> (back % 64) & 1) return MLFAB__APPLIED;
+  return window->dropped[back / 64] >> (back % 64) & 1 ? MLFAB__DROPPED : MLFAB__NOT_APPLIED;
 }
 
-/* Moves the bitmap on by `by` updates, zeros coming in. */
-static void dedup_shift(uint64_t applied[4], uint64_t by) {
+/* Moves a bitmap on by `by` updates, zeros coming in. */
+static void dedup_shift(uint64_t bits[4], uint64_t by) {
   if (by >= MLFAB__WINDOW) {
-    memset(applied, 0, 4 * sizeof applied[0]);
+    memset(bits, 0, 4 * sizeof bits[0]);
     return;
   }
-  uint32_t words = (uint32_t)(by / 64), bits = (uint32_t)(by % 64);
+  uint32_t words = (uint32_t)(by / 64), rest = (uint32_t)(by % 64);
   for (int i = 3; i >= 0; i--) {
-    uint64_t high = (uint32_t)i >= words ? applied[(uint32_t)i - words] : 0;
-    uint64_t low = (uint32_t)i >= words + 1 ? applied[(uint32_t)i - words - 1] : 0;
-    applied[i] = bits ? (high << bits) | (low >> (64 - bits)) : high;
+    uint64_t high = (uint32_t)i >= words ? bits[(uint32_t)i - words] : 0;
+    uint64_t low = (uint32_t)i >= words + 1 ? bits[(uint32_t)i - words - 1] : 0;
+    bits[i] = rest ? (high << rest) | (low >> (64 - rest)) : high;
   }
 }
 
 MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, uint32_t members,
-                                         int applied) {
+                                         int code) {
   uint64_t last = seq + members - 1;
   assert(last > window->top);
   dedup_shift(window->applied, last - window->top);
+  dedup_shift(window->dropped, last - window->top);
   window->top = last;
-  for (uint32_t i = 0; applied && i < members && i < MLFAB__WINDOW; i++) {
-    window->applied[i / 64] |= (uint64_t)1 << (i % 64);
-  }
+  if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  uint64_t *bits = code == 0 ? window->applied : window->dropped;
+  for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
+    bits[i / 64] |= (uint64_t)1 << (i % 64);
 }

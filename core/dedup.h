@@ -2,9 +2,8 @@
  *
  * The window of a worker is part of the model's state: it is kept beside the weights, and moves,
  * is replicated and is checkpointed with them. A server decides a worker's updates in the order of
- * their sequence numbers, so one number (`top`) tells what is decided, and a bitmap of the last
- * 256 tells which of them were applied; a worker has fewer than that in flight. When slices move
- * between servers, they take a copy of the windows along as a history of their own. */
+ * their sequence numbers, so one number (`top`) tells what is decided, and bitmaps of the last 256
+ * tell which of them were applied, and which were dropped; a worker has fewer than that in flight. */
 #ifndef MLFAB__DEDUP_H
 #define MLFAB__DEDUP_H
 
@@ -15,6 +14,7 @@ enum { MLFAB__WINDOW = 256 }; /* updates remembered; at least all that can be in
 typedef struct mlfab__window {
   uint64_t top;        /* every update up to here is decided */
   uint64_t applied[4]; /* bit i: update top - i was applied */
+  uint64_t dropped[4]; /* bit i: update top - i was dropped: not applied, with that reason */
   uint32_t incarnation;
 } mlfab__window;
 
@@ -23,7 +23,12 @@ typedef struct mlfab__dedup {
   uint32_t workers;
 } mlfab__dedup;
 
-enum mlfab__decision { MLFAB__UNDECIDED = 0, MLFAB__APPLIED = 1, MLFAB__NOT_APPLIED = 2 };
+enum mlfab__decision {
+  MLFAB__UNDECIDED = 0,
+  MLFAB__APPLIED = 1,
+  MLFAB__NOT_APPLIED = 2, /* for another reason than the next, or forgotten */
+  MLFAB__DROPPED = 3
+};
 
 MLFAB__INTERNAL int mlfab__dedup_init(mlfab__env *env, mlfab__dedup *dedup, uint32_t workers);
 MLFAB__INTERNAL void mlfab__dedup_free(mlfab__env *env, mlfab__dedup *dedup);
@@ -33,8 +38,9 @@ MLFAB__INTERNAL int mlfab__dedup_admit(mlfab__dedup *dedup, uint32_t worker, uin
 /* What is known of updates seq .. seq + members - 1, which were sent as one. */
 MLFAB__INTERNAL enum mlfab__decision mlfab__dedup_ask(const mlfab__window *window, uint64_t seq,
                                                       uint32_t members);
-/* Decides them, and with them as not applied whatever was skipped before them. seq > top. */
+/* Decides them, and with them as not applied whatever was skipped before them. seq > top. code: 0
+ * (applied), or why not. */
 MLFAB__INTERNAL void mlfab__dedup_decide(mlfab__window *window, uint64_t seq, uint32_t members,
-                                         int applied);
+                                         int code);
 
 #endif

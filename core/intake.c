@@ -385,13 +385,24 @@ static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uin
                     mlfab__encode_push_ack(meta, &ack));
 }
 
+/* Answers a repetition of what is decided. */
+static void intake_known(mlfab__server *server, uint32_t worker, const mlfab__push *push) {
+  const mlfab__window *window = &server->dedup.windows[worker];
+  enum mlfab__decision known = mlfab__dedup_ask(window, push->seq, push->members);
+  int code = known == MLFAB__APPLIED   ? 0
+             : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
+                                       : MLFAB_ERR_WITHDRAWN;
+  server->stats->updates_repeated += push->members;
+  intake_ack(server, worker, push->seq, push->members, code, 0, 0);
+}
+
 /* Decides an update: answers, counts, and takes it out of the queue. */
 MLFAB__INTERNAL void mlfab__intake_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                           uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
   mlfab__push *push = &update->push;
   int init = (push->flags & MLFAB__PUSH_INIT) != 0;
-  mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code == 0);
+  mlfab__dedup_decide(&server->dedup.windows[worker], push->seq, push->members, code);
   if (!init) mlfab__gate_decided(server, update, code);
   if (code == 0 && !init) {
     server->stats->updates_applied += push->members;
@@ -678,7 +689,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
     *culprit_p = update;
     const mlfab__window *window = &server->dedup.windows[update->worker];
     enum mlfab__decision known = mlfab__dedup_ask(window, update->push.seq, update->push.members);
-    if (known != MLFAB__UNDECIDED) return 1 + (known == MLFAB__APPLIED);
+    if (known != MLFAB__UNDECIDED) return 1;
     int code = update->withdrawn ? MLFAB_ERR_WITHDRAWN : update->refused;
     uint64_t delay = 0;
     int stands = server->phase == MLFAB__MODEL_STANDS && !(update->push.flags & MLFAB__PUSH_INIT);
@@ -708,9 +719,7 @@ static void intake_begin(mlfab__server *server, mlfab__incoming *update, const u
   }
   if (code > 0) {
     /* Decided while a repetition of it waited. */
-    server->stats->updates_repeated += update->push.members;
-    intake_ack(server, update->worker, update->push.seq, update->push.members,
-               code == 2 ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    intake_known(server, update->worker, &update->push);
     intake_remove(server, update);
     return;
   }
@@ -827,13 +836,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
-      mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 1);
+      mlfab__dedup_decide(&server->dedup.windows[worker], push.seq, push.members, 0);
     known = MLFAB__APPLIED;
   }
   if (known != MLFAB__UNDECIDED) {
-    server->stats->updates_repeated += push.members;
-    intake_ack(server, worker, push.seq, push.members,
-               known == MLFAB__APPLIED ? 0 : MLFAB_ERR_WITHDRAWN, 0, 0);
+    intake_known(server, worker, &push);
     return;
   }
   const char *wrong = intake_check(server, worker, &push, frame);
@@ -1029,9 +1036,12 @@ MLFAB__INTERNAL void mlfab__intake_tick(mlfab__server *server) {
     server->stats->transfers_revoked++;
     mlfab__intake_reset(server, worker);
     const mlfab__window *window = &server->dedup.windows[worker];
-    mlfab__resend resend = {server->peers[worker].generation, window->top, {0, 0, 0, 0}};
+    mlfab__resend resend;
+    resend.generation = server->peers[worker].generation;
+    resend.top = window->top;
     memcpy(resend.applied, window->applied, sizeof resend.applied);
-    uint8_t meta[64];
+    memcpy(resend.dropped, window->dropped, sizeof resend.dropped);
+    uint8_t meta[96];
     server->port.post(server->port.self, worker, MLFAB__RESEND, meta,
                       mlfab__encode_resend(meta, &resend));
   }

@@ -242,8 +242,7 @@ static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, in
              request->result.applied, request->result.applied + request->result.refused);
   }
   if (part->untold) {
-    snprintf(why, sizeof why, "not applied at server %u, whose answer is lost: most likely dropped",
-             server);
+    snprintf(why, sizeof why, "dropped by server %u, whose answer is lost", server);
   } else if (part->late) {
     snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
              (unsigned long long)(part->late - 1));
@@ -435,9 +434,8 @@ MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggreg
 }
 
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
-                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns) {
+                                        const mlfab__window *window, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
-  mlfab__window window = {top, {applied[0], applied[1], applied[2], applied[3]}, 0};
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
   memcpy(slots, worker->order, n);
@@ -446,14 +444,12 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
-    enum mlfab__decision known = mlfab__dedup_ask(&window, update->seq, update->members);
+    enum mlfab__decision known = mlfab__dedup_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      /* The answer is lost, with the reason. Where updates are dropped that will be it; whatever it
-       * was, it was applied nowhere here, and may be tried again. */
-      int drops = worker->streams[server].counts || push_plans(worker);
-      int refused = update->withdrawn ? MLFAB_ERR_WITHDRAWN
-                    : drops           ? MLFAB_ERR_DROPPED
-                                      : MLFAB_ERR_REFUSED;
+      /* The answer is lost; of the reasons the window has only that it was dropped. */
+      int refused = update->withdrawn         ? MLFAB_ERR_WITHDRAWN
+                    : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
+                                              : MLFAB_ERR_REFUSED;
       part->untold = 1;
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {

@@ -304,6 +304,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->v_train = server->peers[worker].pushed;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
+  memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
 }
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {

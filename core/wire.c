@@ -107,7 +107,8 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
-#define WIRE_WINDOW(N) N(top) N(applied[0]) N(applied[1]) N(applied[2]) N(applied[3])
+#define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
+#define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
   N(epoch) N(stopped)

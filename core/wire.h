@@ -187,7 +187,8 @@ typedef struct mlfab__hello_ack { /* server -> worker */
                                     the credit is news; 3: to STOP */
   uint64_t v_train;               /* rounds committed: where a joiner starts */
   uint64_t top;                   /* all updates up to here are decided ... */
-  uint64_t applied[4];            /* ... bit i: update top - i was applied (0: refused) */
+  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
   uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
@@ -280,7 +281,7 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
 typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
   uint32_t generation;         /* the new one; everything older is discarded here */
   uint64_t top;
-  uint64_t applied[4];
+  uint64_t applied[4], dropped[4];
 } mlfab__resend;
 
 typedef struct mlfab__withdraw { /* worker -> server: forget this update unless it is decided */

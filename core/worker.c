@@ -684,6 +684,17 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
 
 /* --- links and frames --- */
 
+/* What a server has decided, as it tells it. */
+static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
+                          const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
+  mlfab__window window;
+  memset(&window, 0, sizeof window);
+  window.top = top;
+  memcpy(window.applied, applied, sizeof window.applied);
+  memcpy(window.dropped, dropped, sizeof window.dropped);
+  mlfab__push_resync(worker, server, generation, &window, now_ns);
+}
+
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -702,7 +713,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
-  mlfab__push_resync(worker, server, ack->generation, ack->top, ack->applied, now_ns);
+  worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   /* Rounds may have gone on without us, and the answer that said so may be lost: this one
    * counts. */
   stream->round = ack->v_train;
@@ -743,7 +754,8 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
     return;
   }
-  mlfab__push_resync(worker, server, resend.generation, resend.top, resend.applied, now_ns);
+  worker_resync(worker, server, resend.generation, resend.top, resend.applied, resend.dropped,
+                now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,

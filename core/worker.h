@@ -56,7 +56,7 @@ typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
   uint8_t planned; /* its server says when it goes, and by which hop */
-  uint8_t untold;  /* once decided: a greeting said so, which gives no reason */
+  uint8_t untold;  /* once decided: a greeting said so, which gives no delay and no iteration */
   uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
@@ -344,9 +344,9 @@ MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t agg
 MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                           uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* What the server has decided, and a new generation for the rest. */
+/* What the server has decided, by its window, and a new generation for the rest. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
-                                        uint64_t top, const uint64_t applied[4], uint64_t now_ns);
+                                        const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a server that will never answer. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);

@@ -8,11 +8,11 @@
 
 enum { HISTORY = 8192 };
 
-/* What the window must know, from a full history: verdict[seq] 0 undecided, 1 applied, 2 not. */
+/* What the window must know, from a full history: verdict[seq] is one of its decisions. */
 static enum mlfab__decision literal(const uint8_t *verdict, uint64_t top, uint64_t last) {
   if (last > top) return MLFAB__UNDECIDED;
   if (top - last >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
-  return verdict[last] == 1 ? MLFAB__APPLIED : MLFAB__NOT_APPLIED;
+  return (enum mlfab__decision)verdict[last];
 }
 
 static void compare(const mlfab__window *window, const uint8_t *verdict, uint64_t top) {
@@ -28,7 +28,7 @@ static void test_random(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     mlfab__prng prng;
-    mlfab__window window = {0, {0, 0, 0, 0}, 1};
+    mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 1};
     uint8_t *verdict = (uint8_t *)calloc(HISTORY, 1);
     uint64_t top = 0;
     assert_non_null(verdict);
@@ -37,15 +37,21 @@ static void test_random(void **state) {
       uint64_t jump = jumps[mlfab__prng_below(&prng, seed % 2 ? 6 : 15)];
       uint32_t members =
           (uint32_t)(mlfab__prng_below(&prng, 3) ? 1 : 1 + mlfab__prng_below(&prng, 128));
-      int applied = mlfab__prng_below(&prng, 4) != 0;
+      static const struct {
+        int code;
+        enum mlfab__decision decision;
+      } ends[] = {{0, MLFAB__APPLIED},
+                  {0, MLFAB__APPLIED},
+                  {MLFAB_ERR_DROPPED, MLFAB__DROPPED},
+                  {MLFAB_ERR_NOT_FINITE, MLFAB__NOT_APPLIED}};
+      uint64_t end = mlfab__prng_below(&prng, 4);
       uint64_t first = top + jump;
-      for (uint64_t i = top + 1; i < first; i++) verdict[i] = 2; /* skipped */
-      for (uint32_t i = 0; i < members; i++) verdict[first + i] = applied ? 1 : 2;
+      for (uint64_t i = top + 1; i < first; i++) verdict[i] = MLFAB__NOT_APPLIED; /* skipped */
+      for (uint32_t i = 0; i < members; i++) verdict[first + i] = (uint8_t)ends[end].decision;
       top = first + members - 1;
-      mlfab__dedup_decide(&window, first, members, applied);
+      mlfab__dedup_decide(&window, first, members, ends[end].code);
       compare(&window, verdict, top);
-      assert_int_equal(mlfab__dedup_ask(&window, first, members),
-                       applied ? MLFAB__APPLIED : MLFAB__NOT_APPLIED);
+      assert_int_equal(mlfab__dedup_ask(&window, first, members), ends[end].decision);
     }
     free(verdict);
   }
@@ -53,19 +59,19 @@ static void test_random(void **state) {
 
 /* The last number that is remembered, and the first that is not. */
 static void test_edges(void **state) {
-  mlfab__window window = {0, {0, 0, 0, 0}, 1};
+  mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 1};
   (void)state;
   assert_int_equal(mlfab__dedup_ask(&window, 1, 1), MLFAB__UNDECIDED);
-  mlfab__dedup_decide(&window, 1, 1, 1);
+  mlfab__dedup_decide(&window, 1, 1, 0);
   assert_int_equal(mlfab__dedup_ask(&window, 1, 1), MLFAB__APPLIED);
-  mlfab__dedup_decide(&window, MLFAB__WINDOW, 1, 0);
+  mlfab__dedup_decide(&window, MLFAB__WINDOW, 1, MLFAB_ERR_WITHDRAWN);
   assert_int_equal(mlfab__dedup_ask(&window, 1, 1), MLFAB__APPLIED);
-  mlfab__dedup_decide(&window, MLFAB__WINDOW + 1, 1, 1);
+  mlfab__dedup_decide(&window, MLFAB__WINDOW + 1, 1, 0);
   /* Forgotten: what is older must not be applied again. */
   assert_int_equal(mlfab__dedup_ask(&window, 1, 1), MLFAB__NOT_APPLIED);
   assert_int_equal(mlfab__dedup_ask(&window, MLFAB__WINDOW, 1), MLFAB__NOT_APPLIED);
   assert_int_equal(mlfab__dedup_ask(&window, MLFAB__WINDOW + 1, 1), MLFAB__APPLIED);
-  mlfab__dedup_decide(&window, 1000, 1000, 1); /* more members than the window */
+  mlfab__dedup_decide(&window, 1000, 1000, 0); /* more members than the window */
   for (uint64_t seq = 1999; seq > 1999 - MLFAB__WINDOW; seq--)
     assert_int_equal(mlfab__dedup_ask(&window, seq, 1), MLFAB__APPLIED);
   assert_int_equal(mlfab__dedup_ask(&window, 1999 - MLFAB__WINDOW, 1), MLFAB__NOT_APPLIED);
@@ -78,7 +84,7 @@ static void test_incarnations(void **state) {
   mlfab__env_init(&env, NULL);
   assert_int_equal(mlfab__dedup_init(&env, &dedup, 2), 0);
   assert_int_equal(mlfab__dedup_admit(&dedup, 1, 3), 0);
-  mlfab__dedup_decide(&dedup.windows[1], 5, 1, 1);
+  mlfab__dedup_decide(&dedup.windows[1], 5, 1, 0);
   assert_int_equal(mlfab__dedup_admit(&dedup, 1, 3), 0); /* the same again: nothing is forgotten */
   assert_int_equal(mlfab__dedup_ask(&dedup.windows[1], 5, 1), MLFAB__APPLIED);
   assert_int_equal(mlfab__dedup_admit(&dedup, 1, 2), MLFAB_ERR_FENCED);

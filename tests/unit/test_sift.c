@@ -114,6 +114,7 @@ static void greet(uint32_t server) {
   m.model_stands = m.epoch = 1;
   m.top = s->window.top;
   memcpy(m.applied, s->window.applied, sizeof m.applied);
+  memcpy(m.dropped, s->window.dropped, sizeof m.dropped);
   s->up = 1;
   s->seq = 0;
   mlfab__worker_hello(&F.worker, server, &m, F.now);
@@ -192,7 +193,7 @@ static void ack(uint32_t server, uint64_t seq, int code) {
   fake *s = &F.servers[server];
   mlfab__push_ack m = {seq, 1, s->generation, code, 1, 0, 0};
   uint8_t meta[128];
-  mlfab__dedup_decide(&s->window, seq, 1, code == 0);
+  mlfab__dedup_decide(&s->window, seq, 1, code);
   from_server(server, MLFAB__PUSH_ACK, meta, mlfab__encode_push_ack(meta, &m));
 }
 

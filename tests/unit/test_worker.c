@@ -275,6 +275,7 @@ static void greet(fixture *f, uint32_t server, uint32_t generation, const mlfab_
   if (window) {
     m.top = window->top;
     memcpy(m.applied, window->applied, sizeof m.applied);
+    memcpy(m.dropped, window->dropped, sizeof m.dropped);
   }
   mlfab__worker_hello(&f->worker, server, &m, f->now);
 }
@@ -892,7 +893,7 @@ static void test_resend(void **state) {
   hop_grant(f, 3, 0, 1, 7, SHARD);
   assert_int_equal(take_all(f, 1, 3), 6);
   ack(f, 1, 1, 0, 1, 0);
-  mlfab__resend resend = {5, 0, {0, 0, 0, 0}};
+  mlfab__resend resend = {5, 0, {0, 0, 0, 0}, {0, 0, 0, 0}};
   uint8_t meta[64];
   from_server(f, 0, MLFAB__RESEND, meta, mlfab__encode_resend(meta, &resend), NULL, 0);
   assert_int_equal(f->hop.detached, LENT);
@@ -1110,16 +1111,18 @@ static void test_dropped_late(void **state) {
   mlfab__worker_free(&f.worker);
 }
 
-/* The answer to an update that was not applied is lost: where updates may be dropped it may be tried
- * again, elsewhere nothing is known of it. */
+/* The answer to an update that was not applied is lost: the greeting's window tells whether it was
+ * dropped, and may be tried again, whatever consistency model there is now. */
 static void test_lost_drop(void **state) {
   (void)state;
   static fixture f;
-  for (uint32_t kind = MLFAB_SYNC_ASYNC; kind <= MLFAB_SYNC_DROP; kind += MLFAB_SYNC_DROP) {
+  for (uint32_t i = 0; i < 4; i++) {
+    int dropped = i % 2;
     mlfab_model_options options;
-    mlfab__window window = {1, {0}, 0};
+    mlfab__window window = {1, {0}, {(uint64_t)dropped}, 0};
     memset(&options, 0, sizeof options);
-    options.consistency = (mlfab_sync){.size = sizeof(mlfab_sync), .kind = kind, .need = 1};
+    options.consistency = (mlfab_sync){
+        .size = sizeof(mlfab_sync), .kind = i < 2 ? MLFAB_SYNC_ASYNC : MLFAB_SYNC_DROP, .need = 1};
     begin(&f, MLFAB_SCHEDULER_NONE);
     define(&f, &options);
     mlfab__request *request = push_announced(&f);
@@ -1127,12 +1130,10 @@ static void test_lost_drop(void **state) {
     lose_server(&f, 1);
     greet(&f, 0, 2, &window);
     greet(&f, 1, 2, &window);
-    assert_int_equal(request->result.status,
-                     kind == MLFAB_SYNC_DROP ? MLFAB_ERR_DROPPED : MLFAB_ERR_REFUSED);
-    if (kind == MLFAB_SYNC_DROP)
+    assert_int_equal(request->result.status, dropped ? MLFAB_ERR_DROPPED : MLFAB_ERR_REFUSED);
+    if (dropped)
       assert_string_equal(f.requests.last.text,
-                          "update 1: not applied at server 0, whose answer is lost: most likely "
-                          "dropped");
+                          "update 1: dropped by server 0, whose answer is lost");
     mlfab__worker_free(&f.worker);
   }
 }
@@ -1774,7 +1775,7 @@ static void play_decide(play *p, uint32_t s, uint64_t seq, int code) {
   }
   if (part->state == PLAY_GROUPED) p->groups[s][part->group].over = 1;
   part->state = PLAY_DECIDED;
-  mlfab__dedup_decide(&p->windows[s], seq, 1, code == 0);
+  mlfab__dedup_decide(&p->windows[s], seq, 1, code);
   letter *l = play_send(&p->from_server[s], MLFAB__PUSH_ACK);
   mlfab__push_ack m = {seq, 1, p->generations[s], code, seq, 3, 0};
   l->bytes = mlfab__encode_push_ack(l->meta, &m);
@@ -2004,8 +2005,9 @@ static void play_reset(play *p, uint32_t s) {
 static void play_resend(play *p, uint32_t s) {
   play_reset(p, s);
   letter *l = play_send(&p->from_server[s], MLFAB__RESEND);
-  mlfab__resend m = {p->generations[s], p->windows[s].top, {0, 0, 0, 0}};
+  mlfab__resend m = {p->generations[s], p->windows[s].top, {0, 0, 0, 0}, {0, 0, 0, 0}};
   memcpy(m.applied, p->windows[s].applied, sizeof m.applied);
+  memcpy(m.dropped, p->windows[s].dropped, sizeof m.dropped);
   l->bytes = mlfab__encode_resend(l->meta, &m);
 }
 
