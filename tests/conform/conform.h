@@ -34,6 +34,7 @@
 #include <cmocka.h>
 
 #include "../../mlfab.h"
+#include "../unit/scale.h"
 
 enum {
   CONFORM_SOCKETS = 1, /* strangers can reach it: see `stranger` */
@@ -128,15 +129,8 @@ static inline uint64_t conform_mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-static inline double conform_scale(void) {
-  const char *text = getenv("MLFAB_SCALE");
-  double scale = text ? strtod(text, NULL) : 0;
-  return (scale > 0 ? scale : 1) / 100;
-}
-
 static inline uint64_t conform_count(double full, uint64_t least) {
-  uint64_t count = (uint64_t)(full * conform_scale());
-  return count > least ? count : least;
+  return test_cases_from(least, full / 100);
 }
 
 static inline uint32_t conform_crc(uint32_t crc, const uint8_t *data, size_t bytes) {

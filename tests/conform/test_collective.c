@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <arpa/inet.h>
 #include <math.h>
@@ -585,9 +586,9 @@ static void test_sim(void **state) {
 }
 
 int main(void) {
-  const char *s = getenv("MLFAB_SEED"), *k = getenv("MLFAB_SCALE");
+  const char *s = getenv("MLFAB_SEED");
   if (s) seed = strtoull(s, NULL, 0);
-  if (k) scale = strtod(k, NULL);
+  scale = test_scale();
   if (scale > 20) scale = 20;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_tcp),   cmocka_unit_test(test_unix), cmocka_unit_test(test_shm),

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -437,14 +438,13 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *scale = getenv("MLFAB_SCALE"), *one = getenv("MLFAB_SEED");
-  double seeds = 100.0 * (scale && atof(scale) > 0 ? atof(scale) : 1.0);
+  const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (one) {
     run_seed(strtoull(one, NULL, 10));
     return;
   }
-  for (uint64_t seed = 1; (double)seed <= (seeds < 5 ? 5 : seeds); seed++) run_seed(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(5, 100); seed++) run_seed(seed);
 }
 
 int main(void) {

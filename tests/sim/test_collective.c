@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -1046,11 +1047,9 @@ static uint64_t run_faulty(uint64_t seed) {
 }
 
 static void test_faulty_links(void **state) {
-  const char *scale = getenv("MLFAB_SCALE");
-  double seeds = 30.0 * (scale && atof(scale) > 0 ? atof(scale) : 1.0);
   (void)state;
   if (getenv("MLFAB_SEED")) skip();
-  for (uint64_t seed = 1; (double)seed <= (seeds < 3 ? 3 : seeds); seed++) {
+  for (uint64_t seed = 1; seed <= test_cases_from(3, 30); seed++) {
     uint64_t hash = run_faulty(seed);
     if (seed % 10 == 1 && run_faulty(seed) != hash)
       fail_msg("seed %d runs otherwise the second time", (int)seed);
@@ -1439,14 +1438,13 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *scale = getenv("MLFAB_SCALE"), *one = getenv("MLFAB_SEED");
-  double seeds = 100.0 * (scale && atof(scale) > 0 ? atof(scale) : 1.0);
+  const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (one) {
     run_seed(strtoull(one, NULL, 10));
     return;
   }
-  for (uint64_t seed = 1; (double)seed <= (seeds < 5 ? 5 : seeds); seed++) run_seed(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(5, 100); seed++) run_seed(seed);
 }
 
 int main(void) {

@@ -4,6 +4,7 @@
  * Every worker adds 1 to its own elements of the model, so that what a pull brings tells exactly which
  * updates it has. A failing seed is printed with the command that replays it. */
 #include "../unit/world.h"
+#include "../unit/scale.h"
 
 #include <cmocka.h>
 
@@ -224,12 +225,12 @@ static void play(uint64_t seed, int changes) {
 
 /* One seed from the environment, or many. */
 static void many(uint64_t from, uint64_t n, int changes) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  const char *one = getenv("MLFAB_SEED");
   if (one) {
     play(strtoull(one, NULL, 10), changes);
     return;
   }
-  if (scale) n = n * strtoull(scale, NULL, 10);
+  n = test_cases((double)n);
   for (uint64_t s = from; s < from + n; s++) play(s, changes);
 }
 

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -475,15 +476,14 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_random(void **state) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
-  double n = 60 * (scale ? strtod(scale, NULL) : 1.0);
+  const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (!mlfab_transport_sim()) skip();
   if (one) {
     run_seed(strtoull(one, NULL, 0));
     return;
   }
-  for (uint64_t seed = 1; seed <= 1 || (double)seed <= n; seed++) run_seed(seed);
+  for (uint64_t seed = 1; seed <= test_cases(60); seed++) run_seed(seed);
 }
 
 int main(void) {

@@ -6,6 +6,7 @@
  * residuals; then the model must be the sum of all gradients, and every cache the model. A failing
  * seed is printed with the command that replays it. */
 #include "../unit/world.h"
+#include "../unit/scale.h"
 
 #include <math.h>
 #include <cmocka.h>
@@ -246,14 +247,13 @@ static void play(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
-  uint64_t n = 40 * (scale ? strtoull(scale, NULL, 10) : 1);
+  const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (one) {
     play(strtoull(one, NULL, 10));
     return;
   }
-  for (uint64_t s = 1; s <= n; s++) play(s);
+  for (uint64_t s = 1; s <= test_cases(40); s++) play(s);
 }
 
 int main(void) {

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -408,14 +409,13 @@ static void run_death(uint64_t seed) {
 }
 
 static void run_seeds(void (*one)(uint64_t seed), double usual) {
-  const char *given = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
-  double n = usual * (scale ? strtod(scale, NULL) : 1.0);
+  const char *given = getenv("MLFAB_SEED");
   if (!mlfab_transport_sim()) skip();
   if (given) {
     one(strtoull(given, NULL, 0));
     return;
   }
-  for (uint64_t seed = 1; seed <= 1 || (double)seed <= n; seed++) one(seed);
+  for (uint64_t seed = 1; seed <= test_cases(usual); seed++) one(seed);
 }
 
 static void test_random(void **state) {

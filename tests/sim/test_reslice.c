@@ -25,6 +25,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -680,7 +681,7 @@ static void test_seeds_that_failed_once(void **state) {
 static void test_seeds(void **state) {
   (void)state;
   uint64_t one = number_from("MLFAB_SEED", 0), first = number_from("MLFAB_SEED_FIRST", 1);
-  uint64_t count = 10 * number_from("MLFAB_SCALE", 1), failed = 0;
+  uint64_t count = test_cases(10), failed = 0;
   if (one) {
     assert_int_equal(try_seed(one, 1, 1), 0);
     return;

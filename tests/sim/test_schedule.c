@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -575,7 +576,7 @@ static uint64_t number_from(const char *name, uint64_t otherwise) {
 
 static uint64_t first_seed(void) { return number_from("MLFAB_SEED", 1); }
 static uint64_t last_seed(uint64_t few) {
-  return number_from("MLFAB_SEED", few * number_from("MLFAB_SCALE", 1));
+  return number_from("MLFAB_SEED", test_cases((double)few));
 }
 
 /* ---- what must hold after every event ---- */
@@ -621,7 +622,7 @@ static void test_order_and_bound(void **state) {
   }
   print_message("%u applied, %u dropped, %u groups, %u plans\n", applied_ones, dropped_ones, groups,
                 plans);
-  assert_true(getenv("MLFAB_SEED") || (dropped_ones > 10 && groups > 10));
+  assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (dropped_ones > 10 && groups > 10));
 }
 
 /* From bound_ns on nothing is applied at or above the new bound, also what was placed under the old one. */
@@ -1033,7 +1034,7 @@ static void test_several_servers(void **state) {
     }
     bed_close(b);
   }
-  assert_true(groups > 10 && both > 100);
+  assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (groups > 10 && both > 100));
 }
 
 /* All updates of a rule that sums: the model as integers must be the same, whoever schedules. */

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "mlfab.h"
+#include "../unit/scale.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -548,7 +549,7 @@ static uint64_t number_of(const char *name, uint64_t other) {
 }
 
 static void faults(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), seeds = 20 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), seeds = test_cases(20);
   (void)state;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : seeds); seed++) {
     uint64_t trace = one_seed(seed);

@@ -6,6 +6,7 @@
 
 #include "core/plan.h"
 #include "core/prng.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,13 +107,6 @@ static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, u
   b->backlog = batch_below(&prng, 4) == 0 ? batch_below(&prng, 10) : 0;
   b->list = batch_below(&prng, 6) == 0;
   b->best = batch_below(&prng, 3) == 0;
-}
-
-/* How many of `full` are to be done: MLFAB_SCALE is in hundredths, 1 without it. */
-static inline uint64_t batch_count(uint64_t full) {
-  const char *text = getenv("MLFAB_SCALE");
-  double scale = text ? strtod(text, NULL) : 1;
-  return (uint64_t)((double)full * (scale > 0 ? scale : 1) / 100);
 }
 
 #endif

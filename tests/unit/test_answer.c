@@ -2,6 +2,7 @@
  * becomes of both when somebody fails. The scheduler, the workers and their links are made up here. */
 #include "core/prng.h"
 #include "core/server.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -1419,8 +1420,7 @@ static void world_settle(world *w) {
 static void test_random(void **state) {
   fixture *f = *state;
   static world w;
-  const char *scale = getenv("MLFAB_SCALE");
-  uint64_t runs = 40 * (scale ? (uint64_t)atoi(scale) : 1), finished = 0;
+  uint64_t runs = test_cases(40), finished = 0;
   open_model(f, MLFAB_SYNC_ASYNC);
   uint32_t incarnation = 1;
   for (uint64_t seed = 1; seed <= runs; seed++) {

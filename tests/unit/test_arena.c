@@ -7,6 +7,7 @@
 #include "../../transports/arena.c"
 
 #include "../../core/prng.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -348,7 +349,7 @@ static void random_calls(struct member *m, uint64_t seed) {
 }
 
 static void test_random(void **state) {
-  uint64_t from = setting("MLFAB_SEED", 1), runs = 40 * setting("MLFAB_SCALE", 1);
+  uint64_t from = setting("MLFAB_SEED", 1), runs = test_cases(40);
   if (getenv("MLFAB_SEED") != NULL) runs = 1;
   (void)state;
   for (uint64_t seed = from; seed < from + runs; seed++)
@@ -579,7 +580,7 @@ static void death(struct member *m, uint64_t seed) {
 }
 
 static void test_death(void **state) {
-  uint64_t runs = 16 * setting("MLFAB_SCALE", 1);
+  uint64_t runs = test_cases(16);
   (void)state;
   for (uint64_t seed = 0; seed < runs; seed++) {
     uint32_t n = (uint32_t)(2 + seed / 4 % 3);
@@ -622,7 +623,7 @@ static void stop(struct member *m, uint64_t seed) {
 }
 
 static void test_stop(void **state) {
-  uint64_t runs = 24 * setting("MLFAB_SCALE", 1);
+  uint64_t runs = test_cases(24);
   (void)state;
   for (uint64_t seed = 0; seed < runs; seed++) team((uint32_t)(2 + seed / 8 % 3), seed, stop, 0);
 }

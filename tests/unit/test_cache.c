@@ -6,6 +6,7 @@
 #include "core/pack.h"
 #include "core/prng.h"
 #include "core/reduce.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -532,14 +533,14 @@ static void run_cached(void) {
   finish();
 }
 
-static uint64_t scaled(const char *name, uint64_t by_default) {
+static uint64_t number_of(const char *name, uint64_t by_default) {
   const char *text = getenv(name);
   return text ? strtoull(text, NULL, 0) : by_default;
 }
 
 static void test_random(void **state) {
   (void)state;
-  uint64_t from = scaled("MLFAB_SEED", 1), runs = 100 * scaled("MLFAB_SCALE", 1);
+  uint64_t from = number_of("MLFAB_SEED", 1), runs = test_cases(100);
   for (uint64_t i = 0; i < runs; i++) {
     seed(from + i);
     run_cached();

@@ -4,6 +4,7 @@
  * MLFAB_SCALE=100 a hundred times as many cases. */
 #include "core/combine.h"
 #include "core/prng.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -14,11 +15,6 @@ enum { POOL = 1 << 21, MOST = 64, GUARD = 0x5a };
 
 static const int dtypes[] = {MLFAB_F32, MLFAB_F64, MLFAB_I64, MLFAB_F16, MLFAB_BF16};
 static const int ops[] = {MLFAB_SUM, MLFAB_MEAN, MLFAB_MIN, MLFAB_MAX, MLFAB_PRODUCT};
-
-static uint64_t scaled(uint64_t n) {
-  const char *scale = getenv("MLFAB_SCALE");
-  return n * (scale ? strtoull(scale, NULL, 10) : 1);
-}
 
 /* ---- the literal version: a number is its bits, in the low end of a word ---- */
 
@@ -317,7 +313,7 @@ static void equals_the_loop_at_every_level(void **state) {
   mlfab__prng prng;
   arrays *a = arrays_new();
   mlfab__prng_seed(&prng, 1);
-  for (uint64_t c = 0; c < scaled(3000); c++) {
+  for (uint64_t c = 0; c < test_cases(3000); c++) {
     int dtype = dtypes[mlfab__prng_below(&prng, MLFAB__COUNT(dtypes))];
     int op = ops[mlfab__prng_below(&prng, MLFAB__COUNT(ops))];
     uint32_t k = 1 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 10) ? 5 : MOST);
@@ -335,7 +331,7 @@ static void streams_long_arrays(void **state) {
   mlfab__prng prng;
   arrays *a = arrays_new();
   mlfab__prng_seed(&prng, 2);
-  for (uint64_t c = 0; c < scaled(2); c++)
+  for (uint64_t c = 0; c < test_cases(2); c++)
     for (size_t t = 0; t < MLFAB__COUNT(dtypes); t++)
       for (uint32_t k = 1; k <= 3; k++) {
         uint64_t n = 66000 / mlfab__element_bytes(dtypes[t]) + mlfab__prng_below(&prng, 100);
@@ -398,7 +394,7 @@ static void one_pass_equals_many(void **state) {
   void *dst = once;
   mlfab__prng prng;
   mlfab__prng_seed(&prng, 4);
-  for (uint64_t c = 0; c < scaled(20); c++)
+  for (uint64_t c = 0; c < test_cases(20); c++)
     for (size_t t = 0; t < 3; t++)
       for (size_t o = 0; o < MLFAB__COUNT(ops); o++) {
         for (int j = 0; j < K; j++) {
@@ -464,7 +460,7 @@ static void divides_with_one_rounding(void **state) {
   static uint64_t before[N], room[N + 16];
   mlfab__prng prng;
   mlfab__prng_seed(&prng, 5);
-  for (uint64_t c = 0; c < scaled(300); c++) {
+  for (uint64_t c = 0; c < test_cases(300); c++) {
     int dtype = dtypes[mlfab__prng_below(&prng, MLFAB__COUNT(dtypes))];
     uint32_t width = mlfab__element_bytes(dtype);
     uint32_t by = 1 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 9 : 1 << 24);

@@ -9,6 +9,7 @@
 #include "core/comm.h"
 #include "core/prng.h"
 #include "core/roll.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -107,9 +108,7 @@ static uint64_t seed_of(uint64_t base) {
 }
 
 static int scaled(int least, double full) {
-  const char *text = getenv("MLFAB_SCALE");
-  double scale = text ? atof(text) : 0.01;
-  return full * scale > least ? (int)(full * scale) : least;
+  return (int)test_cases_from((uint64_t)least, full / 100);
 }
 
 /* --- links --- */

@@ -10,6 +10,7 @@
 #include "core/eager.h"
 #include "core/prng.h"
 #include "core/roll.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -93,9 +94,8 @@ static uint64_t seed_of(uint64_t base) {
 }
 
 static int scaled(int usual, int most) {
-  const char *text = getenv("MLFAB_SCALE");
-  double n = usual * (text ? atof(text) : 1.0);
-  return n < 1 ? 1 : n > most ? most : (int)n;
+  uint64_t n = test_cases(usual);
+  return n > (uint64_t)most ? most : (int)n;
 }
 
 /* --- links --- */

@@ -6,6 +6,7 @@
 #include "core/half.h"
 #include "core/prng.h"
 #include "core/reduce.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -23,11 +24,6 @@ static uint32_t filter_both(const mlfab__filter_rule *rule, const void *g, void 
 }
 
 enum { LENGTH_MAX = 700, WORDS = LENGTH_MAX / 64 + 2 };
-
-static uint64_t cases(uint64_t usual) {
-  const char *scale = getenv("MLFAB_SCALE");
-  return usual * (scale ? strtoull(scale, NULL, 10) : 1);
-}
 
 static uint64_t first_seed(void) {
   const char *one = getenv("MLFAB_SEED");
@@ -193,7 +189,7 @@ static void equals_the_literal_filter(void **state) {
     one_case(first_seed());
     return;
   }
-  for (uint64_t seed = 1; seed <= cases(20000); seed++) {
+  for (uint64_t seed = 1; seed <= test_cases(20000); seed++) {
     one_case(seed);
   }
 }
@@ -375,7 +371,7 @@ static void top_case(uint64_t seed) {
 
 static void selects_the_largest(void **state) {
   (void)state;
-  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= cases(3000); seed++) {
+  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(3000); seed++) {
     top_case(seed);
     if (first_seed()) return;
   }
@@ -421,7 +417,7 @@ static void change_case(uint64_t seed) {
 
 static void puts_small_changes_back(void **state) {
   (void)state;
-  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= cases(5000); seed++) {
+  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(5000); seed++) {
     change_case(seed);
     if (first_seed()) return;
   }

@@ -12,6 +12,7 @@
 #include "core/gossip.h"
 #include "core/prng.h"
 #include "core/roll.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -733,13 +734,13 @@ static void random_case(uint64_t seed, int kills) {
 }
 
 static void random_cases(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = 300 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
   (void)state;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) random_case(seed, 0);
 }
 
 static void deaths(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = 300 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
   (void)state;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++)
     random_case(seed, 1 + (int)(seed % 3));
@@ -1019,7 +1020,7 @@ static void refused(void **state) {
 
 /* Without memory an opening or an iteration fails, as any other failure; nothing leaks or hangs. */
 static void no_memory(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), cases = 1000 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(1000);
   uint64_t failed = 0;
   (void)state;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) {

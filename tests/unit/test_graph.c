@@ -4,6 +4,7 @@
  * many. */
 #include "core/graph.h"
 #include "core/prng.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -163,9 +164,9 @@ static uint32_t draw(mlfab__prng *prng, uint32_t nodes) {
 }
 
 static void random_graphs_like_the_literal_check(void **state) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-  uint64_t last = one ? first : 4000 * (uint64_t)(scale ? atoi(scale) : 1);
+  uint64_t last = one ? first : test_cases(4000);
   (void)state;
   for (uint64_t seed = first; seed <= last; seed++) {
     mlfab__prng prng;

@@ -2,6 +2,7 @@
  * bit. MLFAB_SCALE=100 goes through every float32. */
 #include "core/half.h"
 #include "core/prng.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -121,8 +122,7 @@ static void says_what_is_zero_and_what_saturates(void **state) {
 /* Runs of consecutive patterns from all over; infinity and NaN among them. */
 static void levels_agree(void **state) {
   (void)state;
-  const char *scale = getenv("MLFAB_SCALE");
-  uint64_t runs = (1u << 20) / 100 * (scale ? strtoull(scale, NULL, 10) : 1);
+  uint64_t runs = test_cases((1u << 20) / 100.0);
   static float in[N], back[N], other[N];
   static uint16_t expected[N], out[N + 1];
   mlfab__prng prng;

@@ -6,6 +6,7 @@
 #include "core/lazy.h"
 #include "core/prng.h"
 #include "core/sync.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -509,11 +510,6 @@ static void trace(uint64_t seed) {
   end(seed);
 }
 
-static uint64_t scaled(uint64_t n) {
-  const char *scale = getenv("MLFAB_SCALE");
-  return n * (scale && atoi(scale) > 0 ? (uint64_t)atoi(scale) : 1);
-}
-
 static void test_traces(void **state) {
   (void)state;
   const char *one = getenv("MLFAB_SEED");
@@ -521,7 +517,7 @@ static void test_traces(void **state) {
     trace(strtoull(one, NULL, 10));
     return;
   }
-  for (uint64_t seed = 1; seed <= scaled(3000); seed++) trace(seed);
+  for (uint64_t seed = 1; seed <= test_cases(3000); seed++) trace(seed);
 }
 
 /* ---- what the paper says of special cases, when workers wait for their pulls ---- */

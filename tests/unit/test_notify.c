@@ -6,6 +6,7 @@
  * MLFAB_SEED=n one run alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/notify.h"
 #include "core/prng.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -443,9 +444,9 @@ static void run(uint32_t wrong) {
 
 static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *torn,
                      uint64_t *stale) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-  uint64_t last = one ? first : runs * (uint64_t)(scale ? atoi(scale) : 1);
+  uint64_t last = one ? first : test_cases((double)runs);
   *whole = *torn = *stale = 0;
   for (uint64_t seed = first; seed <= last; seed++) {
     mlfab__prng prng;

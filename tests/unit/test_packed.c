@@ -8,6 +8,7 @@
 #include "core/prng.h"
 #include "core/reduce.h"
 #include "core/server.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -20,7 +21,6 @@ enum { W = 3, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
 #define BEAT 500000000ull
 
 static uint64_t base_seed;
-static uint32_t scale_of_test = 1;
 
 /* An update on its way to one server. */
 typedef struct sending {
@@ -463,7 +463,7 @@ static void random_setting(mlfab__prng *prng, setting *s) {
 static void test_updates(void **state) {
   static update u;
   (void)state;
-  for (uint32_t round = 0; round < 400 * scale_of_test; round++) {
+  for (uint32_t round = 0; round < test_cases(400); round++) {
     mlfab__prng prng, at_a, at_b;
     setting s;
     mlfab__prng_seed(&prng, base_seed + round);
@@ -499,7 +499,7 @@ static void test_broken_links(void **state) {
   static update u;
   static uint8_t sum[MODEL], got[MODEL];
   (void)state;
-  for (uint32_t round = 0; round < 300 * scale_of_test; round++) {
+  for (uint32_t round = 0; round < test_cases(300); round++) {
     mlfab__prng prng;
     setting s;
     mlfab__prng_seed(&prng, base_seed + 5000 + round);
@@ -722,7 +722,7 @@ static void test_caches(void **state) {
   static cache caches[W];
   static uint8_t model[MODEL];
   (void)state;
-  for (uint32_t round = 0; round < 300 * scale_of_test; round++) {
+  for (uint32_t round = 0; round < test_cases(300); round++) {
     mlfab__prng prng;
     setting s;
     mlfab__prng_seed(&prng, base_seed + 7000 + round);
@@ -822,7 +822,7 @@ static void test_filter(void **state) {
   static update u;
   static uint8_t before[MODEL], after[MODEL], got[MODEL], s0[MODEL];
   (void)state;
-  for (uint32_t round = 0; round < 200 * scale_of_test; round++) {
+  for (uint32_t round = 0; round < test_cases(200); round++) {
     mlfab__prng prng;
     setting s;
     mlfab__rule rule;
@@ -1050,9 +1050,7 @@ int main(void) {
       cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
       cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
   };
-  const char *seed = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  const char *seed = getenv("MLFAB_SEED");
   base_seed = seed ? strtoull(seed, NULL, 0) : 1;
-  scale_of_test = scale ? (uint32_t)strtoul(scale, NULL, 0) : 1;
-  if (scale_of_test == 0) scale_of_test = 1;
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "core/prng.h"
 #include "core/reduce.h"
 #include "core/server.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -24,9 +25,9 @@ enum { WORKERS = 6, SERVERS = 2, GROUPS = 2, MEMBERS = 6, CHUNK = 2048, LENT = 2
 static uint64_t first_seed = 1, last_seed;
 
 static void seeds(uint64_t n) {
-  const char *one = getenv("MLFAB_SEED"), *scale = getenv("MLFAB_SCALE");
+  const char *one = getenv("MLFAB_SEED");
   first_seed = one ? strtoull(one, NULL, 10) : 1;
-  last_seed = one ? first_seed : n * (scale ? strtoull(scale, NULL, 10) : 1);
+  last_seed = one ? first_seed : test_cases((double)n);
 }
 
 /* --- updates of packets --- */

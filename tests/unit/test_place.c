@@ -4,6 +4,7 @@
  * a queue, so that what one side does crosses what the other says. Each update adds 1 to its worker's own element:
  * the model counts what was applied. */
 #include "core/server.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -764,8 +765,7 @@ static void test_silent_members(void **state) {
 
 static void test_random_plans(void **state) {
   (void)state;
-  const char *scale = getenv("MLFAB_SCALE");
-  uint64_t seeds = 30 * (scale ? strtoull(scale, NULL, 10) : 1);
+  uint64_t seeds = test_cases(30);
   uint64_t groups = 0;
   for (uint64_t seed = 1; seed <= seeds; seed++) {
     static const uint64_t bounds[] = {MLFAB_UNBOUNDED, 3, 1, 8, 40};

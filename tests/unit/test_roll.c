@@ -5,6 +5,7 @@
  * told, and a world that sees everything: after every event it checks what no worker can see. */
 #include "core/prng.h"
 #include "core/roll.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -462,12 +463,7 @@ static void close_world(void) {
   free(w);
 }
 
-static uint64_t rounds(uint64_t n) {
-  const char *text = getenv("MLFAB_SCALE");
-  double scale = text ? strtod(text, NULL) : 1.0;
-  uint64_t scaled = (uint64_t)((double)n * (scale > 0.0 ? scale : 1.0));
-  return scaled > 10 ? scaled : 10;
-}
+static uint64_t rounds(uint64_t n) { return test_cases_from(10, (double)n); }
 static uint64_t first_seed(void) {
   const char *text = getenv("MLFAB_SEED");
   return text ? strtoull(text, NULL, 10) : 1;

@@ -7,6 +7,7 @@
 #include "core/pack.h"
 #include "core/prng.h"
 #include "core/reduce.h"
+#include "scale.h"
 
 #include <float.h>
 #include <math.h>
@@ -631,14 +632,14 @@ static void one_run(void) {
   finish();
 }
 
-static uint64_t scaled(const char *name, uint64_t by_default) {
+static uint64_t number_of(const char *name, uint64_t by_default) {
   const char *text = getenv(name);
   return text ? strtoull(text, NULL, 0) : by_default;
 }
 
 static void test_random(void **state) {
   (void)state;
-  uint64_t seed = scaled("MLFAB_SEED", 1), runs = 150 * scaled("MLFAB_SCALE", 1);
+  uint64_t seed = number_of("MLFAB_SEED", 1), runs = test_cases(150);
   for (uint64_t i = 0; i < runs; i++) {
     mlfab__prng_seed(&F.prng, seed + i);
     one_run();

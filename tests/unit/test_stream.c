@@ -10,6 +10,7 @@
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/prng.h"
 #include "core/stream.h"
+#include "scale.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -648,7 +649,7 @@ static uint64_t number_of(const char *name, uint64_t usual) {
 
 static void test_random(void **state) {
   (void)state;
-  uint64_t one = number_of("MLFAB_SEED", 0), seeds = 150 * number_of("MLFAB_SCALE", 1);
+  uint64_t one = number_of("MLFAB_SEED", 0), seeds = test_cases(150);
   uint64_t delivered = 0, breaks = 0, epochs = 0, detached = 0, drops = 0;
   for (uint64_t seed = one ? one : 1; seed <= (one ? one : seeds); seed++) {
     run_case(seed);

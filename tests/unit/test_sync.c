@@ -4,6 +4,7 @@
  *
  * MLFAB_SCALE=100 makes 400,000 trials of each gap law, 1 (the default) a hundredth of them. */
 #include "core/sync.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -130,10 +131,7 @@ static void test_push_conditions(void **state) {
 
 /* ---- the law of PSSP's gaps ---- */
 
-static uint32_t scaled(uint32_t n) {
-  const char *scale = getenv("MLFAB_SCALE");
-  return n * (scale && atoi(scale) > 0 ? (uint32_t)atoi(scale) : 1);
-}
+static uint32_t scaled(uint32_t n) { return (uint32_t)test_cases_from(n, n); }
 
 /* Above which chi^2 with n degrees of freedom is in 1 of 1000 cases (Wilson and Hilferty). */
 static double chi_limit(double n) {

@@ -6,6 +6,7 @@
  * which here is as late as can be: at delivery. */
 #include "core/prng.h"
 #include "core/tree.h"
+#include "scale.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -535,9 +536,7 @@ static void begin_all(void) {
 /* --- tests --- */
 
 static int scaled(int least, double full) {
-  const char *text = getenv("MLFAB_SCALE");
-  double scale = text ? atof(text) : 0.01;
-  return full * scale > least ? (int)(full * scale) : least;
+  return (int)test_cases_from((uint64_t)least, full / 100);
 }
 
 /* All sizes of worlds, all types, with and without a scheduler and with links that break. */
