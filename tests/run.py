@@ -7,8 +7,9 @@ TEST is a program (a test binary, or a .py or .sh script), or `name=shell comman
 seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@600`).
 
 A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one for
-each; cmocka is told to. Any other test counts one: passed with exit status 0, skipped with 77 (the
-last line that it printed is the reason), failed with anything else.
+each; cmocka is told to. One that announces no case (`1..0`) has failed. Any other test counts one:
+passed with exit status 0, skipped with 77 (the last line that it printed is the reason), failed with
+anything else.
 
 --jobs: as many at a time, but for those behind --alone, which follow one by one.
 
@@ -106,7 +107,9 @@ def run(test, timeout):
         except ValueError:
             outcome.failed.append("killed by signal %d" % -code)
     elif taps == 0:
-        if code == 0:
+        if re.search(r"^1\.\.0\b(?! *# *SKIP)", outcome.output, re.M | re.I):
+            outcome.failed.append("it ran no case")
+        elif code == 0:
             outcome.passed = 1
         elif code == SKIPPED:
             lines = outcome.output.strip().splitlines() or ["no reason given"]
