@@ -5,6 +5,7 @@
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
+ * A question that its link to server 0 took down with it is asked again on the next one.
  * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
  * of links inside. Addresses are asked for before every call, because a worker that was restarted
  * has others. */
@@ -46,6 +47,7 @@ MLFAB__INTERNAL void mlfab__hop_want(mlfab_node *node, uint32_t rank) {
   }
   if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
   hop->asked = 1;
+  hop->asked_by = node->links[node->routes[0].link].id;
   hop->since_ns = node->now_ns;
   mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
                    mlfab__encode_where(meta, &where));
@@ -70,6 +72,13 @@ MLFAB__INTERNAL int mlfab__hop_where(mlfab_node *node, uint32_t link,
   }
   mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
   return 0;
+}
+
+/* The link to server 0 that had the question is gone. */
+static int hop_unheard(const mlfab_node *node, const mlfab__hop *hop) {
+  uint32_t link = node->routes[0].link;
+  if (MLFAB__PLANTED(79)) return 0;
+  return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
 /* Not now: again a little later, if it is still wanted then. */
@@ -153,6 +162,7 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node) {
   for (uint32_t w = 0; node->hops && w < node->config.workers; w++) {
     mlfab__hop *hop = node->hops[w];
     if (hop && hop->link != MLFAB__NO_LINK) continue;
+    if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
     int wanted = mlfab__tree_hop_missing(&node->tree, w, node->now_ns);

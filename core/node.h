@@ -101,6 +101,7 @@ typedef struct mlfab__peer {
 typedef struct mlfab__hop {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t asked, connecting;
+  uint32_t asked_by; /* asked: id of the link to server 0 that has the question */
   uint64_t since_ns, retry_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__hop;

@@ -18,7 +18,7 @@ KINDS = ["sim", "unit", "oracle", "conform", "oom"]
 LIKELY = {16: "sim/test_schedule", 51: "unit/test_api_filters", 64: "sim/test_collective",
           "group": "unit/test_order", "distributor": "unit/test_aggregator", "carry": "unit/test_tree",
           "muster": "unit/test_tree", "batch": "unit/test_scheduler", "push": "unit/test_worker",
-          "pull": "unit/test_worker", "gate": "sim/test_consistency",
+          "pull": "unit/test_worker", "gate": "sim/test_consistency", "hop": "unit/test_api_collective",
           "changed": "unit/test_packed", "shift": "sim/test_reslice", "thaw": "sim/test_reslice"}
 
 

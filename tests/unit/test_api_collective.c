@@ -575,16 +575,57 @@ static void test_order_by_rate(void **state) {
   }
 }
 
+/* Worker 1 asks server 0 where the others are, and its link breaks with the question on it. It asks
+ * again as soon as there is another link, and not when its patience with server 0 has run out. */
+static void test_question_is_lost(void **state) {
+  const mlfab_sim_options lossy = {.size = sizeof lossy, .loss = 1.0};
+  mlfab_request requests[RANKS];
+  float data[RANKS] = {7};
+  uint64_t since = 0;
+  mlfab_stats stats;
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  for (uint32_t i = 0; i < RANKS; i++)
+    OK(w.node[i], mlfab_broadcast_start(w.node[i], 0, &data[i], 4, NULL, &requests[i]));
+  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  for (uint32_t i = 0; i < RANKS; i++) {
+    const uint32_t rank = (i + 1) % RANKS;
+    mlfab_vec vec = {&data[rank], 1};
+    OK(w.node[rank],
+       mlfab_allreduce_start(w.node[rank], &vec, 1, MLFAB_F32, NULL, &requests[rank]));
+    if (rank != 1) continue;
+    assert_int_equal(mlfab_sim_set_faults(w.sim, &lossy), 0);
+    mlfab_sim_run(w.sim, WORLD_MS);
+    assert_int_equal(mlfab_sim_set_faults(w.sim, NULL), 0);
+    since = mlfab_sim_clock(w.sim);
+  }
+  for (uint32_t i = 0; i < RANKS; i++) OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+  OK(w.node[1], mlfab_get_stats(w.node[1], &stats, sizeof stats));
+  assert_true(data[0] == 21 && data[1] == 21 && data[2] == 21);
+  assert_true(stats.reconnects > 0 && mlfab_sim_clock(w.sim) - since < 500 * WORLD_MS);
+  world_close(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_wrong_states),  cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_cancel),        cmocka_unit_test(test_sizes_differ),
-      cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_death),
-      cmocka_unit_test(test_leaving),       cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_memory),        cmocka_unit_test(test_order_by_rate),
+      cmocka_unit_test(test_null),
+      cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),
+      cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options),
+      cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_wrong_states),
+      cmocka_unit_test(test_deadline),
+      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_sizes_differ),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_death),
+      cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_order_by_rate),
+      cmocka_unit_test(test_question_is_lost),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
