@@ -36,6 +36,9 @@ enum {
 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
+/* A worker that gives up because a server is dead to it has updates in a round that this server keeps
+ * open until it has missed the worker for five heartbeats. Afterwards the model is what was acknowledged. */
+#define ROUNDS_CLOSE (3 * SECOND)
 
 /* ---- chance ---- */
 
@@ -991,6 +994,7 @@ static worker *read_model(run *r) {
 static void settle(run *r) {
   const plan *p = &r->plan;
   for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) resolve(r, &r->workers[i]);
+  if (!r->failure[0]) mlfab_sim_run(r->sim, ROUNDS_CLOSE);
   worker *reader = r->failure[0] ? NULL : read_model(r);
   if (!reader && !r->failure[0]) {
     /* All were cut off at the last moment: new processes can read. */
