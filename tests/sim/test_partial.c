@@ -6,7 +6,8 @@
  * block, and a random number to those of the others: so a result tells how many calls of whom it
  * holds, and whether one was torn. Who got the same round got the same bits; the bitmap names
  * whose calls are in it, a quorum at least; and all rounds together with the flush at the end are
- * all that was called with, once.
+ * all that was called with, once. A round that only a rank that died had got may be run again
+ * among the others: the step of their first result after the death tells from which round on.
  *
  * MLFAB_SCALE=1 (the default) runs 60 seeds; MLFAB_SEED=n runs one alone. */
 #include <stdarg.h>
@@ -30,12 +31,13 @@ enum { RANKS = 14, OBJECTS = 2, STEPS = 40, BLOCKS = 3, ROUNDS = STEPS + 8 };
 typedef struct past { /* a round, as it was first returned */
   int64_t *data;
   mlfab_partial_info info;
-  uint32_t seen;
+  uint32_t seen, by; /* by: a bit for each rank that got it */
 } past;
 
 typedef struct object { /* the same on all ranks */
   mlfab_partial_options options;
   uint64_t count;
+  uint64_t base; /* after a death: the first round without the dead; UINT64_MAX before */
   past rounds[ROUNDS];
 } object;
 
@@ -128,6 +130,18 @@ static void check_first(const object *o, const past *p) {
     if (p->data[e] != 0) broken("element %u is not 0", (unsigned)e);
 }
 
+/* The first result without the dead: rounds from its step on begin anew. A rank that lives has got
+ * none of them yet. */
+static void begin_anew(object *o, uint64_t base) {
+  o->base = base;
+  for (uint64_t k = base; k < ROUNDS; k++) {
+    past *p = &o->rounds[k];
+    if (p->by & ~(1u << w.dead)) broken("round %u is run again, and was returned", (unsigned)k);
+    free(p->data);
+    *p = (past){0};
+  }
+}
+
 static void check_result(part *p) {
   const mlfab_partial_info *info = &p->info;
   object *o = &w.objects[p->which];
@@ -137,6 +151,8 @@ static void check_result(part *p) {
     return;
   }
   past *first = &o->rounds[info->round];
+  if (w.dead != MLFAB_NO_RANK && info->workers == alive() && o->base == UINT64_MAX)
+    begin_anew(o, info->step);
   if (info->round + 1 < p->newest) broken("rank %u: a round that is older", me);
   if (o->options.results == MLFAB_QUEUED && info->round != info->step)
     broken("rank %u: round %u in step %u", me, (unsigned)info->round, (unsigned)info->step);
@@ -151,6 +167,7 @@ static void check_result(part *p) {
     check_first(o, first);
   }
   first->seen++;
+  first->by |= 1u << me;
   if (memcmp(first->data, p->data, o->count * 8) != 0) broken("rank %u: other bits", me);
   if (memcmp(first->info.bitmap, info->bitmap, sizeof info->bitmap) != 0)
     broken("rank %u: another bitmap", me);
@@ -261,6 +278,7 @@ static void draw_object(object *o) {
                                        .results = below(2),
                                        .queue_max = 1 + below(5),
                                        .algorithm = below(5)};
+  o->base = UINT64_MAX;
   o->count = (uint64_t)BLOCKS * w.ranks + (below(3) ? 0 : below(30000));
 }
 
