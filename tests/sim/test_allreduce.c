@@ -15,6 +15,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -438,13 +439,8 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *one = getenv("MLFAB_SEED");
   (void)state;
-  if (one) {
-    run_seed(strtoull(one, NULL, 10));
-    return;
-  }
-  for (uint64_t seed = 1; seed <= test_cases_from(5, 100); seed++) run_seed(seed);
+  seeds_run("allreduce", test_cases_from(5, 100), run_seed);
 }
 
 int main(void) {

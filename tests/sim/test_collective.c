@@ -16,6 +16,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -1049,7 +1050,7 @@ static uint64_t run_faulty(uint64_t seed) {
 static void test_faulty_links(void **state) {
   (void)state;
   if (getenv("MLFAB_SEED")) skip();
-  for (uint64_t seed = 1; seed <= test_cases_from(3, 30); seed++) {
+  for (uint64_t seed = seeds_first(), end = seed + test_cases_from(3, 30); seed < end; seed++) {
     uint64_t hash = run_faulty(seed);
     if (seed % 10 == 1 && run_faulty(seed) != hash)
       fail_msg("seed %d runs otherwise the second time", (int)seed);
@@ -1438,13 +1439,8 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *one = getenv("MLFAB_SEED");
   (void)state;
-  if (one) {
-    run_seed(strtoull(one, NULL, 10));
-    return;
-  }
-  for (uint64_t seed = 1; seed <= test_cases_from(5, 100); seed++) run_seed(seed);
+  seeds_run("collective", test_cases_from(5, 100), run_seed);
 }
 
 int main(void) {

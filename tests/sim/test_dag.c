@@ -20,6 +20,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -476,14 +477,9 @@ static void run_seed(uint64_t seed) {
 }
 
 static void test_random(void **state) {
-  const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (!mlfab_transport_sim()) skip();
-  if (one) {
-    run_seed(strtoull(one, NULL, 0));
-    return;
-  }
-  for (uint64_t seed = 1; seed <= test_cases(60); seed++) run_seed(seed);
+  seeds_run("dag", test_cases(60), run_seed);
 }
 
 int main(void) {

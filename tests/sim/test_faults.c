@@ -11,8 +11,8 @@
  * and what was acknowledged is there; of every call, that it ends in time; at the end, with the faults
  * off, that marks, results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash.
  *
- * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them; those of seeds.txt always.
- * MLFAB_SEED=n runs one alone and tells what happens. */
+ * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
+ * and tells what happens. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,6 +21,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -1032,11 +1033,6 @@ static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
 
 /* ---- the tests ---- */
 
-static uint64_t number_from(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 /* Runs a seed, twice where `twice`; says how to see a failure again. */
 static int try_seed(uint64_t seed, int twice, int verbose) {
   run *r = malloc(sizeof *r);
@@ -1058,24 +1054,19 @@ static int try_seed(uint64_t seed, int twice, int verbose) {
 }
 
 static void test_seeds_that_failed_once(void **state) {
-  (void)state;
   int failed = 0;
-  char line[128];
-  FILE *file = fopen("tests/sim/seeds.txt", "r");
-  if (!file || getenv("MLFAB_SEED")) {
-    if (file) fclose(file);
-    skip();
-  }
-  while (failed < 3 && fgets(line, sizeof line, file)) {
-    if (line[0] >= '0' && line[0] <= '9') failed += try_seed(strtoull(line, NULL, 10), 1, 0);
-  }
+  uint64_t seed;
+  FILE *file = getenv("MLFAB_SEED") ? NULL : seeds_open();
+  (void)state;
+  if (!file) skip();
+  while (failed < 3 && seeds_next(file, "faults", &seed)) failed += try_seed(seed, 1, 0);
   fclose(file);
   assert_int_equal(failed, 0);
 }
 
 static void test_seeds(void **state) {
   (void)state;
-  uint64_t one = number_from("MLFAB_SEED", 0), first = number_from("MLFAB_SEED_FIRST", 1);
+  uint64_t one = seeds_number("MLFAB_SEED", 0), first = seeds_first();
   uint64_t count = test_cases(100), failed = 0;
   if (one) {
     assert_int_equal(try_seed(one, 1, 1), 0);

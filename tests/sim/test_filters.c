@@ -7,6 +7,7 @@
  * seed is printed with the command that replays it. */
 #include "../unit/world.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <math.h>
 #include <cmocka.h>
@@ -247,13 +248,8 @@ static void play(uint64_t seed) {
 }
 
 static void test_seeds(void **state) {
-  const char *one = getenv("MLFAB_SEED");
   (void)state;
-  if (one) {
-    play(strtoull(one, NULL, 10));
-    return;
-  }
-  for (uint64_t s = 1; s <= test_cases(40); s++) play(s);
+  seeds_run("filters", test_cases(40), play);
 }
 
 int main(void) {

@@ -18,6 +18,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -426,24 +427,16 @@ static void run_death(uint64_t seed) {
   close_world();
 }
 
-static void run_seeds(void (*one)(uint64_t seed), double usual) {
-  const char *given = getenv("MLFAB_SEED");
-  if (!mlfab_transport_sim()) skip();
-  if (given) {
-    one(strtoull(given, NULL, 0));
-    return;
-  }
-  for (uint64_t seed = 1; seed <= test_cases(usual); seed++) one(seed);
-}
-
 static void test_random(void **state) {
   (void)state;
-  run_seeds(run_seed, 60);
+  if (!mlfab_transport_sim()) skip();
+  seeds_run("partial", test_cases(60), run_seed);
 }
 
 static void test_death(void **state) {
   (void)state;
-  run_seeds(run_death, 20);
+  if (!mlfab_transport_sim()) skip();
+  seeds_run("death", test_cases(20), run_death);
 }
 
 int main(void) {

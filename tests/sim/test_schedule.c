@@ -20,6 +20,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -569,14 +570,9 @@ static void check_drops(const bed *b) {
   }
 }
 
-static uint64_t number_from(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
-static uint64_t first_seed(void) { return number_from("MLFAB_SEED", 1); }
+static uint64_t first_seed(void) { return seeds_number("MLFAB_SEED", seeds_first()); }
 static uint64_t last_seed(uint64_t few) {
-  return number_from("MLFAB_SEED", test_cases((double)few));
+  return seeds_number("MLFAB_SEED", first_seed() + test_cases((double)few) - 1);
 }
 
 /* ---- what must hold after every event ---- */

@@ -15,6 +15,7 @@
 
 #include "mlfab.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -543,18 +544,14 @@ static uint64_t one_seed(uint64_t seed) {
   return trace;
 }
 
-static uint64_t number_of(const char *name, uint64_t other) {
-  const char *text = getenv(name);
-  return text ? strtoull(text, NULL, 10) : other;
+static void try_seed(uint64_t seed) {
+  uint64_t trace = one_seed(seed);
+  if (seed % 20 == 1) assert_true(one_seed(seed) == trace);
 }
 
 static void faults(void **state) {
-  uint64_t one = number_of("MLFAB_SEED", 0), seeds = test_cases(20);
   (void)state;
-  for (uint64_t seed = one ? one : 1; seed <= (one ? one : seeds); seed++) {
-    uint64_t trace = one_seed(seed);
-    if (seed % 20 == 1) assert_true(one_seed(seed) == trace);
-  }
+  seeds_run("stochastic", test_cases(20), try_seed);
 }
 
 int main(void) {
