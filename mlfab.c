@@ -7438,6 +7438,15 @@ typedef struct mlfab__packet {
  * in order. Whether the stretch is the model's is the caller's question. */
 MLFAB__INTERNAL uint32_t mlfab__pack_open(const uint8_t *at, uint64_t room, mlfab__packet *packet);
 
+/* Packets are read more than once: they are looked at, and later taken. Memory that their sender still maps
+ * may hold something else by then. So the packets of a frame are copied to private memory before the
+ * first look, and nothing is read from the frame afterwards. Such memory, for one frame; its owner
+ * calls mlfab__free_aligned. Does nothing when there is some. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__pack_room(mlfab__env *env, uint8_t **room_p);
+#define MLFAB__PACK_ROOM MLFAB_BULK_MAX
+/* A copy of these bytes in that memory. */
+MLFAB__INTERNAL const uint8_t *mlfab__pack_private(uint8_t *room, const void *from, uint32_t bytes);
+
 /* The most bytes that a packet of so many elements takes. */
 MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype);
 
@@ -7496,8 +7505,8 @@ MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__pack_c
  * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
  * go, nor whether a stretch is one slice's.
  *
- * Invariants: whatever passes mlfab__pack_open is safe to unpack: marks are counted and in range, and
- * the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
+ * Invariants: whatever passes mlfab__pack_open is safe to unpack as long as its bytes stay: marks are
+ * counted and in range, and the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
  * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
  * the type of the tensor, stored, then the sum.
  *
@@ -7599,6 +7608,21 @@ static uint32_t pack_grains(uint32_t elements, uint32_t grain_log2) {
 MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
   return MLFAB__PACK_HEADER + pack_pad((elements + 7) / 8) +
          pack_pad(elements * mlfab__dtype_bytes(dtype));
+}
+
+/* ---- packets of others ---- */
+
+MLFAB__INTERNAL int mlfab__pack_room(mlfab__env *env, uint8_t **room_p) {
+  if (!*room_p) *room_p = mlfab__alloc_aligned(env, MLFAB__PACK_ROOM);
+  return *room_p ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL const uint8_t *mlfab__pack_private(uint8_t *room, const void *from,
+                                                   uint32_t bytes) {
+  assert(bytes <= MLFAB__PACK_ROOM);
+  if (MLFAB__PLANTED(86)) return (const uint8_t *)from;
+  if (bytes > 0) memcpy(room, from, bytes);
+  return room;
 }
 
 /* ---- reading ---- */
@@ -13896,6 +13920,8 @@ typedef struct mlfab__worker {
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
   mlfab__segment *segments_scratch;
   uint64_t *versions_scratch;
+  uint8_t
+      *came; /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in, once needed */
 } mlfab__worker;
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -17080,9 +17106,12 @@ static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_
   }
 }
 
-/* Writes packets. 0, or FRAME when they are malformed or not of the stretch. */
+/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
 static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                       const uint8_t *bulk, uint64_t room) {
+                       const mlfab__frame_in *frame) {
+  uint64_t room = frame->bulk_bytes;
+  if (mlfab__pack_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
+  const uint8_t *bulk = mlfab__pack_private(worker->came, frame->bulk, frame->bulk_bytes);
   uint64_t next = model->offset, end = model->offset + model->bytes;
   while (room > 0) {
     mlfab__packet packet;
@@ -17104,8 +17133,8 @@ static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const m
   return 0;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked
- * for. */
+/* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
+ * MEMORY. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -17121,8 +17150,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
     return MLFAB_ERR_FRAME;
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
-  if (packed && pull_unpack(worker, fetch, model, frame->bulk, frame->bulk_bytes))
-    return MLFAB_ERR_FRAME;
+  int code = packed ? pull_unpack(worker, fetch, model, frame) : 0;
+  if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
@@ -17146,9 +17175,11 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
   if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
-  if (bad || pull_take(worker, fetch, server, &model, frame)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a MODEL frame that was not asked for");
+  int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                               : "a MODEL frame that was not asked for");
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
@@ -17197,9 +17228,11 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   mlfab__model model = {in.request, in.offset, in.bytes, in.version,
                         in.commit,  in.slice,  in.flags, in.epoch};
   part->begun = 1;
-  if (pull_take(worker, fetch, in.server, &model, frame)) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_MODEL frame that was not asked for");
+  int code = pull_take(worker, fetch, in.server, &model, frame);
+  if (code) {
+    worker->hop.drop(worker->hop.self, aggregator, code,
+                     code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                              : "a HOP_MODEL frame that was not asked for");
     return;
   }
   if (!(in.flags & MLFAB__MODEL_LAST)) return;
@@ -17360,6 +17393,8 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
+  mlfab__free_aligned(worker->env, worker->came, MLFAB__PACK_ROOM);
+  worker->came = NULL;
 }
 
 /* ==============================================================================================
@@ -18154,6 +18189,7 @@ typedef struct mlfab__server {
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
   uint8_t *packed;  /* MLFAB__PACKED_ROOM for packets and for bytes as they were, once needed */
+  uint8_t *came;    /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in */
   int watch;        /* what a commit changes is looked at: tags, a parameter filter */
   uint32_t epoch;   /* in which commits are counted, from 1: slices that move begin a new one */
   uint64_t *versions_scratch;
@@ -18327,17 +18363,17 @@ MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
                                             const mlfab__incoming *update,
                                             enum mlfab__intake_mode mode, uint32_t slice);
 
-/* packed.c - bytes of a packed update, the first of them its byte `at`: NULL when they are whole packets
- * as they may follow, or what is wrong. */
+/* packed.c - bytes of a packed update, in private memory, the first of them its byte `at`: NULL when they
+ * are whole packets as they may follow, or what is wrong. */
 MLFAB__INTERNAL const char *mlfab__packed_check(const mlfab__server *server,
                                                 mlfab__incoming *update, uint64_t at,
                                                 const uint8_t *data, uint64_t bytes);
-/* Memory for packets: what one holds, and as much for what was before. Errors: MEMORY. */
+/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
 #define MLFAB__PACKED_HALF (65536u * 8)
 #define MLFAB__PACKED_ROOM (2 * MLFAB__PACKED_HALF)
 MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server);
-/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY. */
+/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME. */
 MLFAB__INTERNAL int mlfab__packed_consume(mlfab__server *server, mlfab__incoming *update,
                                           const uint8_t *data, uint64_t bytes);
 /* All of the update's packets are at `data`, and no rule is stepped: checks all, then adds in place. As
@@ -19895,8 +19931,8 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
  * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
  * commits, which do not care what the bytes are.
  *
- * Updates. Packets are looked at whole as they come, so that what is staged or goes on to blocks is in
- * order; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
+ * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
+ * goes on to blocks is in order, and stays so; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
  * and stepped by rules like any other zero. The result is that of the dense update of the same values,
  * bit for bit but for the sign of zeros.
  *
@@ -19907,12 +19943,13 @@ enum { PACKED_SPARSE = 256 /* one kept of so many: its runs are worth a look eac
 
 MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server) {
   if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__PACKED_ROOM);
-  return server->packed ? 0 : MLFAB_ERR_MEMORY;
+  return server->packed ? mlfab__pack_room(server->env, &server->came) : MLFAB_ERR_MEMORY;
 }
 
 MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server) {
   mlfab__free_aligned(server->env, server->packed, MLFAB__PACKED_ROOM);
-  server->packed = NULL;
+  mlfab__free_aligned(server->env, server->came, MLFAB__PACK_ROOM);
+  server->packed = server->came = NULL;
 }
 
 /* --- looking at what came --- */
@@ -20222,13 +20259,14 @@ static uint32_t *packed_target(mlfab__server *server, const mlfab__incoming *upd
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY. */
+/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY, FRAME. */
 static int packed_own(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
   mlfab__packet packet;
   packed_walk walk;
   packed_part part;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
     packed_begin(server, &packet, 1, &walk);
     while (packed_next(&walk, &part)) {
       uint32_t *place = packed_target(server, update, &part.piece);
@@ -20240,13 +20278,15 @@ static int packed_own(mlfab__server *server, const mlfab__incoming *update, cons
   return 0;
 }
 
-static void packed_add(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
+/* Adds all packets. Errors: FRAME, NOT_FINITE. */
+static int packed_add(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
   mlfab__packet packet;
   packed_walk walk;
   packed_part part;
   uint8_t *before = server->packed + MLFAB__PACKED_HALF;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
     packed_begin(server, &packet, 1, &walk);
     while (packed_next(&walk, &part)) {
       const mlfab__piece *piece = &part.piece;
@@ -20254,17 +20294,19 @@ static void packed_add(mlfab__server *server, const mlfab__incoming *update, con
       uint8_t *to = server->store.blocks[*packed_target(server, update, piece)].data + piece->at;
       int watch = server->watch && mode == MLFAB__INTAKE_DIRECT;
       if (watch) memcpy(before, to, piece->bytes);
-      mlfab__unpack_add(&part.packet, to, mlfab__intake_weight(server, update, mode, piece->slice));
+      double weight = mlfab__intake_weight(server, update, mode, piece->slice);
+      if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
       if (watch) mlfab__changed_piece(server, piece, before, to);
     }
   }
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data, int *code_p) {
   if (packed_opens(server, update) || !packed_look(server, update, data, code_p)) return 0;
   if (!*code_p) *code_p = packed_own(server, update, data);
-  if (!*code_p) packed_add(server, update, data);
+  if (!*code_p) *code_p = packed_add(server, update, data);
   return 1;
 }
 
@@ -20563,7 +20605,11 @@ MLFAB__INTERNAL uint64_t mlfab__changed_answer(mlfab__server *server,
  *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. Updates of packets: packed.c. */
+ * pull holds the block. Updates of packets: packed.c.
+ *
+ * What came may lie in memory that its sender can still write. Values are checked as they are added, in
+ * one pass that reads them once. Where they are read again, in place or as packets, they are copied to
+ * private memory first. */
 
 enum {
   INTAKE_WHOLE_BYTES = 256 * 1024,
@@ -20810,6 +20856,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
       if (server->watch && mode == MLFAB__INTAKE_DIRECT)
         mlfab__changed_piece(server, &piece, from, dst);
       data += piece.bytes;
@@ -20820,7 +20867,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   return 0;
 }
 
-/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0
+/* The update lies whole at `data`, in private memory: checks all of it, then adds it in place. 1 when it was done, 0
  * when the long way has to be taken. *code_p tells what became of it. */
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
@@ -21258,8 +21305,8 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
   return 0;
 }
 
-/* Makes the update the head. `data` is its first and only bytes when they all came with its
- * announcement and are not staged. */
+/* Makes the update the head. `data` is its first and only bytes when they came with its announcement
+ * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   mlfab__incoming *culprit = NULL;
   server->head = update;
@@ -21372,9 +21419,33 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   return NULL;
 }
 
+/* Looks at packets that came, the first of them byte `at` of the update. From then on they are read from
+ * private memory. 0 when they are wrong: the link to `peer` is given up. */
+static int intake_look(mlfab__server *server, uint32_t peer, mlfab__incoming *update, uint64_t at,
+                       mlfab__frame_in *frame) {
+  if (!(update->push.flags & MLFAB__PUSH_PACKED) || frame->bulk_bytes == 0) return 1;
+  frame->bulk = mlfab__pack_private(server->came, frame->bulk, frame->bulk_bytes);
+  const char *wrong = mlfab__packed_check(server, update, at, frame->bulk, frame->bulk_bytes);
+  if (wrong) mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
+  return !wrong;
+}
+
+/* Begins an update whose turn it is already, with the bytes that came with its announcement. */
+static void intake_begin_now(mlfab__server *server, mlfab__incoming *update,
+                             const mlfab__frame_in *frame) {
+  const uint8_t *data = frame->bulk_bytes > 0 ? frame->bulk : NULL;
+  int whole = update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES;
+  if (data && whole && !(update->push.flags & MLFAB__PUSH_PACKED)) {
+    memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, 0), data, frame->bulk_bytes);
+    data = NULL; /* it is found there */
+  }
+  intake_begin(server, update, data);
+}
+
 MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__frame_in own = *frame;
   mlfab__push push;
   if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
                          server->versions_scratch) ||
@@ -21408,10 +21479,8 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an update");
     return;
   }
-  wrong = mlfab__packed_check(server, update, 0, frame->bulk, frame->bulk_bytes);
-  if (wrong) {
+  if (!intake_look(server, worker, update, 0, &own)) {
     intake_give_back(server, update);
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->worker = worker;
@@ -21426,11 +21495,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   int at_once = !update->unplaced && !update->refused && !server->head &&
                 server->applying == MLFAB__APPLY_NONE && server->first == update &&
                 mlfab__intake_eligible(server, update);
-  if (at_once && (frame->bulk || frame->bulk_bytes == 0)) {
-    intake_begin(server, update, frame->bulk_bytes > 0 ? frame->bulk : NULL);
-  } else if (frame->bulk) {
+  if (at_once && (own.bulk || own.bulk_bytes == 0)) {
+    intake_begin_now(server, update, &own);
+  } else if (own.bulk) {
     uint8_t *to = peer->arena + update->arena_at % peer->arena_bytes;
-    memcpy(to, frame->bulk, frame->bulk_bytes);
+    memcpy(to, own.bulk, own.bulk_bytes);
   }
   mlfab__intake_advance(server);
 }
@@ -21456,11 +21525,8 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
     return;
   }
-  const char *wrong = mlfab__packed_check(server, update, offset, frame->bulk, frame->bulk_bytes);
-  if (wrong) {
-    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
-    return;
-  }
+  mlfab__frame_in own = *frame;
+  if (!intake_look(server, peer, update, offset, &own)) return;
   update->last_byte_ns = server->now_ns;
   int direct = update == server->head && update->consumed == update->received &&
                server->applying == MLFAB__APPLY_NONE;
@@ -21471,7 +21537,7 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     /* A chunk may begin in the arena and end in the stage. */
     uint64_t eager =
         at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
-    const uint8_t *bulk = frame->bulk;
+    const uint8_t *bulk = own.bulk;
     if (eager > 0 && bulk)
       memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
     if (frame->bulk_bytes > eager && bulk) {
@@ -21481,7 +21547,7 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     intake_release(server);
     return;
   }
-  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
+  int code = intake_consume(server, update, own.bulk, own.bulk_bytes);
   if (code) {
     mlfab__place_refuse(server, update, code);
   } else if (update->consumed == update->push.bytes) {
@@ -31776,6 +31842,7 @@ typedef struct mlfab__aggregator {
   uint32_t serials;
   uint64_t now_ns;
   mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
+  uint8_t *came; /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in */
 } mlfab__aggregator;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -31843,14 +31910,15 @@ MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up
 /* gather.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
 MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                         const mlfab__segment *segments, uint32_t n);
-/* A text when the chunk breaks the protocol; otherwise its packets may be taken in. */
-MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+/* A text when the chunk breaks the protocol; otherwise its packets may be taken in, and are in private
+ * memory from then on. */
+MLFAB__INTERNAL const char *mlfab__gather_check(mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group,
                                                 mlfab__addend *addend,
                                                 const mlfab__hop_chunk *chunk,
-                                                const mlfab__frame_in *frame);
+                                                mlfab__frame_in *frame);
 /* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
- * staged. Errors: NOT_FINITE. */
+ * staged. Errors: NOT_FINITE, FRAME. */
 MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
                                        const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend);
@@ -31966,6 +32034,7 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
               aggregator->workers * sizeof *aggregator->incarnations);
   mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
   mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  mlfab__free_aligned(env, aggregator->came, MLFAB__PACK_ROOM);
   memset(aggregator, 0, sizeof *aggregator);
 }
 
@@ -32271,8 +32340,9 @@ static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accum
   while (group->head < group->naddends) {
     mlfab__addend *addend = &group->addends[group->head];
     if (addend->ring) {
-      if (mlfab__gather_unstage(group, addend)) {
-        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+      int code = mlfab__gather_unstage(group, addend);
+      if (code) {
+        aggregator_fail(aggregator, group, addend, code);
         return;
       }
       group->ring_used[addend->ring - 1] = 0;
@@ -32337,10 +32407,10 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* --- frames of members --- */
 
-/* A text when the chunk breaks the protocol. */
-static const char *aggregator_check(const mlfab__aggregator *aggregator,
-                                    const mlfab__accumulator *group, mlfab__addend *addend,
-                                    const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
+/* A text when the chunk breaks the protocol. Packets are in private memory afterwards. */
+static const char *aggregator_check(mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                                    mlfab__addend *addend, const mlfab__hop_chunk *chunk,
+                                    mlfab__frame_in *frame) {
   uint64_t end = chunk->offset + frame->bulk_bytes;
   if (!addend) return "a chunk for a group without this member";
   if (group->packed) return mlfab__gather_check(aggregator, group, addend, chunk, frame);
@@ -32414,8 +32484,9 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
         addend = &group->addends[k];
     }
     uint64_t owed = addend ? aggregator_owed(aggregator, group, addend) : 0;
-    wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
-    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, frame);
+    mlfab__frame_in own = *frame;
+    wrong = aggregator_check(aggregator, group, addend, &chunk, &own);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, &own);
   }
   if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
   aggregator_pump(aggregator);
@@ -32830,8 +32901,8 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
 /* gather.c - the aggregator role: groups whose members, and whose sum, come as packets. See
  * aggregator.h and pack.h.
  *
- * The sum is kept dense. Packets of the first member that is not complete are added straight from
- * where they were received, member after member in the manifest's order; one behind it stages as
+ * The sum is kept dense. Packets of the first member that is not complete are added as they come,
+ * from a private copy of their frame, member after member in the manifest's order; one behind it stages as
  * many of its packets as a ring holds, at its front and not around it. An element that no member
  * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
  * would give. When the last member is complete the sum becomes packets in turn, some of it each
@@ -32923,6 +32994,7 @@ MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__ac
   group->cursor = (mlfab__gather_cursor){0, 0};
   group->cleared = group->length = 0;
   group->encoded = 0;
+  if (mlfab__pack_room(aggregator->env, &aggregator->came)) return MLFAB_ERR_AGAIN;
   return gather_room(aggregator, group);
 }
 
@@ -32962,14 +33034,13 @@ static const char *gather_check_place(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
-MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+MLFAB__INTERNAL const char *mlfab__gather_check(mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group,
                                                 mlfab__addend *addend,
                                                 const mlfab__hop_chunk *chunk,
-                                                const mlfab__frame_in *frame) {
+                                                mlfab__frame_in *frame) {
   uint64_t end = addend->total ? mlfab__min(addend->total, addend->granted) : addend->granted;
   uint64_t next = addend->next;
-  const uint8_t *at = frame->bulk;
   mlfab__packet packet;
   if (chunk->total == 0 || chunk->total > GATHER_MOST * group->bytes)
     return "an update of no packets, or of more than its elements need";
@@ -32977,7 +33048,9 @@ MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggrega
   if (chunk->offset != addend->received || frame->bulk_bytes > end - addend->received ||
       frame->bulk_bytes > chunk->total - addend->received)
     return "a chunk out of place or not granted";
-  if (frame->bulk_bytes == 0 || !at) return "a chunk without packets";
+  if (frame->bulk_bytes == 0 || !frame->bulk) return "a chunk without packets";
+  frame->bulk = mlfab__pack_private(aggregator->came, frame->bulk, frame->bulk_bytes);
+  const uint8_t *at = frame->bulk;
   for (uint32_t left = frame->bulk_bytes, n; left > 0; left -= n, at += n) {
     n = mlfab__pack_open(at, left, &packet);
     if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
@@ -32998,14 +33071,14 @@ static void gather_clear(mlfab__accumulator *group, uint64_t upto) {
   group->cleared = upto;
 }
 
-/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE. */
+/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE, FRAME. */
 static int gather_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
   mlfab__packet packet;
   for (uint32_t n; bytes > 0; bytes -= n, from += n, addend->added += n) {
     n = mlfab__pack_open(from, bytes, &packet);
-    assert(n > 0);
-    const mlfab__gather_stretch *stretch = gather_find(group, packet.offset);
+    const mlfab__gather_stretch *stretch = n > 0 ? gather_find(group, packet.offset) : NULL;
+    if (!stretch) return MLFAB_ERR_FRAME;
     uint64_t at = stretch->at + (packet.offset - stretch->segment.offset);
     gather_clear(group, at + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype));
     if (!mlfab__unpack_add(&packet, group->data + at, addend->weight)) return MLFAB_ERR_NOT_FINITE;
@@ -43419,7 +43492,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
  * Nothing read from the segment is trusted: a word gives lengths within the limits of a frame, a tail
  * lies between the last one and head, or the link goes DOWN. Both limits keep every access within
  * the two mappings. A head is copied to private memory before it is checked; a bulk may be scribbled
- * upon by a hostile peer while it is read, but its length cannot change.
+ * upon by a hostile peer while it is read, but its length cannot change: whoever would read its bytes
+ * twice copies them.
  *
  * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on
  * this word as a futex), ARMED (somebody sleeps on fd()), POLLED (wait sleeps on the sockets, because
@@ -46872,7 +46946,7 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   const struct arena_entry *entry = &peer->segment->entries[i];
   if (view->generation == generation) return view->at != NULL;
   arena_unview(view);
-  view->bytes = entry->bytes;
+  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* once: its owner may change it */
   view->generation = generation;
   view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
   if (atomic_load(&entry->generation) != generation) arena_unview(view);

@@ -76,6 +76,7 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
               aggregator->workers * sizeof *aggregator->incarnations);
   mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
   mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  mlfab__free_aligned(env, aggregator->came, MLFAB__PACK_ROOM);
   memset(aggregator, 0, sizeof *aggregator);
 }
 
@@ -381,8 +382,9 @@ static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accum
   while (group->head < group->naddends) {
     mlfab__addend *addend = &group->addends[group->head];
     if (addend->ring) {
-      if (mlfab__gather_unstage(group, addend)) {
-        aggregator_fail(aggregator, group, addend, MLFAB_ERR_NOT_FINITE);
+      int code = mlfab__gather_unstage(group, addend);
+      if (code) {
+        aggregator_fail(aggregator, group, addend, code);
         return;
       }
       group->ring_used[addend->ring - 1] = 0;
@@ -447,10 +449,10 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* --- frames of members --- */
 
-/* A text when the chunk breaks the protocol. */
-static const char *aggregator_check(const mlfab__aggregator *aggregator,
-                                    const mlfab__accumulator *group, mlfab__addend *addend,
-                                    const mlfab__hop_chunk *chunk, const mlfab__frame_in *frame) {
+/* A text when the chunk breaks the protocol. Packets are in private memory afterwards. */
+static const char *aggregator_check(mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                                    mlfab__addend *addend, const mlfab__hop_chunk *chunk,
+                                    mlfab__frame_in *frame) {
   uint64_t end = chunk->offset + frame->bulk_bytes;
   if (!addend) return "a chunk for a group without this member";
   if (group->packed) return mlfab__gather_check(aggregator, group, addend, chunk, frame);
@@ -524,8 +526,9 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
         addend = &group->addends[k];
     }
     uint64_t owed = addend ? aggregator_owed(aggregator, group, addend) : 0;
-    wrong = aggregator_check(aggregator, group, addend, &chunk, frame);
-    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, frame);
+    mlfab__frame_in own = *frame;
+    wrong = aggregator_check(aggregator, group, addend, &chunk, &own);
+    if (!wrong) aggregator_take_in(aggregator, group, addend, owed, &own);
   }
   if (wrong) aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
   aggregator_pump(aggregator);

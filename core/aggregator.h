@@ -47,7 +47,7 @@
 #define MLFAB__AGGREGATOR_H
 
 #include "meter.h"
-#include "env.h"
+#include "pack.h"
 #include "port.h"
 #include "slice.h"
 
@@ -211,6 +211,7 @@ typedef struct mlfab__aggregator {
   uint32_t serials;
   uint64_t now_ns;
   mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
+  uint8_t *came; /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in */
 } mlfab__aggregator;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -278,14 +279,15 @@ MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up
 /* gather.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
 MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                         const mlfab__segment *segments, uint32_t n);
-/* A text when the chunk breaks the protocol; otherwise its packets may be taken in. */
-MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+/* A text when the chunk breaks the protocol; otherwise its packets may be taken in, and are in private
+ * memory from then on. */
+MLFAB__INTERNAL const char *mlfab__gather_check(mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group,
                                                 mlfab__addend *addend,
                                                 const mlfab__hop_chunk *chunk,
-                                                const mlfab__frame_in *frame);
+                                                mlfab__frame_in *frame);
 /* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
- * staged. Errors: NOT_FINITE. */
+ * staged. Errors: NOT_FINITE, FRAME. */
 MLFAB__INTERNAL int mlfab__gather_take(mlfab__accumulator *group, mlfab__addend *addend,
                                        const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__gather_unstage(mlfab__accumulator *group, mlfab__addend *addend);

@@ -17,7 +17,6 @@
 #include "server.h"
 
 #include "filter.h"
-#include "pack.h"
 #include "reduce.h"
 
 enum {

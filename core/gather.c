@@ -1,8 +1,8 @@
 /* gather.c - the aggregator role: groups whose members, and whose sum, come as packets. See
  * aggregator.h and pack.h.
  *
- * The sum is kept dense. Packets of the first member that is not complete are added straight from
- * where they were received, member after member in the manifest's order; one behind it stages as
+ * The sum is kept dense. Packets of the first member that is not complete are added as they come,
+ * from a private copy of their frame, member after member in the manifest's order; one behind it stages as
  * many of its packets as a ring holds, at its front and not around it. An element that no member
  * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
  * would give. When the last member is complete the sum becomes packets in turn, some of it each
@@ -10,7 +10,6 @@
  * only then, so that there is nothing to cut through. */
 #include "aggregator.h"
 
-#include "pack.h"
 #include "reduce.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -98,6 +97,7 @@ MLFAB__INTERNAL int mlfab__gather_begin(mlfab__aggregator *aggregator, mlfab__ac
   group->cursor = (mlfab__gather_cursor){0, 0};
   group->cleared = group->length = 0;
   group->encoded = 0;
+  if (mlfab__pack_room(aggregator->env, &aggregator->came)) return MLFAB_ERR_AGAIN;
   return gather_room(aggregator, group);
 }
 
@@ -137,14 +137,13 @@ static const char *gather_check_place(const mlfab__aggregator *aggregator,
   return NULL;
 }
 
-MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggregator,
+MLFAB__INTERNAL const char *mlfab__gather_check(mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group,
                                                 mlfab__addend *addend,
                                                 const mlfab__hop_chunk *chunk,
-                                                const mlfab__frame_in *frame) {
+                                                mlfab__frame_in *frame) {
   uint64_t end = addend->total ? mlfab__min(addend->total, addend->granted) : addend->granted;
   uint64_t next = addend->next;
-  const uint8_t *at = frame->bulk;
   mlfab__packet packet;
   if (chunk->total == 0 || chunk->total > GATHER_MOST * group->bytes)
     return "an update of no packets, or of more than its elements need";
@@ -152,7 +151,9 @@ MLFAB__INTERNAL const char *mlfab__gather_check(const mlfab__aggregator *aggrega
   if (chunk->offset != addend->received || frame->bulk_bytes > end - addend->received ||
       frame->bulk_bytes > chunk->total - addend->received)
     return "a chunk out of place or not granted";
-  if (frame->bulk_bytes == 0 || !at) return "a chunk without packets";
+  if (frame->bulk_bytes == 0 || !frame->bulk) return "a chunk without packets";
+  frame->bulk = mlfab__pack_private(aggregator->came, frame->bulk, frame->bulk_bytes);
+  const uint8_t *at = frame->bulk;
   for (uint32_t left = frame->bulk_bytes, n; left > 0; left -= n, at += n) {
     n = mlfab__pack_open(at, left, &packet);
     if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
@@ -173,14 +174,14 @@ static void gather_clear(mlfab__accumulator *group, uint64_t upto) {
   group->cleared = upto;
 }
 
-/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE. */
+/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE, FRAME. */
 static int gather_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
   mlfab__packet packet;
   for (uint32_t n; bytes > 0; bytes -= n, from += n, addend->added += n) {
     n = mlfab__pack_open(from, bytes, &packet);
-    assert(n > 0);
-    const mlfab__gather_stretch *stretch = gather_find(group, packet.offset);
+    const mlfab__gather_stretch *stretch = n > 0 ? gather_find(group, packet.offset) : NULL;
+    if (!stretch) return MLFAB_ERR_FRAME;
     uint64_t at = stretch->at + (packet.offset - stretch->segment.offset);
     gather_clear(group, at + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype));
     if (!mlfab__unpack_add(&packet, group->data + at, addend->weight)) return MLFAB_ERR_NOT_FINITE;

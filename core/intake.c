@@ -6,7 +6,11 @@
  *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. Updates of packets: packed.c. */
+ * pull holds the block. Updates of packets: packed.c.
+ *
+ * What came may lie in memory that its sender can still write. Values are checked as they are added, in
+ * one pass that reads them once. Where they are read again, in place or as packets, they are copied to
+ * private memory first. */
 #include "server.h"
 
 #include "reduce.h"
@@ -256,6 +260,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
       int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
       if (server->watch && mode == MLFAB__INTAKE_DIRECT)
         mlfab__changed_piece(server, &piece, from, dst);
       data += piece.bytes;
@@ -266,7 +271,7 @@ static int intake_consume(mlfab__server *server, mlfab__incoming *update, const 
   return 0;
 }
 
-/* The update lies whole at `data`: checks all of it, then adds it in place. 1 when it was done, 0
+/* The update lies whole at `data`, in private memory: checks all of it, then adds it in place. 1 when it was done, 0
  * when the long way has to be taken. *code_p tells what became of it. */
 static int intake_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                         int *code_p) {
@@ -704,8 +709,8 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
   return 0;
 }
 
-/* Makes the update the head. `data` is its first and only bytes when they all came with its
- * announcement and are not staged. */
+/* Makes the update the head. `data` is its first and only bytes when they came with its announcement
+ * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   mlfab__incoming *culprit = NULL;
   server->head = update;
@@ -818,9 +823,33 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   return NULL;
 }
 
+/* Looks at packets that came, the first of them byte `at` of the update. From then on they are read from
+ * private memory. 0 when they are wrong: the link to `peer` is given up. */
+static int intake_look(mlfab__server *server, uint32_t peer, mlfab__incoming *update, uint64_t at,
+                       mlfab__frame_in *frame) {
+  if (!(update->push.flags & MLFAB__PUSH_PACKED) || frame->bulk_bytes == 0) return 1;
+  frame->bulk = mlfab__pack_private(server->came, frame->bulk, frame->bulk_bytes);
+  const char *wrong = mlfab__packed_check(server, update, at, frame->bulk, frame->bulk_bytes);
+  if (wrong) mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
+  return !wrong;
+}
+
+/* Begins an update whose turn it is already, with the bytes that came with its announcement. */
+static void intake_begin_now(mlfab__server *server, mlfab__incoming *update,
+                             const mlfab__frame_in *frame) {
+  const uint8_t *data = frame->bulk_bytes > 0 ? frame->bulk : NULL;
+  int whole = update->received == update->push.bytes && update->push.bytes <= INTAKE_WHOLE_BYTES;
+  if (data && whole && !(update->push.flags & MLFAB__PUSH_PACKED)) {
+    memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, 0), data, frame->bulk_bytes);
+    data = NULL; /* it is found there */
+  }
+  intake_begin(server, update, data);
+}
+
 MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__frame_in own = *frame;
   mlfab__push push;
   if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
                          server->versions_scratch) ||
@@ -854,10 +883,8 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an update");
     return;
   }
-  wrong = mlfab__packed_check(server, update, 0, frame->bulk, frame->bulk_bytes);
-  if (wrong) {
+  if (!intake_look(server, worker, update, 0, &own)) {
     intake_give_back(server, update);
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
   }
   update->worker = worker;
@@ -872,11 +899,11 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
   int at_once = !update->unplaced && !update->refused && !server->head &&
                 server->applying == MLFAB__APPLY_NONE && server->first == update &&
                 mlfab__intake_eligible(server, update);
-  if (at_once && (frame->bulk || frame->bulk_bytes == 0)) {
-    intake_begin(server, update, frame->bulk_bytes > 0 ? frame->bulk : NULL);
-  } else if (frame->bulk) {
+  if (at_once && (own.bulk || own.bulk_bytes == 0)) {
+    intake_begin_now(server, update, &own);
+  } else if (own.bulk) {
     uint8_t *to = peer->arena + update->arena_at % peer->arena_bytes;
-    memcpy(to, frame->bulk, frame->bulk_bytes);
+    memcpy(to, own.bulk, own.bulk_bytes);
   }
   mlfab__intake_advance(server);
 }
@@ -902,11 +929,8 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, "a chunk out of place or not granted");
     return;
   }
-  const char *wrong = mlfab__packed_check(server, update, offset, frame->bulk, frame->bulk_bytes);
-  if (wrong) {
-    mlfab__server_drop(server, peer, MLFAB_ERR_FRAME, wrong);
-    return;
-  }
+  mlfab__frame_in own = *frame;
+  if (!intake_look(server, peer, update, offset, &own)) return;
   update->last_byte_ns = server->now_ns;
   int direct = update == server->head && update->consumed == update->received &&
                server->applying == MLFAB__APPLY_NONE;
@@ -917,7 +941,7 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     /* A chunk may begin in the arena and end in the stage. */
     uint64_t eager =
         at < update->push.eager ? mlfab__min(update->push.eager - at, frame->bulk_bytes) : 0;
-    const uint8_t *bulk = frame->bulk;
+    const uint8_t *bulk = own.bulk;
     if (eager > 0 && bulk)
       memcpy((uint8_t *)(uintptr_t)intake_staged(server, update, at), bulk, eager);
     if (frame->bulk_bytes > eager && bulk) {
@@ -927,7 +951,7 @@ static void intake_bytes(mlfab__server *server, uint32_t peer, mlfab__incoming *
     intake_release(server);
     return;
   }
-  int code = intake_consume(server, update, frame->bulk, frame->bulk_bytes);
+  int code = intake_consume(server, update, own.bulk, own.bulk_bytes);
   if (code) {
     mlfab__place_refuse(server, update, code);
   } else if (update->consumed == update->push.bytes) {

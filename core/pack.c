@@ -3,8 +3,8 @@
  * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
  * go, nor whether a stretch is one slice's.
  *
- * Invariants: whatever passes mlfab__pack_open is safe to unpack: marks are counted and in range, and
- * the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
+ * Invariants: whatever passes mlfab__pack_open is safe to unpack as long as its bytes stay: marks are
+ * counted and in range, and the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
  * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
  * the type of the tensor, stored, then the sum.
  *
@@ -110,6 +110,21 @@ static uint32_t pack_grains(uint32_t elements, uint32_t grain_log2) {
 MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype) {
   return MLFAB__PACK_HEADER + pack_pad((elements + 7) / 8) +
          pack_pad(elements * mlfab__dtype_bytes(dtype));
+}
+
+/* ---- packets of others ---- */
+
+MLFAB__INTERNAL int mlfab__pack_room(mlfab__env *env, uint8_t **room_p) {
+  if (!*room_p) *room_p = mlfab__alloc_aligned(env, MLFAB__PACK_ROOM);
+  return *room_p ? 0 : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL const uint8_t *mlfab__pack_private(uint8_t *room, const void *from,
+                                                   uint32_t bytes) {
+  assert(bytes <= MLFAB__PACK_ROOM);
+  if (MLFAB__PLANTED(86)) return (const uint8_t *)from;
+  if (bytes > 0) memcpy(room, from, bytes);
+  return room;
 }
 
 /* ---- reading ---- */

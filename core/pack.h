@@ -15,7 +15,7 @@
 #ifndef MLFAB__PACK_H
 #define MLFAB__PACK_H
 
-#include "base.h"
+#include "env.h"
 
 #define MLFAB__PACK_ELEMENTS 65536u /* most of a packet */
 #define MLFAB__PACK_HEADER 24u
@@ -35,6 +35,15 @@ typedef struct mlfab__packet {
  * longer than `room`. Whatever is there, nothing beyond `room` is read. A packet that keeps nothing is
  * in order. Whether the stretch is the model's is the caller's question. */
 MLFAB__INTERNAL uint32_t mlfab__pack_open(const uint8_t *at, uint64_t room, mlfab__packet *packet);
+
+/* Packets are read more than once: they are looked at, and later taken. Memory that their sender still maps
+ * may hold something else by then. So the packets of a frame are copied to private memory before the
+ * first look, and nothing is read from the frame afterwards. Such memory, for one frame; its owner
+ * calls mlfab__free_aligned. Does nothing when there is some. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__pack_room(mlfab__env *env, uint8_t **room_p);
+#define MLFAB__PACK_ROOM MLFAB_BULK_MAX
+/* A copy of these bytes in that memory. */
+MLFAB__INTERNAL const uint8_t *mlfab__pack_private(uint8_t *room, const void *from, uint32_t bytes);
 
 /* The most bytes that a packet of so many elements takes. */
 MLFAB__INTERNAL uint64_t mlfab__pack_bound(uint32_t elements, int dtype);

@@ -3,8 +3,8 @@
  * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
  * commits, which do not care what the bytes are.
  *
- * Updates. Packets are looked at whole as they come, so that what is staged or goes on to blocks is in
- * order; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
+ * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
+ * goes on to blocks is in order, and stays so; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
  * and stepped by rules like any other zero. The result is that of the dense update of the same values,
  * bit for bit but for the sign of zeros.
  *
@@ -12,19 +12,19 @@
  * runs are many, as the dense stretch that it stands for. */
 #include "server.h"
 
-#include "pack.h"
 #include "reduce.h"
 
 enum { PACKED_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
 
 MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server) {
   if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__PACKED_ROOM);
-  return server->packed ? 0 : MLFAB_ERR_MEMORY;
+  return server->packed ? mlfab__pack_room(server->env, &server->came) : MLFAB_ERR_MEMORY;
 }
 
 MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server) {
   mlfab__free_aligned(server->env, server->packed, MLFAB__PACKED_ROOM);
-  server->packed = NULL;
+  mlfab__free_aligned(server->env, server->came, MLFAB__PACK_ROOM);
+  server->packed = server->came = NULL;
 }
 
 /* --- looking at what came --- */
@@ -334,13 +334,14 @@ static uint32_t *packed_target(mlfab__server *server, const mlfab__incoming *upd
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY. */
+/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY, FRAME. */
 static int packed_own(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
   mlfab__packet packet;
   packed_walk walk;
   packed_part part;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
     packed_begin(server, &packet, 1, &walk);
     while (packed_next(&walk, &part)) {
       uint32_t *place = packed_target(server, update, &part.piece);
@@ -352,13 +353,15 @@ static int packed_own(mlfab__server *server, const mlfab__incoming *update, cons
   return 0;
 }
 
-static void packed_add(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
+/* Adds all packets. Errors: FRAME, NOT_FINITE. */
+static int packed_add(mlfab__server *server, const mlfab__incoming *update, const uint8_t *data) {
   mlfab__packet packet;
   packed_walk walk;
   packed_part part;
   uint8_t *before = server->packed + MLFAB__PACKED_HALF;
   for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
     n = mlfab__pack_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
     packed_begin(server, &packet, 1, &walk);
     while (packed_next(&walk, &part)) {
       const mlfab__piece *piece = &part.piece;
@@ -366,16 +369,18 @@ static void packed_add(mlfab__server *server, const mlfab__incoming *update, con
       uint8_t *to = server->store.blocks[*packed_target(server, update, piece)].data + piece->at;
       int watch = server->watch && mode == MLFAB__INTAKE_DIRECT;
       if (watch) memcpy(before, to, piece->bytes);
-      mlfab__unpack_add(&part.packet, to, mlfab__intake_weight(server, update, mode, piece->slice));
+      double weight = mlfab__intake_weight(server, update, mode, piece->slice);
+      if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
       if (watch) mlfab__changed_piece(server, piece, before, to);
     }
   }
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__packed_whole(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data, int *code_p) {
   if (packed_opens(server, update) || !packed_look(server, update, data, code_p)) return 0;
   if (!*code_p) *code_p = packed_own(server, update, data);
-  if (!*code_p) packed_add(server, update, data);
+  if (!*code_p) *code_p = packed_add(server, update, data);
   return 1;
 }

@@ -11,7 +11,6 @@
  * what was sent before it was changed. */
 #include "worker.h"
 
-#include "pack.h"
 #include "reduce.h"
 
 #include <stdio.h>
@@ -227,9 +226,12 @@ static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_
   }
 }
 
-/* Writes packets. 0, or FRAME when they are malformed or not of the stretch. */
+/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
 static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                       const uint8_t *bulk, uint64_t room) {
+                       const mlfab__frame_in *frame) {
+  uint64_t room = frame->bulk_bytes;
+  if (mlfab__pack_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
+  const uint8_t *bulk = mlfab__pack_private(worker->came, frame->bulk, frame->bulk_bytes);
   uint64_t next = model->offset, end = model->offset + model->bytes;
   while (room > 0) {
     mlfab__packet packet;
@@ -251,8 +253,8 @@ static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const m
   return 0;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0, or FRAME when it is not what was asked
- * for. */
+/* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
+ * MEMORY. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -268,8 +270,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
     return MLFAB_ERR_FRAME;
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
-  if (packed && pull_unpack(worker, fetch, model, frame->bulk, frame->bulk_bytes))
-    return MLFAB_ERR_FRAME;
+  int code = packed ? pull_unpack(worker, fetch, model, frame) : 0;
+  if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
@@ -293,9 +295,11 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
   if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
-  if (bad || pull_take(worker, fetch, server, &model, frame)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a MODEL frame that was not asked for");
+  int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                               : "a MODEL frame that was not asked for");
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
@@ -344,9 +348,11 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   mlfab__model model = {in.request, in.offset, in.bytes, in.version,
                         in.commit,  in.slice,  in.flags, in.epoch};
   part->begun = 1;
-  if (pull_take(worker, fetch, in.server, &model, frame)) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_MODEL frame that was not asked for");
+  int code = pull_take(worker, fetch, in.server, &model, frame);
+  if (code) {
+    worker->hop.drop(worker->hop.self, aggregator, code,
+                     code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                              : "a HOP_MODEL frame that was not asked for");
     return;
   }
   if (!(in.flags & MLFAB__MODEL_LAST)) return;
@@ -507,4 +513,6 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
+  mlfab__free_aligned(worker->env, worker->came, MLFAB__PACK_ROOM);
+  worker->came = NULL;
 }

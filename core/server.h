@@ -37,6 +37,7 @@
 #include "dedup.h"
 #include "lazy.h"
 #include "meter.h"
+#include "pack.h"
 #include "port.h"
 #include "store.h"
 #include "sync.h"
@@ -229,6 +230,7 @@ typedef struct mlfab__server {
   int apply_code;
   uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
   uint8_t *packed;  /* MLFAB__PACKED_ROOM for packets and for bytes as they were, once needed */
+  uint8_t *came;    /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in */
   int watch;        /* what a commit changes is looked at: tags, a parameter filter */
   uint32_t epoch;   /* in which commits are counted, from 1: slices that move begin a new one */
   uint64_t *versions_scratch;
@@ -402,17 +404,17 @@ MLFAB__INTERNAL double mlfab__intake_weight(const mlfab__server *server,
                                             const mlfab__incoming *update,
                                             enum mlfab__intake_mode mode, uint32_t slice);
 
-/* packed.c - bytes of a packed update, the first of them its byte `at`: NULL when they are whole packets
- * as they may follow, or what is wrong. */
+/* packed.c - bytes of a packed update, in private memory, the first of them its byte `at`: NULL when they
+ * are whole packets as they may follow, or what is wrong. */
 MLFAB__INTERNAL const char *mlfab__packed_check(const mlfab__server *server,
                                                 mlfab__incoming *update, uint64_t at,
                                                 const uint8_t *data, uint64_t bytes);
-/* Memory for packets: what one holds, and as much for what was before. Errors: MEMORY. */
+/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
 #define MLFAB__PACKED_HALF (65536u * 8)
 #define MLFAB__PACKED_ROOM (2 * MLFAB__PACKED_HALF)
 MLFAB__INTERNAL int mlfab__packed_room(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__packed_free(mlfab__server *server);
-/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY. */
+/* Checked packets of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME. */
 MLFAB__INTERNAL int mlfab__packed_consume(mlfab__server *server, mlfab__incoming *update,
                                           const uint8_t *data, uint64_t bytes);
 /* All of the update's packets are at `data`, and no rule is stepped: checks all, then adds in place. As

@@ -15,7 +15,6 @@
 #include "worker.h"
 
 #include "filter.h"
-#include "pack.h"
 #include "reduce.h"
 
 #include <float.h>

@@ -27,6 +27,7 @@
 #define MLFAB__WORKER_H
 
 #include "dedup.h"
+#include "pack.h"
 #include "port.h"
 #include "request.h"
 #include "slice.h"
@@ -233,6 +234,8 @@ typedef struct mlfab__worker {
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
   mlfab__segment *segments_scratch;
   uint64_t *versions_scratch;
+  uint8_t
+      *came; /* MLFAB__PACK_ROOM: the packets of the frame that is being taken in, once needed */
 } mlfab__worker;
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,

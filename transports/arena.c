@@ -490,7 +490,7 @@ static bool arena_view(struct arena_peer *peer, uint32_t i, uint32_t generation)
   const struct arena_entry *entry = &peer->segment->entries[i];
   if (view->generation == generation) return view->at != NULL;
   arena_unview(view);
-  view->bytes = entry->bytes;
+  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* once: its owner may change it */
   view->generation = generation;
   view->at = arena_map_of(peer->name.pid, entry->fd, view->bytes, true);
   if (atomic_load(&entry->generation) != generation) arena_unview(view);

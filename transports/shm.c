@@ -41,7 +41,8 @@
  * Nothing read from the segment is trusted: a word gives lengths within the limits of a frame, a tail
  * lies between the last one and head, or the link goes DOWN. Both limits keep every access within
  * the two mappings. A head is copied to private memory before it is checked; a bulk may be scribbled
- * upon by a hostile peer while it is read, but its length cannot change.
+ * upon by a hostile peer while it is read, but its length cannot change: whoever would read its bytes
+ * twice copies them.
  *
  * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on
  * this word as a futex), ARMED (somebody sleeps on fd()), POLLED (wait sleeps on the sockets, because

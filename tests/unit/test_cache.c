@@ -14,6 +14,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "changing.h"
+
 enum { SERVERS_MAX = 3, TENSORS = 5, FLAT_MAX = 40000, SLICES = 10, WORDS = 8192 / 4 / 64 };
 
 typedef struct fake { /* a server, and the pull that it answers */
@@ -802,6 +804,56 @@ static void test_frames_that_do_not_fit(void **state) {
   }
 }
 
+/* A packet whose indices change when its values are read: the model is what was looked at, or as before. */
+static void test_changing(void **state) {
+  static uint8_t bulk[16384], before[FLAT_MAX], sent[FLAT_MAX];
+  (void)state;
+  for (uint32_t i = 0; i < 24; i++) {
+    uint8_t meta[128];
+    mlfab_model_options options = {.tags = 1};
+    begin(2, &options);
+    uint32_t first =
+        mlfab__layout_slice_at(&F.worker.layout, mlfab__layout_find(&F.worker.layout, 1)->offset);
+    const mlfab__slice *slice = &F.worker.layout.slices[first];
+    pulling p = pull(1u << 1, 0, 0);
+    uint32_t indices[8];
+    double values[8];
+    for (uint32_t k = 0; k < 8; k++) {
+      indices[k] = 50 * k;
+      values[k] = (double)(k + 1);
+    }
+    assert_true(slice->bytes >= 3200);
+    mlfab__pack_shape shape = {slice->offset, MLFAB_F64, MLFAB_HALF_NONE, 0, 400};
+    uint32_t n = mlfab__pack_sparse(bulk, &shape, indices, values, 8);
+    size_t head = MLFAB__PACK_HEADER + 16;
+    mlfab__packet packet;
+    assert_int_equal(mlfab__pack_open(bulk, n, &packet), n);
+    assert_ptr_equal(packet.values, bulk + head); /* 8 indices, then the values */
+    memcpy(before, F.worker.cache.bytes, F.model_bytes);
+    memcpy(sent, before, F.model_bytes);
+    mlfab__unpack_store(&packet, sent + slice->offset);
+    /* Nowhere, or out of order. */
+    uint16_t other = (uint16_t)(i % 3 == 0 ? 60000 : 50 * ((i + 3) % 8) + 1);
+    uint8_t *bytes = changing_make(bulk, n, head);
+    if (i > 0) changing_to(MLFAB__PACK_HEADER + 2 * (i % 8), &other, 2);
+    changing_arm();
+    mlfab__model m = {.request = p.request,
+                      .offset = slice->offset,
+                      .bytes = 3200,
+                      .commit = 1,
+                      .version = 1,
+                      .slice = first,
+                      .flags = MLFAB__MODEL_PACKED,
+                      .epoch = 1};
+    from_server(slice->server, MLFAB__MODEL, meta, mlfab__encode_model(meta, &m), bytes, n);
+    assert_int_equal(changing_end(), 1);
+    if (i == 0) assert_int_equal(F.drops, 0); /* nothing changes */
+    assert_memory_equal(F.worker.cache.bytes, F.drops ? before : sent, F.model_bytes);
+    F.drops = 0;
+    finish();
+  }
+}
+
 static void test_without_memory(void **state) {
   (void)state;
   mlfab_model_options options = {.tags = 1};
@@ -834,6 +886,7 @@ int main(void) {
       cmocka_unit_test(test_options_are_checked),
       cmocka_unit_test(test_pulls_are_checked),
       cmocka_unit_test(test_frames_that_do_not_fit),
+      cmocka_unit_test(test_changing),
       cmocka_unit_test(test_without_memory),
       cmocka_unit_test(test_halves),
       cmocka_unit_test(test_random),

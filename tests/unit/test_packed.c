@@ -17,6 +17,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "changing.h"
+
 enum { W = 3, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
 #define BEAT 500000000ull
 
@@ -1015,6 +1017,88 @@ static void test_not_finite(void **state) {
   }
 }
 
+/* Changes some bytes of the first page of what is sent: to anything, or a value to none. Not the last ones,
+ * which a vector may read together with the first of the second page. */
+static void change_some(mlfab__prng *prng, size_t head) {
+  for (uint32_t i = 1 + (uint32_t)mlfab__prng_below(prng, CHANGING_MOST); i > 0; i--) {
+    static const uint32_t infinite = 0x7f800000u;
+    uint64_t any = mlfab__prng_next(prng);
+    size_t count = (size_t)1 << mlfab__prng_below(prng, 4);
+    int value = mlfab__prng_below(prng, 4) == 0;
+    if (value) count = 4;
+    size_t at = mlfab__prng_below(prng, (head - 64) / count) * count;
+    changing_to(at, value ? (const void *)&infinite : (const void *)&any, count);
+  }
+}
+
+/* Sends all that was announced, in one frame when it is granted. */
+static void send_at_once(node *n, sending *s) {
+  for (int i = 0; i < 100 && s->used && n->drops == 0; i++) {
+    uint8_t meta[64];
+    mlfab__chunk chunk = {s->seq, s->sent, n->generation[s->worker]};
+    uint32_t left = (uint32_t)(s->bytes - s->sent);
+    mlfab__server_tick(&n->server, 1000);
+    if (!s->used || left == 0 || s->granted < s->bytes) continue;
+    s->sent = s->bytes;
+    frame(n, s->worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk),
+          s->data + chunk.offset, left);
+  }
+}
+
+/* What came changes while the server reads it: the server takes what it has looked at, or nothing. In
+ * packets and dense, with the announcement and behind it, added in place and stepped by a rule. */
+static void test_changing(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL];
+  uint32_t taken = 0;
+  (void)state;
+  for (uint32_t round = 0; round < 200 * scale_of_test; round++) {
+    mlfab__prng prng;
+    setting s;
+    mlfab__prng_seed(&prng, base_seed + round);
+    fixed_setting(&s, round % 3 == 0 ? MLFAB_RULE_ADAM : MLFAB_RULE_PLAIN);
+    if (round % 4 == 1) s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
+    node *a = node_open(&s), *b = node_open(&s);
+    sending *x = begin(a, 0), *y = begin(b, 0);
+    x->dense = y->dense = round % 5 == 4;
+    do {
+      update_make(&a->server.layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, a->server.layout.bytes};
+      x->bytes = x->nends = 0;
+      if (!x->dense) encode(&a->server.layout, &u, &prng, x);
+    } while (!x->dense && x->bytes < 12000); /* three pages, of which the first is read first */
+    if (x->dense) memcpy(x->data, u.values, x->bytes = a->server.layout.bytes);
+    memcpy(y->data, x->data, y->bytes = x->bytes);
+    uint32_t flags = x->dense ? 0 : MLFAB__PUSH_PACKED;
+    uint32_t eager = round % 2 && x->bytes <= a->server.eager_bytes ? (uint32_t)x->bytes : 0;
+    uint8_t *was = x->data;
+    size_t head = mlfab__min(x->bytes / 4 / 8 * 8, 4096);
+    node_read(a, before);
+    announce(b, y, &u, flags, eager);
+    send_at_once(b, y);
+    assert_int_equal(b->ack.code, 0);
+    x->data = changing_make(was, x->bytes, head);
+    change_some(&prng, head);
+    changing_arm();
+    announce(a, x, &u, flags, eager);
+    send_at_once(a, x);
+    assert_int_equal(changing_end(), 1);
+    x->data = was;
+    x->used = 0;
+    node_read(a, after);
+    if (a->drops == 0 && a->acks == 1 && a->ack.code == 0) {
+      same_models(a, b);
+      taken++;
+    } else {
+      assert_memory_equal(before, after, a->server.layout.bytes);
+    }
+    node_close(a);
+    node_close(b);
+  }
+  assert_true(taken > 0); /* all of them where copies are read forwards */
+}
+
 /* A cache that has what the server never had. */
 static void test_future(void **state) {
   setting s;
@@ -1049,6 +1133,7 @@ int main(void) {
 
       cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
       cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
+      cmocka_unit_test(test_changing),
   };
   const char *seed = getenv("MLFAB_SEED");
   base_seed = seed ? strtoull(seed, NULL, 0) : 1;

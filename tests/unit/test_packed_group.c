@@ -18,6 +18,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "changing.h"
+
 #define BEAT 1000000ull
 
 enum { WORKERS = 6, SERVERS = 2, GROUPS = 2, MEMBERS = 6, CHUNK = 2048, LENT = 256, SEGMENTS = 8 };
@@ -1036,6 +1038,43 @@ static void test_complete_and_lost(void **state) {
   assert_int_equal(f->fails, 1);
 }
 
+/* What a member sends changes while the aggregator reads it: the sum has what was looked at, or nothing. */
+static void test_changing(void **state) {
+  uint32_t taken = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    fixture *f = open_role(seed, plain, 1, 0);
+    for (uint32_t w = 0; w < WORKERS; w++) meet(f, w);
+    group *g = plain_group(f, 2);
+    update *u = &g->update[0];
+    assert_true(u->bytes > 3 * 4096 && g->granted[0] >= u->bytes);
+    uint8_t *bytes = changing_make(u->packets, u->bytes, 4096);
+    for (uint32_t i = 1 + (uint32_t)below(f, CHANGING_MOST); i > 0; i--) {
+      uint64_t any = mlfab__prng_next(&f->prng);
+      size_t count = (size_t)1 << below(f, 4);
+      changing_to(below(f, 4000 / count) * count, &any, count);
+    }
+    changing_arm();
+    mlfab__hop_chunk chunk = {g->number, g->seq[0], 0, u->bytes, g->server};
+    uint8_t meta[64];
+    mlfab__frame_in in = {MLFAB__HOP_CHUNK, 0, (uint32_t)u->bytes, meta, bytes};
+    in.meta_bytes = mlfab__encode_hop_chunk(meta, &chunk);
+    g->sent[0] = u->bytes;
+    mlfab__aggregator_member_frame(&f->aggregator, g->worker[0], &in, f->now);
+    assert_int_equal(changing_end(), 1);
+    assert_int_equal(f->fails, 0);
+    if (f->down_drops > 0) g->sent[0] = 0; /* it did not parse: nothing of it was taken */
+    for (uint32_t k = 0; k < g->n; k++) send_all(f, g, k);
+    tell_release(f, g, UINT64_MAX);
+    while (take_forward(f, 0)) continue;
+    finish_group(f, g);
+    assert_int_equal(f->finished, 1);
+    taken += f->down_drops == 0;
+    close_role(f);
+  }
+  assert_true(taken > 0); /* all of them where copies are read forwards */
+}
+
 static void test_ghosts(void **state) {
   fixture *f = open_role(1, plain, 1, 1);
   (void)state;
@@ -1854,6 +1893,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_room_while_lent, open_plain, close_plain),
       cmocka_unit_test_setup_teardown(test_bad_chunks, open_plain, close_plain),
       cmocka_unit_test_setup_teardown(test_complete_and_lost, open_plain, close_plain),
+      cmocka_unit_test(test_changing),
       cmocka_unit_test(test_ghosts),
       cmocka_unit_test(test_out_of_memory),
       cmocka_unit_test(test_as_dense),
