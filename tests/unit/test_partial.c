@@ -784,6 +784,7 @@ static void test_memory(void **state) {
 static void test_enough_rounds(void **state) {
   (void)state;
   print_message("%llu rounds\n", (unsigned long long)rounds_total);
+  if (!first_seed() && test_scale() >= 1.0) assert_true(rounds_total > 20000);
 }
 
 int main(void) {
