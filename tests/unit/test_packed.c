@@ -1052,7 +1052,7 @@ static void test_changing(void **state) {
   static uint8_t before[MODEL], after[MODEL];
   uint32_t taken = 0;
   (void)state;
-  for (uint32_t round = 0; round < 200 * scale_of_test; round++) {
+  for (uint32_t round = 0; round < test_cases(200); round++) {
     mlfab__prng prng;
     setting s;
     mlfab__prng_seed(&prng, base_seed + round);
