@@ -37713,7 +37713,10 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     link->sent_ns = node->now_ns;
     node_taken(node);
     node_rotate(node);
-  } else if (status == MLFAB_ERR_AGAIN) {
+  } else if (status == MLFAB_ERR_AGAIN ||
+             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
+    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
+     * DOWN. Until then nothing more is offered to the link, as to one without room. */
     node->out = MLFAB__OUT_NONE;
     link->blocked = 1;
     link->listed = 0;
@@ -42929,6 +42932,7 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
 
 /* Reads until a frame is whole or the socket has no more; ends the link where it must. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
+  if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {

@@ -1673,7 +1673,10 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     link->sent_ns = node->now_ns;
     node_taken(node);
     node_rotate(node);
-  } else if (status == MLFAB_ERR_AGAIN) {
+  } else if (status == MLFAB_ERR_AGAIN ||
+             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
+    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
+     * DOWN. Until then nothing more is offered to the link, as to one without room. */
     node->out = MLFAB__OUT_NONE;
     link->blocked = 1;
     link->listed = 0;

@@ -1379,6 +1379,7 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
 
 /* Reads until a frame is whole or the socket has no more; ends the link where it must. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
+  if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {

@@ -736,6 +736,40 @@ static inline void conform_check_death(conform_world *world) {
   assert_int_equal(conform_stream_send(out), MLFAB_ERR_PEER_CLOSED);
 }
 
+/* Who sends to a peer that has gone gets all that it said before, though sends fail meanwhile. */
+static inline void conform_check_last_words(conform_world *world) {
+  conform_link *a, *b;
+  mlfab_io_event event;
+  uint64_t stream = CONFORM_STREAM(28, CONFORM_TINY);
+  conform_end *here = &world->ends[0], *leaver = &world->ends[1];
+  const mlfab_transport *table = world->table;
+  conform_end_open(world, 0);
+  conform_end_open(world, 1);
+  conform_pair(here, leaver, 1, stream, &a, &b);
+  conform_stream *last = conform_go_on(leaver, b, stream, 100);
+  for (int i = 0; i < 200; i++) { /* nobody listens meanwhile */
+    conform_pump_end(leaver);
+    if (i == 100) table->disconnect(leaver->self, b->id);
+    if (world->transport->step) world->transport->step(world);
+  }
+  assert_int_equal(last->next, 100);
+  conform_stream_end(last);
+  conform_end_close(leaver);
+  conform_stream *out = conform_go_on(here, a, stream, 1000000);
+  uint64_t until = conform_now(NULL) + 30000000000u;
+  int failed = 0;
+  while (!a->down) { /* a send between any two events */
+    assert_true(conform_now(NULL) < until);
+    if (!a->blocked) failed += conform_stream_send(out) == MLFAB_ERR_PEER_CLOSED;
+    table->flush(here->self);
+    if (table->poll(here->self, &event) == 1) conform_on_event(here, &event);
+    if (world->transport->step) world->transport->step(world);
+  }
+  assert_int_equal(a->next, 100);
+  assert_int_equal(conform_in_flight(out), 0);
+  if (world->transport->flags & CONFORM_SOCKETS) assert_true(failed > 0);
+}
+
 static inline void conform_check_nobody(conform_world *world) {
   char address[256];
   conform_end_open(world, 0);
@@ -1194,6 +1228,7 @@ static const struct {
     {"detached bulks may be overwritten", conform_check_detach, 0},
     {"disconnect delivers what was sent", conform_check_disconnect, 0},
     {"a death is DOWN after what was delivered", conform_check_death, 0},
+    {"last words come though sends fail", conform_check_last_words, 0},
     {"connecting to nobody is DOWN, naming it", conform_check_nobody, 0},
     {"a second connect replaces the first", conform_check_replaced, 0},
     {"frames are borrowed until release", conform_check_release, 0},

@@ -19,6 +19,7 @@ enum { NODES = 3, COUNT = 6000, QUEUE = 4096, LINKS = 512, OUTSIDE = NODES };
 /* The other end of a link, by its number: a node, or OUTSIDE. */
 typedef struct net_link {
   int up, from, to;
+  int refuses; /* sends find that the peer is gone */
 } net_link;
 
 typedef struct net {
@@ -36,6 +37,7 @@ typedef struct net {
   int heard_all; /* heartbeats too */
   mlfab__header heard_header;
   char heard_text[MLFAB__TEXT_MAX];
+  int refused; /* sends to links that refuse */
   uint32_t heard_generation;
   int32_t heard_code;
 } net;
@@ -60,7 +62,7 @@ static void post(int to, mlfab_io_event event) {
 
 static uint32_t new_link(int from, int to) {
   assert_true(n.links + 1 < LINKS);
-  n.link[++n.links] = (net_link){1, from, to};
+  n.link[++n.links] = (net_link){1, from, to, 0};
   return n.links;
 }
 
@@ -100,7 +102,8 @@ static void hear(const mlfab_action *a) {
   n.heard++;
 }
 
-static void act(int me, const mlfab_action *a) {
+/* What a transport would say. */
+static int act(int me, const mlfab_action *a) {
   mlfab_io_event e;
   memset(&e, 0, sizeof e);
   e.link = a->link;
@@ -114,7 +117,11 @@ static void act(int me, const mlfab_action *a) {
     post(to, e);
   } else if (a->kind == MLFAB_ACTION_SEND) {
     int to = far_end(a->link, me);
-    if (!n.link[a->link].up) return;
+    if (n.link[a->link].refuses) {
+      n.refused++;
+      return MLFAB_ERR_PEER_CLOSED;
+    }
+    if (!n.link[a->link].up) return 0;
     if (to == OUTSIDE) {
       hear(a);
     } else {
@@ -134,6 +141,7 @@ static void act(int me, const mlfab_action *a) {
     e.text = "closed";
     post(far_end(a->link, me), e);
   }
+  return 0;
 }
 
 static void drop_event(mlfab_io_event *e) {
@@ -153,8 +161,8 @@ static void turn(void) {
     }
     if (mlfab_node_deadline(n.node[i]) <= n.now) mlfab_node_tick(n.node[i], n.now);
     for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
-      act(i, &a);
-      mlfab_node_done(n.node[i], &a, 0, n.now);
+      int status = act(i, &a);
+      mlfab_node_done(n.node[i], &a, status, n.now);
     }
   }
 }
@@ -962,6 +970,44 @@ static void test_inner_link_goes_on(void **state) {
   assert_int_equal(result.status, 0);
 }
 
+/* The link of this worker to server 0. */
+static uint32_t link_of(int i) { return n.node[i]->links[n.node[i]->routes[0].link].id; }
+
+/* Its process ends: what it has said is under way. */
+static void end_process(int i, uint32_t link) {
+  mlfab_io_event down;
+  memset(&down, 0, sizeof down);
+  down.kind = MLFAB_IO_DOWN;
+  down.link = link;
+  down.text = "gone";
+  post(0, down);
+  while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
+  mlfab_node_close(&n.node[i]);
+}
+
+/* A send finds the worker gone before its goodbye was read: that still comes, and nobody has died. */
+static void test_goodbye_unread(void **state) {
+  float w[COUNT];
+  (void)state;
+  uint32_t link = link_of(2);
+  const mlfab__server_peer *peer = &n.node[0]->server.peers[2];
+  run(1000000);
+  n.slow_ns[0] = 1200000000; /* more than two heartbeats: a broken link would be a death by then */
+  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  run(1000000);
+  n.link[link].refuses = 1;
+  end_process(2, link);
+  run(1100000000);
+  assert_true(n.refused > 0);
+  assert_false(peer->left || peer->dead);
+  n.slow_ns[0] = 0;
+  run(2000000000);
+  assert_true(peer->left);
+  assert_false(peer->dead);
+  assert_int_equal(stats(0).peers_died, 0);
+  pull(1, w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
@@ -983,6 +1029,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_pull_behind_withdrawn, setup_rounds, teardown),
       cmocka_unit_test_teardown(test_refusing_server_0, teardown),
       cmocka_unit_test_teardown(test_inner_link_goes_on, teardown),
+      HOSTILE(test_goodbye_unread),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
