@@ -39746,6 +39746,9 @@ static int drive_action(mlfab *ctx, const mlfab_action *action) {
                                     action->bulk, action->bulk_bytes, action->token);
     case MLFAB_ACTION_DETACH:
       return transport->table->detach(transport->self, link, action->token);
+    case MLFAB_ACTION_PROBE:
+      return transport->table->probe ? transport->table->probe(transport->self, link)
+                                     : MLFAB_ERR_UNSUPPORTED;
     case MLFAB_ACTION_DISCONNECT:
       transport->table->disconnect(transport->self, link);
       if (transport->links > 0) transport->links--;
@@ -41604,6 +41607,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41661,7 +41665,7 @@ enum {
   TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
-  TCP_USER_TIMEOUT_MS = 2500,
+  TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
@@ -42266,13 +42270,20 @@ static int tcp_socket_prepare(int fd, int family) {
 #ifdef SO_NOSIGPIPE
   (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif
-  if (family == AF_UNIX) return fd;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-#ifdef TCP_USER_TIMEOUT
-  unsigned timeout = TCP_USER_TIMEOUT_MS;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
-#endif
+  if (family != AF_UNIX) (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   return fd;
+}
+
+/* How long the kernel waits for the other side to take something; 0: as long as that answers. While a
+ * link stands the node decides that: the kernel would not tell a host that is gone from a process that
+ * does not read. */
+static void tcp_patience(int fd, unsigned timeout_ms) {
+#ifdef TCP_USER_TIMEOUT
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+#else
+  (void)fd;
+  (void)timeout_ms;
+#endif
 }
 
 static int tcp_socket(int family) {
@@ -42479,6 +42490,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
     return;
   }
   link->state = TCP_LINK_OPEN;
+  tcp_patience(link->fd, 0);
   link->counted = (uint8_t)tcp_counts(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
@@ -42498,6 +42510,7 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   while (link->dial->next < link->dial->count) {
     const tcp_endpoint *to = &link->dial->to[link->dial->next++];
     link->fd = tcp_socket(to->at.any.sa_family);
+    if (link->fd >= 0) tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
     if (link->fd >= 0 && !connect(link->fd, &to->at.any, to->bytes)) {
       tcp_connected(self, link);
       return;
@@ -42782,6 +42795,7 @@ static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_input_drop(self, link);
   link->sent_count = link->refused = 0;
   link->state = TCP_LINK_LINGER;
+  tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
   if (!link->piece_count) (void)shutdown(link->fd, SHUT_WR);
   if (self->lingering_count == TCP_WAITING_ROOM)
     tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
@@ -43189,8 +43203,14 @@ static int tcp_is_load(uint64_t bytes, uint64_t ns) {
 /* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
  * old beginning of it. Older kernels (before 4.10) give less. */
 enum {
-  TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
-  TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_RETRANSMITS = 2, /* a byte: times in a row that its timer expired */
+  TCP_INFO_PROBES = 3,      /* a byte: of a closed window, not answered */
+  TCP_INFO_LIMITED = 7,     /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_SND_MSS = 16,    /* u32 */
+  TCP_INFO_UNACKED = 24,    /* u32, segments under way */
+  TCP_INFO_LAST_SENT = 44, /* u32, milliseconds since data were sent, for the first time or again */
+  TCP_INFO_LAST_ACK = 56,  /* u32, milliseconds since an acknowledgement came */
+  TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
   TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
@@ -43237,7 +43257,25 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   return last > rate ? last : rate;
 }
 #undef TCP_INFO_LIMITED_BIT
+
+/* Something was sent again and is not answered: an acknowledgement that is older than what was sent last
+ * does not answer it. The kernel knows how long an answer takes on this connection, so its timer says when
+ * one is due; and as long as the peer answers, a window that is closed, as that of a process is that does
+ * not read, means nothing. */
+static int tcp_probe_network(int fd) {
+  uint8_t info[TCP_INFO_PROBE_WANTED];
+  socklen_t room = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info ||
+      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that only seems to know it */
+    return MLFAB_ERR_UNSUPPORTED;
+  int newer =
+      tcp_info_number(info + TCP_INFO_LAST_ACK, 4) <= tcp_info_number(info + TCP_INFO_LAST_SENT, 4);
+  if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
+  return 0;
+}
 #else
+static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
+
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   (void)link;
   (void)elapsed_ns;
@@ -43245,6 +43283,30 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   return 0;
 }
 #endif
+
+/* A Unix socket that stands is enough, unless only a child of the process holds its other end. */
+static int tcp_probe_local(int fd) {
+#if defined(__linux__)
+  struct ucred peer;
+  socklen_t bytes = sizeof peer;
+  if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) && peer.pid > 0 &&
+      kill(peer.pid, 0) && errno == ESRCH)
+    return MLFAB_ERR_AGAIN;
+#else
+  (void)fd;
+#endif
+  return 0;
+}
+
+static int tcp_probe(void *opaque, uint32_t id) {
+  const tcp_link *link = tcp_find(opaque, id);
+  tcp_endpoint here;
+  memset(&here, 0, sizeof here);
+  here.bytes = sizeof here.at.storage;
+  if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
+  if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
+  return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
+}
 
 /* Adds one link's window to what is known of this one, and begins its next. */
 static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
@@ -43418,7 +43480,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
   static const mlfab_transport table = {.size = sizeof table,
                                         .abi = MLFAB_TRANSPORT_ABI,
                                         .name = "tcp",
-                                        .caps = MLFAB_CAP_CHECKED,
+                                        .caps = MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
                                         .open = tcp_open,
                                         .close = tcp_close,
                                         .reach = tcp_reach,
@@ -43433,7 +43495,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
-                                        .measure = tcp_measure};
+                                        .measure = tcp_measure,
+                                        .probe = tcp_probe};
   return &table;
 }
 
@@ -43536,6 +43599,7 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -44574,6 +44638,14 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
 }
 
+/* The life line stands; whoever made it may be gone all the same, when a child of his holds it. A pid of
+ * another namespace is 0 here. */
+static int shm_probe(void *self, uint32_t number) {
+  const struct shm_link *link = shm_find(self, number);
+  if (link == NULL || atomic_load(&link->gone)) return MLFAB_ERR_AGAIN;
+  return link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM ? 0 : MLFAB_ERR_AGAIN;
+}
+
 static int shm_detach(void *self, uint32_t link, uint64_t token) {
   (void)self, (void)link, (void)token; /* send copies: nothing is ever borrowed */
   return 0;
@@ -44642,26 +44714,28 @@ static int shm_arm(void *self, int on) {
 }
 
 const mlfab_transport *mlfab_transport_shm(void) {
-  static const mlfab_transport table = {sizeof table,
-                                        MLFAB_TRANSPORT_ABI,
-                                        "shm",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED,
-                                        0,
-                                        shm_start,
-                                        shm_stop,
-                                        shm_reach,
-                                        shm_connect,
-                                        shm_disconnect,
-                                        shm_send,
-                                        shm_flush,
-                                        shm_poll,
-                                        shm_release,
-                                        shm_detach,
-                                        shm_wait,
-                                        shm_wake,
-                                        shm_fd,
-                                        shm_arm,
-                                        NULL}; /* takes nothing of a network link */
+  static const mlfab_transport table = {
+      sizeof table,
+      MLFAB_TRANSPORT_ABI,
+      "shm",
+      MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
+      0,
+      shm_start,
+      shm_stop,
+      shm_reach,
+      shm_connect,
+      shm_disconnect,
+      shm_send,
+      shm_flush,
+      shm_poll,
+      shm_release,
+      shm_detach,
+      shm_wait,
+      shm_wake,
+      shm_fd,
+      shm_arm,
+      NULL, /* takes nothing of a network link */
+      shm_probe};
   return &table;
 }
 
@@ -44702,7 +44776,8 @@ const mlfab_transport *mlfab_transport_shm(void) {
  *    one that it shares its ports with, takes 1 us, uses no port and meets no faults but partitions.
  *  - A connection that breaks loses what is under way both ways; the end that is nearer to the cause
  *    hears of it at once, the other a latency later, or when the partition between them heals.
- *  - A paused host reads nothing and is not driven. A crashed one is gone with all that it had sent.
+ *  - A paused host reads nothing and is not driven, but its system answers probes. A crashed one is gone
+ *    with all that it had sent.
  *
  * Invariants: everything that can happen owns an index of the heap from its creation on, so that no
  * event can be lost for want of memory; where memory for a frame's bytes is wanting, its connection
@@ -45833,6 +45908,18 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
+/* A paused host is a stopped process: its system answers. One behind a partition, or without a rate, does
+ * not. */
+static int sim_probe(void *self, uint32_t link) {
+  sim_endpoint *endpoint = self;
+  const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
+  if (!end) return MLFAB_ERR_AGAIN;
+  const sim_host *a = end->host->card, *b = sim_other(end)->host->card;
+  int cut = sim_is_cut(end->host->sim, end->host, sim_other(end)->host);
+  int stands = a == b || (a->in.rate && a->out.rate && b->in.rate && b->out.rate);
+  return cut || !stands || end->link->broken ? MLFAB_ERR_AGAIN : 0;
+}
+
 /* What a port has done since `last`, which moves on. */
 static sim_meter sim_port_since(const mlfab_sim *sim, const sim_port *port, sim_meter *last) {
   sim_meter now = sim_port_meter(sim, port);
@@ -45875,7 +45962,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
   static const mlfab_transport table = {sizeof(mlfab_transport),
                                         MLFAB_TRANSPORT_ABI,
                                         "sim",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST,
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_PROBE,
                                         0,
                                         sim_open,
                                         sim_close,
@@ -45891,7 +45978,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
                                         sim_wake,
                                         sim_fd,
                                         sim_arm,
-                                        sim_measure};
+                                        sim_measure,
+                                        sim_probe};
   return &table;
 }
 

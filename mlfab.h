@@ -1317,7 +1317,9 @@ enum mlfab_action_kind {
   MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
   MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
-  MLFAB_ACTION_DETACH = 4      /* link, token: stop borrowing the bulk of that send */
+  MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
+  MLFAB_ACTION_PROBE = 5       /* link, which came UP with MLFAB_CAP_PROBE: what the transport's
+                                  probe returns goes to mlfab_node_done */
 };
 
 /* What a node wants done. Pointers are valid until mlfab_node_done. */
@@ -1445,7 +1447,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
  * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
  * anything is allocated; a transport of messages need not look inside.
  */
-#define MLFAB_TRANSPORT_ABI 2
+#define MLFAB_TRANSPORT_ABI 3
 #define MLFAB_HEADER_BYTES 64
 #define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
 #define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
@@ -1454,8 +1456,9 @@ enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
   MLFAB_CAP_GHOST = 2,    /* carries ghosts */
   MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
-  MLFAB_CAP_CHECKED = 8   /* hands out only frames that passed mlfab_frame_check and, unless it is
+  MLFAB_CAP_CHECKED = 8,  /* hands out only frames that passed mlfab_frame_check and, unless it is
                              reliable, mlfab_frame_verify */
+  MLFAB_CAP_PROBE = 16    /* has the function probe */
 };
 
 typedef struct mlfab_transport_options {
@@ -1512,6 +1515,11 @@ typedef struct mlfab_transport {
   int (*arm)(void *self, int on);
   /* What passed since the last call; may be NULL. 1, or 0 when there is nothing to say. */
   int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
+  /* With MLFAB_CAP_PROBE; else NULL. Is the far side of a link up, though its process says nothing?
+   * Asked of links that are silent, a few times a heartbeat. 0: nothing speaks against it: its system
+   * acknowledges what was sent, its process exists. Errors: AGAIN (what was sent is not acknowledged,
+   * or the process is gone), UNSUPPORTED (this system does not tell). */
+  int (*probe)(void *self, uint32_t link);
 } mlfab_transport;
 
 /* Looks at the first 64 bytes of a frame: magic, protocol, limits, checksum of the header.

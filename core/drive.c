@@ -119,6 +119,9 @@ static int drive_action(mlfab *ctx, const mlfab_action *action) {
                                     action->bulk, action->bulk_bytes, action->token);
     case MLFAB_ACTION_DETACH:
       return transport->table->detach(transport->self, link, action->token);
+    case MLFAB_ACTION_PROBE:
+      return transport->table->probe ? transport->table->probe(transport->self, link)
+                                     : MLFAB_ERR_UNSUPPORTED;
     case MLFAB_ACTION_DISCONNECT:
       transport->table->disconnect(transport->self, link);
       if (transport->links > 0) transport->links--;

@@ -85,6 +85,7 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -1123,6 +1124,14 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
 }
 
+/* The life line stands; whoever made it may be gone all the same, when a child of his holds it. A pid of
+ * another namespace is 0 here. */
+static int shm_probe(void *self, uint32_t number) {
+  const struct shm_link *link = shm_find(self, number);
+  if (link == NULL || atomic_load(&link->gone)) return MLFAB_ERR_AGAIN;
+  return link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM ? 0 : MLFAB_ERR_AGAIN;
+}
+
 static int shm_detach(void *self, uint32_t link, uint64_t token) {
   (void)self, (void)link, (void)token; /* send copies: nothing is ever borrowed */
   return 0;
@@ -1191,26 +1200,28 @@ static int shm_arm(void *self, int on) {
 }
 
 const mlfab_transport *mlfab_transport_shm(void) {
-  static const mlfab_transport table = {sizeof table,
-                                        MLFAB_TRANSPORT_ABI,
-                                        "shm",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED,
-                                        0,
-                                        shm_start,
-                                        shm_stop,
-                                        shm_reach,
-                                        shm_connect,
-                                        shm_disconnect,
-                                        shm_send,
-                                        shm_flush,
-                                        shm_poll,
-                                        shm_release,
-                                        shm_detach,
-                                        shm_wait,
-                                        shm_wake,
-                                        shm_fd,
-                                        shm_arm,
-                                        NULL}; /* takes nothing of a network link */
+  static const mlfab_transport table = {
+      sizeof table,
+      MLFAB_TRANSPORT_ABI,
+      "shm",
+      MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
+      0,
+      shm_start,
+      shm_stop,
+      shm_reach,
+      shm_connect,
+      shm_disconnect,
+      shm_send,
+      shm_flush,
+      shm_poll,
+      shm_release,
+      shm_detach,
+      shm_wait,
+      shm_wake,
+      shm_fd,
+      shm_arm,
+      NULL, /* takes nothing of a network link */
+      shm_probe};
   return &table;
 }
 

@@ -21,7 +21,8 @@
  *    one that it shares its ports with, takes 1 us, uses no port and meets no faults but partitions.
  *  - A connection that breaks loses what is under way both ways; the end that is nearer to the cause
  *    hears of it at once, the other a latency later, or when the partition between them heals.
- *  - A paused host reads nothing and is not driven. A crashed one is gone with all that it had sent.
+ *  - A paused host reads nothing and is not driven, but its system answers probes. A crashed one is gone
+ *    with all that it had sent.
  *
  * Invariants: everything that can happen owns an index of the heap from its creation on, so that no
  * event can be lost for want of memory; where memory for a frame's bytes is wanting, its connection
@@ -1158,6 +1159,18 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
+/* A paused host is a stopped process: its system answers. One behind a partition, or without a rate, does
+ * not. */
+static int sim_probe(void *self, uint32_t link) {
+  sim_endpoint *endpoint = self;
+  const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
+  if (!end) return MLFAB_ERR_AGAIN;
+  const sim_host *a = end->host->card, *b = sim_other(end)->host->card;
+  int cut = sim_is_cut(end->host->sim, end->host, sim_other(end)->host);
+  int stands = a == b || (a->in.rate && a->out.rate && b->in.rate && b->out.rate);
+  return cut || !stands || end->link->broken ? MLFAB_ERR_AGAIN : 0;
+}
+
 /* What a port has done since `last`, which moves on. */
 static sim_meter sim_port_since(const mlfab_sim *sim, const sim_port *port, sim_meter *last) {
   sim_meter now = sim_port_meter(sim, port);
@@ -1200,7 +1213,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
   static const mlfab_transport table = {sizeof(mlfab_transport),
                                         MLFAB_TRANSPORT_ABI,
                                         "sim",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST,
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_PROBE,
                                         0,
                                         sim_open,
                                         sim_close,
@@ -1216,7 +1229,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
                                         sim_wake,
                                         sim_fd,
                                         sim_arm,
-                                        sim_measure};
+                                        sim_measure,
+                                        sim_probe};
   return &table;
 }
 

@@ -51,6 +51,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,7 +109,7 @@ enum {
   TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* addresses of one host name */
-  TCP_USER_TIMEOUT_MS = 2500,
+  TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
@@ -713,13 +714,20 @@ static int tcp_socket_prepare(int fd, int family) {
 #ifdef SO_NOSIGPIPE
   (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif
-  if (family == AF_UNIX) return fd;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-#ifdef TCP_USER_TIMEOUT
-  unsigned timeout = TCP_USER_TIMEOUT_MS;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
-#endif
+  if (family != AF_UNIX) (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   return fd;
+}
+
+/* How long the kernel waits for the other side to take something; 0: as long as that answers. While a
+ * link stands the node decides that: the kernel would not tell a host that is gone from a process that
+ * does not read. */
+static void tcp_patience(int fd, unsigned timeout_ms) {
+#ifdef TCP_USER_TIMEOUT
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+#else
+  (void)fd;
+  (void)timeout_ms;
+#endif
 }
 
 static int tcp_socket(int family) {
@@ -926,6 +934,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
     return;
   }
   link->state = TCP_LINK_OPEN;
+  tcp_patience(link->fd, 0);
   link->counted = (uint8_t)tcp_counts(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
@@ -945,6 +954,7 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   while (link->dial->next < link->dial->count) {
     const tcp_endpoint *to = &link->dial->to[link->dial->next++];
     link->fd = tcp_socket(to->at.any.sa_family);
+    if (link->fd >= 0) tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
     if (link->fd >= 0 && !connect(link->fd, &to->at.any, to->bytes)) {
       tcp_connected(self, link);
       return;
@@ -1229,6 +1239,7 @@ static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_input_drop(self, link);
   link->sent_count = link->refused = 0;
   link->state = TCP_LINK_LINGER;
+  tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
   if (!link->piece_count) (void)shutdown(link->fd, SHUT_WR);
   if (self->lingering_count == TCP_WAITING_ROOM)
     tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
@@ -1636,8 +1647,14 @@ static int tcp_is_load(uint64_t bytes, uint64_t ns) {
 /* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
  * old beginning of it. Older kernels (before 4.10) give less. */
 enum {
-  TCP_INFO_LIMITED = 7,        /* a byte, one bit of which: the last sample was the application's */
-  TCP_INFO_UNACKED = 24,       /* u32, segments under way */
+  TCP_INFO_RETRANSMITS = 2, /* a byte: times in a row that its timer expired */
+  TCP_INFO_PROBES = 3,      /* a byte: of a closed window, not answered */
+  TCP_INFO_LIMITED = 7,     /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_SND_MSS = 16,    /* u32 */
+  TCP_INFO_UNACKED = 24,    /* u32, segments under way */
+  TCP_INFO_LAST_SENT = 44, /* u32, milliseconds since data were sent, for the first time or again */
+  TCP_INFO_LAST_ACK = 56,  /* u32, milliseconds since an acknowledgement came */
+  TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
   TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
@@ -1684,7 +1701,25 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   return last > rate ? last : rate;
 }
 #undef TCP_INFO_LIMITED_BIT
+
+/* Something was sent again and is not answered: an acknowledgement that is older than what was sent last
+ * does not answer it. The kernel knows how long an answer takes on this connection, so its timer says when
+ * one is due; and as long as the peer answers, a window that is closed, as that of a process is that does
+ * not read, means nothing. */
+static int tcp_probe_network(int fd) {
+  uint8_t info[TCP_INFO_PROBE_WANTED];
+  socklen_t room = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info ||
+      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that only seems to know it */
+    return MLFAB_ERR_UNSUPPORTED;
+  int newer =
+      tcp_info_number(info + TCP_INFO_LAST_ACK, 4) <= tcp_info_number(info + TCP_INFO_LAST_SENT, 4);
+  if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
+  return 0;
+}
 #else
+static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
+
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   (void)link;
   (void)elapsed_ns;
@@ -1692,6 +1727,30 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   return 0;
 }
 #endif
+
+/* A Unix socket that stands is enough, unless only a child of the process holds its other end. */
+static int tcp_probe_local(int fd) {
+#if defined(__linux__)
+  struct ucred peer;
+  socklen_t bytes = sizeof peer;
+  if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) && peer.pid > 0 &&
+      kill(peer.pid, 0) && errno == ESRCH)
+    return MLFAB_ERR_AGAIN;
+#else
+  (void)fd;
+#endif
+  return 0;
+}
+
+static int tcp_probe(void *opaque, uint32_t id) {
+  const tcp_link *link = tcp_find(opaque, id);
+  tcp_endpoint here;
+  memset(&here, 0, sizeof here);
+  here.bytes = sizeof here.at.storage;
+  if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
+  if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
+  return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
+}
 
 /* Adds one link's window to what is known of this one, and begins its next. */
 static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
@@ -1865,7 +1924,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
   static const mlfab_transport table = {.size = sizeof table,
                                         .abi = MLFAB_TRANSPORT_ABI,
                                         .name = "tcp",
-                                        .caps = MLFAB_CAP_CHECKED,
+                                        .caps = MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
                                         .open = tcp_open,
                                         .close = tcp_close,
                                         .reach = tcp_reach,
@@ -1880,7 +1939,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
-                                        .measure = tcp_measure};
+                                        .measure = tcp_measure,
+                                        .probe = tcp_probe};
   return &table;
 }
 

@@ -113,6 +113,8 @@ static int act(const asap_node *n, const mlfab_action *a) {
       return sim->connect(n->link, a->address, a->token);
     case MLFAB_ACTION_DETACH:
       return sim->detach(n->link, a->link, a->token);
+    case MLFAB_ACTION_PROBE:
+      return sim->probe(n->link, a->link);
     default:
       sim->disconnect(n->link, a->link);
       return 0;

@@ -615,6 +615,8 @@ static int act(const rank *r, const mlfab_action *a) {
       return sim->connect(r->link, a->address, a->token);
     case MLFAB_ACTION_DETACH:
       return sim->detach(r->link, a->link, a->token);
+    case MLFAB_ACTION_PROBE:
+      return sim->probe(r->link, a->link);
     default:
       sim->disconnect(r->link, a->link);
       return 0;

@@ -718,10 +718,52 @@ static void test_no_memory(void **state) {
   }
 }
 
+/* In a child: connects, tells the pid of a child of its own, which keeps the life line, and is done at a
+ * byte. */
+static void child_with_child(const char *address, int tell, int end_with) {
+  struct end end;
+  char byte;
+  end_open(&end, "");
+  if (table->connect(end.t, address, 1) != 0) _exit(1);
+  (void)end_next(&end, MLFAB_IO_UP);
+  pid_t child = fork();
+  for (; child == 0;) pause();
+  if (write(tell, &child, sizeof child) != sizeof child || read(end_with, &byte, 1) != 1) _exit(1);
+  _exit(0);
+}
+
+/* A peer that is stopped answers probes by its existence, and one that left its descriptors to a child
+ * does not. */
+static void test_probe(void **state) {
+  int told[2], tell[2];
+  pid_t heir = 0;
+  struct end end;
+  (void)state;
+  assert_int_equal(pipe(told) | pipe(tell), 0);
+  end_open(&end, "");
+  assert_true(table->caps & MLFAB_CAP_PROBE);
+  assert_int_equal(table->probe(end.t, 1), MLFAB_ERR_AGAIN);
+  pid_t child = fork();
+  if (child == 0) child_with_child(end.address, told[1], tell[0]);
+  end.link = end_next(&end, MLFAB_IO_UP).link;
+  assert_int_equal(read(told[0], &heir, sizeof heir), sizeof heir);
+  assert_int_equal(kill(child, SIGSTOP), 0);
+  assert_int_equal(table->probe(end.t, end.link), 0);
+  assert_int_equal(kill(child, SIGCONT), 0);
+  assert_int_equal(write(tell[1], "x", 1), 1);
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  assert_int_equal(table->probe(end.t, end.link), MLFAB_ERR_AGAIN);
+  assert_int_equal(kill(heir, SIGKILL), 0);
+  (void)end_next(&end, MLFAB_IO_DOWN);
+  assert_int_equal(table->probe(end.t, end.link), MLFAB_ERR_AGAIN);
+  table->close(end.t);
+  for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
+}
+
 /* What stays within the host takes nothing of its network, so there is nothing to measure. */
 static void test_local(void **state) {
   (void)state;
-  assert_int_equal(table->abi, 2);
+  assert_int_equal(table->abi, MLFAB_TRANSPORT_ABI);
   assert_int_equal(table->size, sizeof *table);
   assert_true(table->caps & MLFAB_CAP_LOCAL);
   assert_null(table->measure);
@@ -737,6 +779,7 @@ int main(void) {
       cmocka_unit_test(test_hostile_tail), cmocka_unit_test(test_hostile_noise),
       cmocka_unit_test(test_strangers),    cmocka_unit_test(test_addresses),
       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_local),
+      cmocka_unit_test(test_probe),
   };
   table = test_shm_table();
   source_fill();

@@ -818,6 +818,28 @@ static void test_pause_keeps_what_comes(void **state) {
   rig_free(r);
 }
 
+/* A stopped process is on a host that answers; one that is cut off, or whose card is, is not. */
+static void test_probes(void **state) {
+  mlfab_sim_options o = plain();
+  rig *r = rig_make(&o);
+  pair p = connect_pair(r, 0, 1);
+  (void)state;
+  assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
+  assert_int_equal(r->t->probe(r->self[0], p.a), 0);
+  assert_int_equal(r->t->probe(r->self[1], p.b), 0);
+  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
+  assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
+  assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 0), 0);
+  assert_int_equal(r->t->probe(r->self[0], p.a), 0);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 1, 0, RATE), 0);
+  assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE), 0);
+  r->t->disconnect(r->self[1], p.b);
+  rig_run(r, SECOND);
+  assert_int_equal(r->t->probe(r->self[0], p.a), MLFAB_ERR_AGAIN);
+  rig_free(r);
+}
+
 static int restarts;
 static void on_restart(void *user, uint32_t host) {
   rig *r = user;
@@ -1155,6 +1177,7 @@ int main(void) {
       cmocka_unit_test(test_partition_stalls_and_heals),
       cmocka_unit_test(test_partition_while_connecting),
       cmocka_unit_test(test_pause_keeps_what_comes),
+      cmocka_unit_test(test_probes),
       cmocka_unit_test(test_crash_and_restart),
       cmocka_unit_test(test_same_seed_same_hash),
       cmocka_unit_test(test_contexts_are_driven),

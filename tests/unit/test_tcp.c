@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -16,6 +17,9 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/filter.h>
+#endif
 
 #include <cmocka.h>
 
@@ -506,6 +510,113 @@ static void test_detach_all(void **state) {
 }
 
 /* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
+#if defined(__linux__)
+/* A peer that showed a good frame, so that a link of `e` stands; fd_p: its socket. */
+static uint32_t raw_peer(end *e, int *fd_p) {
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  int ups = e->ups;
+  *fd_p = stranger(e);
+  assert_int_equal(send(*fd_p, head, bytes, 0), bytes);
+  UNTIL(e, e, e->ups > ups);
+  return e->link;
+}
+
+static void beat(const end *e, uint32_t link) {
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  assert_int_equal(tcp()->send(e->self, link, head, bytes, NULL, 0, 0), 0);
+}
+
+/* A process that does not read, so that its window is closed, is on a host that answers, and its
+ * connection stands however long it takes; one whose system takes in nothing (a filter drops it before TCP
+ * sees it) is not, until that is over. */
+static void test_probe(void **state) {
+  struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+  struct sock_fprog drop = {1, nothing};
+  static uint8_t bulk[MLFAB_BULK_MAX];
+  uint8_t head[MLFAB_HEADER_BYTES];
+  mlfab__header header = {.type = MLFAB__HEARTBEAT, .bulk_bytes = MLFAB_BULK_MAX};
+  int idle, full, gone, status;
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  uint32_t to_idle = raw_peer(&e, &idle), to_full = raw_peer(&e, &full);
+  uint32_t to_gone = raw_peer(&e, &gone);
+  mlfab__wire_seal(head, &header, NULL);
+  while ((status = tcp()->send(e.self, to_full, head, sizeof head, bulk, sizeof bulk, 1)) == 0)
+    end_poll(&e);
+  assert_int_equal(status, MLFAB_ERR_AGAIN);
+  assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof drop), 0);
+  beat(&e, to_idle);
+  beat(&e, to_gone);
+  /* At once nothing speaks against it. Then the answers are missed. */
+  assert_int_equal(tcp()->probe(e.self, to_gone), 0);
+  UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == MLFAB_ERR_AGAIN);
+  assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_DETACH_FILTER, &drop, sizeof drop), 0);
+  UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == 0);
+  for (int i = 0, answered = 0; i < 35 || answered < 10; i++) {
+    answered += tcp()->probe(e.self, to_full) == 0; /* not while the kernel asks for its window */
+    assert_int_equal(tcp()->probe(e.self, to_idle), 0);
+    end_poll(&e);
+    usleep(100000);
+  }
+  assert_int_equal(e.downs, 0);
+  close(idle);
+  UNTIL(&e, &e, e.downs == 1);
+  assert_int_equal(tcp()->probe(e.self, to_idle), MLFAB_ERR_AGAIN);
+  end_close(&e);
+  close(full);
+  close(gone);
+}
+
+/* Over a Unix socket the process is asked for: its child, which holds the socket, is not it. */
+static void test_probe_of_a_child(void **state) {
+  struct sockaddr_un to = {.sun_family = AF_UNIX};
+  uint8_t head[128];
+  char address[64];
+  int told[2], tell[2];
+  pid_t heir = 0;
+  end e;
+  (void)state;
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  int n = snprintf(address, sizeof address, "unix:@mlfab-probe-%ld", (long)getpid());
+  memcpy(to.sun_path + 1, address + 6, (size_t)n - 6);
+  assert_int_equal(pipe(told) | pipe(tell), 0);
+  assert_int_equal(end_open(&e, address, "", 0), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    socklen_t room = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)n - 5);
+    if (connect(fd, (const struct sockaddr *)(const void *)&to, room)) _exit(1);
+    if (send(fd, head, bytes, 0) != (ssize_t)bytes) _exit(1);
+    pid_t mine = fork();
+    for (; mine == 0;) pause();
+    if (write(told[1], &mine, sizeof mine) < 0 || read(tell[0], head, 1) != 1) _exit(1);
+    _exit(0);
+  }
+  UNTIL(&e, &e, e.ups);
+  assert_int_equal(read(told[0], &heir, sizeof heir), sizeof heir);
+  assert_int_equal(tcp()->probe(e.self, e.link), 0);
+  assert_int_equal(write(tell[1], "x", 1), 1);
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  assert_int_equal(tcp()->probe(e.self, e.link), MLFAB_ERR_AGAIN);
+  assert_int_equal(kill(heir, SIGKILL), 0);
+  UNTIL(&e, &e, e.downs);
+  end_close(&e);
+  for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
+}
+#else
+static void test_probe(void **state) {
+  (void)state;
+  skip();
+}
+static void test_probe_of_a_child(void **state) {
+  (void)state;
+  skip();
+}
+#endif
+
 static void test_out_of_memory(void **state) {
   uint8_t head[128];
   static uint8_t bulk[100000];
@@ -883,6 +994,8 @@ int main(void) {
       cmocka_unit_test(test_protocol),
       cmocka_unit_test(test_linger),
       cmocka_unit_test(test_idle_links),
+      cmocka_unit_test(test_probe),
+      cmocka_unit_test(test_probe_of_a_child),
       cmocka_unit_test(test_out_of_memory),
       cmocka_unit_test(test_detach_all),
       cmocka_unit_test(test_measure_in),
