@@ -35749,10 +35749,23 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
  *
- * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
- * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
- * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
- * link is down. */
+ * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
+ *
+ *    HEARD     a frame came less than 3 intervals ago
+ *    SUSPECT   none came for longer. The transport is asked (PROBE), at every look, whether the far
+ *              side's system answers -> HEARD with the next frame, LOST
+ *    LOST      hung up: (1) nothing has spoken for the far side for 5 intervals, neither a frame nor an
+ *              answered probe; or (2) no frame came for silent_death_ns
+ *
+ * So a peer that is stopped or crowded out has silent_death_ns, and one whose host is gone, or of
+ * which the transport knows nothing, 5 intervals. (1) and (2) hold for links of every kind, but:
+ *  - (2) not for a hand-driven peer, nor (1) where the transport knows nothing of it;
+ *  - a link that is closing, one of a stranger (NEW) and that of a server to its scheduler are hung up
+ *    after 5 intervals of silence: nothing is lost with them (updates are granted first come, first
+ *    served without a scheduler).
+ * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
+ * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. Silence
+ * that ended a link under (1) or (2) counts, so that the death follows at once. */
 
 #define MLFAB__NO_LINK 0xffffffffu
 
@@ -35776,14 +35789,14 @@ enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIR_SHI
 
 typedef struct mlfab__link {
   uint8_t kind;
-  uint8_t self;    /* one of the pair inside this node */
-  uint8_t greeted; /* HELLO was answered */
-  uint8_t blocked; /* a send was refused: wait for WRITABLE */
-  uint8_t listed;  /* in the ready list */
-  uint8_t closing; /* close when the control queue is empty */
-  uint8_t doomed;  /* to be given up when the role has returned */
-  uint8_t welcome; /* a WELCOME is to be sent */
-  uint8_t suspect;
+  uint8_t self;             /* one of the pair inside this node */
+  uint8_t greeted;          /* HELLO was answered */
+  uint8_t blocked;          /* a send was refused: wait for WRITABLE */
+  uint8_t listed;           /* in the ready list */
+  uint8_t closing;          /* close when the control queue is empty */
+  uint8_t doomed;           /* to be given up when the role has returned */
+  uint8_t welcome;          /* a WELCOME is to be sent */
+  uint8_t suspect, probing; /* it is silent; the transport is being asked */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;
@@ -35792,6 +35805,7 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
+  uint64_t up_ns; /* when a probe was answered last: the far side's system was up */
 } mlfab__link;
 
 /* What this node knows of another, by node id. */
@@ -36081,8 +36095,8 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link's loans taken back, closed and dialled again. */
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 3 * more);
+  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 4 * more);
   if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
@@ -36582,9 +36596,11 @@ static void node_scheduler_gone(mlfab_node *node) {
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
-static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
+/* up_ns: when the other side was known to be up last, though it said nothing. */
+static void node_route_down(mlfab_node *node, uint32_t index, uint64_t up_ns, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
+  route->heard_ns = mlfab__max(route->heard_ns, up_ns);
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
@@ -36607,11 +36623,11 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
-    node_route_down(node, link.peer, why);
+    node_route_down(node, link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
-    node_route_down(node, node->config.servers + link.peer, why);
+    node_route_down(node, node->config.servers + link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
-    node_route_down(node, 2 * node->config.servers + link.peer, why);
+    node_route_down(node, 2 * node->config.servers + link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
     node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
@@ -36625,6 +36641,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
     node->worker_lost[link.peer] = node->now_ns;
+    node->worker_heard[link.peer] = mlfab__max(node->worker_heard[link.peer], link.up_ns);
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
@@ -37666,13 +37683,17 @@ static void node_rotate(mlfab_node *node) {
   node->ready[(node->ready_begin + node->ready_count - 1) % node->nlinks] = index;
 }
 
+static void node_probed(mlfab_node *node, uint32_t index, int status);
+
 static void node_done_action(mlfab_node *node, int status) {
   mlfab__queued_action queued = node->actions[node->actions_begin];
   node->actions_begin = (node->actions_begin + 1) % node->actions_room;
   node->actions_count--;
   node->out = MLFAB__OUT_NONE;
-  if (status == 0) return;
   uint32_t index;
+  if (queued.kind == MLFAB_ACTION_PROBE && node_link(node, queued.link, &index))
+    node_probed(node, index, status);
+  if (status == 0) return;
   if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);
@@ -37738,6 +37759,72 @@ static void node_heartbeat(mlfab_node *node, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
 }
 
+static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->server.peers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_SHIFT:
+    case MLFAB__LINK_PEER:
+      return across[link->peer].hand;
+    default:
+      return 0;
+  }
+}
+
+/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
+  mlfab__link *link = &node->links[index];
+  uint32_t worker = link->kind == MLFAB__LINK_WORKER ? link->peer : MLFAB__NO_NODE;
+  char why[96], silent[24];
+  snprintf(why, sizeof why, "silent for %s%s",
+           mlfab__duration(silent, node->now_ns - link->heard_ns), what);
+  link->up_ns = 0;
+  mlfab__node_hang_up(node, index, why);
+  if (worker != MLFAB__NO_NODE) node->worker_lost[worker] = 0; /* it was silence, and no break */
+  node->scan_ns = node->now_ns;
+}
+
+/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+static void node_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = node_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (!link->suspect) return;
+  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    node_hang_up_silent(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+             !MLFAB__PLANTED(75)) {
+    node_hang_up_silent(node, index, "");
+  }
+}
+
+static void node_suspect(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  int server = link->kind == MLFAB__LINK_SERVER;
+  char text[64], silent[24];
+  if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) && !node_is_hand(node, link)) {
+    snprintf(text, sizeof text, "suspect, silent for %s",
+             mlfab__duration(silent, node->now_ns - link->heard_ns));
+    mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, server,
+                     server ? 0 : node->server.peers[link->peer].incarnation, 0, text);
+  }
+  link->suspect = 1;
+  if (!(link->caps & MLFAB_CAP_PROBE)) {
+    node_probed(node, index, MLFAB_ERR_UNSUPPORTED);
+  } else if (!link->probing) {
+    link->probing = 1;
+    node_act(node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+}
+
 static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
@@ -37746,27 +37833,14 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
       link->queue_begin == link->queue_end)
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
-  if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "said nothing");
-  } else if (link->kind == MLFAB__LINK_WORKER && !node->server.peers[link->peer].hand) {
-    if (silent >= 3 * beat && !link->suspect) {
-      link->suspect = 1;
-      mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, 0,
-                       node->server.peers[link->peer].incarnation, 0, "suspect");
-    }
-    if (silent >= 5 * beat) mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
-             !node->routes[link->peer].hand && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_SHIFT || link->kind == MLFAB__LINK_PEER) &&
-             !node->routes[2 * node->config.servers + link->peer].hand && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
-              link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
-             silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if (link->closing && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "closed");
+  if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
+    if (silent < 5 * beat) return;
+    mlfab__node_hang_up(node, index,
+                        link->closing                   ? "closed"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                                                        : "silent");
+  } else if (silent >= 3 * beat) {
+    node_suspect(node, index);
   }
 }
 
@@ -38354,6 +38428,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
   boot_default64(&config->timeout_ns, 300000000000u);
   boot_default64(&config->heartbeat_ns, 500000000u);
+  boot_default64(&config->silent_death_ns, 30000000000u);
   boot_default64(&config->spin_ns, 20000);
   boot_default64(&config->seed, 1);
   boot_default32(&config->chunk_bytes, 262144);
@@ -39493,6 +39568,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_text("MLFAB_SOCKET_IFNAME", c.ifname, sizeof c.ifname, error_p);
   if (!code) code = config_ms("MLFAB_TIMEOUT_MS", &c.timeout_ns, error_p);
   if (!code) code = config_ms("MLFAB_HEARTBEAT_MS", &c.heartbeat_ns, error_p);
+  if (!code) code = config_ms("MLFAB_SILENT_DEATH_MS", &c.silent_death_ns, error_p);
   uint64_t seed = 0;
   int found = code ? 0 : config_number("MLFAB_SEED", 1, UINT64_MAX, &seed, error_p);
   if (found < 0) code = found;

@@ -283,7 +283,7 @@ enum mlfab_progress_mode {
   MLFAB_PROGRESS_AUTO = 0,   /* a thread, if the platform has them */
   MLFAB_PROGRESS_THREAD = 1, /* a thread of the library's sends heartbeats and moves data */
   /* Nothing moves except inside calls. Said to the others when joining: a worker that computes for
-   * long is not missed by its heartbeat alone, only when its connection breaks. */
+   * long is not missed for its silence, only when its connection breaks or its system does not answer. */
   MLFAB_PROGRESS_HAND = 2
 };
 
@@ -342,8 +342,8 @@ typedef struct mlfab_config {
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C over payloads on TCP (headers keep theirs) */
   uint64_t timeout_ns;     /* default deadline of every blocking call, joining included; 0: 300 s */
-  uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3, dead after 5; a worker
-                            whose connection broke and does not come back, after 2 */
+  uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3; dead after 5, unless silent_death_ns
+                            applies; a worker whose connection broke and does not come back, after 2 */
   uint64_t spin_ns;     /* a waiter polls this long, then for 200 us more in turns with whoever else
                             wants the processor, before it sleeps; 0: 20 us, ~0: for ever */
   uint64_t seed;        /* 0: 1 */
@@ -383,6 +383,10 @@ typedef struct mlfab_config {
    * (MLFAB_ERR_JOB). A password, sent as it is: it keeps out who cannot read the traffic. mlfab-run
    * makes one for each run. */
   char secret[64];
+  /* A peer that says nothing although its connection stands and its system acknowledges what is sent
+   * (it was stopped, or its host is overloaded) is dead after this time; less than 5 heartbeats counts
+   * as 5. 0: 30 s. Rounds and collectives wait for such a worker, at most as long. */
+  uint64_t silent_death_ns;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -392,7 +396,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED,
  * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_JOB_SECRET, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
  * MLFAB_TRANSPORT=auto|tcp|shm, MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS,
- * MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none,
+ * MLFAB_SILENT_DEATH_MS, MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own,
+ * MLFAB_DELAY_BOUND=<number>|none,
  * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none, MLFAB_ORDER_BY_RATE=0|1), then torchrun's RANK, WORLD_SIZE,
  * MASTER_ADDR, MASTER_PORT, then the launcher's:
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only

@@ -136,6 +136,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
   boot_default64(&config->timeout_ns, 300000000000u);
   boot_default64(&config->heartbeat_ns, 500000000u);
+  boot_default64(&config->silent_death_ns, 30000000000u);
   boot_default64(&config->spin_ns, 20000);
   boot_default64(&config->seed, 1);
   boot_default32(&config->chunk_bytes, 262144);

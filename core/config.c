@@ -214,6 +214,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (!code) code = config_text("MLFAB_SOCKET_IFNAME", c.ifname, sizeof c.ifname, error_p);
   if (!code) code = config_ms("MLFAB_TIMEOUT_MS", &c.timeout_ns, error_p);
   if (!code) code = config_ms("MLFAB_HEARTBEAT_MS", &c.heartbeat_ns, error_p);
+  if (!code) code = config_ms("MLFAB_SILENT_DEATH_MS", &c.silent_death_ns, error_p);
   uint64_t seed = 0;
   int found = code ? 0 : config_number("MLFAB_SEED", 1, UINT64_MAX, &seed, error_p);
   if (found < 0) code = found;

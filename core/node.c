@@ -41,8 +41,8 @@ static uint32_t node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link's loans taken back, closed and dialled again. */
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 3 * more);
+  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
+  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 4 * more);
   if (!links || !ready || !reserved) {
     mlfab__free(&node->env, links, more * sizeof *links);
     mlfab__free(&node->env, ready, more * sizeof *ready);
@@ -542,9 +542,11 @@ static void node_scheduler_gone(mlfab_node *node) {
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
-static void node_route_down(mlfab_node *node, uint32_t index, const char *why) {
+/* up_ns: when the other side was known to be up last, though it said nothing. */
+static void node_route_down(mlfab_node *node, uint32_t index, uint64_t up_ns, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
+  route->heard_ns = mlfab__max(route->heard_ns, up_ns);
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
@@ -567,11 +569,11 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
-    node_route_down(node, link.peer, why);
+    node_route_down(node, link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
-    node_route_down(node, node->config.servers + link.peer, why);
+    node_route_down(node, node->config.servers + link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
-    node_route_down(node, 2 * node->config.servers + link.peer, why);
+    node_route_down(node, 2 * node->config.servers + link.peer, link.up_ns, why);
   if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
     node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
@@ -585,6 +587,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
     node->worker_lost[link.peer] = node->now_ns;
+    node->worker_heard[link.peer] = mlfab__max(node->worker_heard[link.peer], link.up_ns);
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
@@ -1626,13 +1629,17 @@ static void node_rotate(mlfab_node *node) {
   node->ready[(node->ready_begin + node->ready_count - 1) % node->nlinks] = index;
 }
 
+static void node_probed(mlfab_node *node, uint32_t index, int status);
+
 static void node_done_action(mlfab_node *node, int status) {
   mlfab__queued_action queued = node->actions[node->actions_begin];
   node->actions_begin = (node->actions_begin + 1) % node->actions_room;
   node->actions_count--;
   node->out = MLFAB__OUT_NONE;
-  if (status == 0) return;
   uint32_t index;
+  if (queued.kind == MLFAB_ACTION_PROBE && node_link(node, queued.link, &index))
+    node_probed(node, index, status);
+  if (status == 0) return;
   if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);
@@ -1698,6 +1705,72 @@ static void node_heartbeat(mlfab_node *node, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
 }
 
+static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->server.peers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_SHIFT:
+    case MLFAB__LINK_PEER:
+      return across[link->peer].hand;
+    default:
+      return 0;
+  }
+}
+
+/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
+  mlfab__link *link = &node->links[index];
+  uint32_t worker = link->kind == MLFAB__LINK_WORKER ? link->peer : MLFAB__NO_NODE;
+  char why[96], silent[24];
+  snprintf(why, sizeof why, "silent for %s%s",
+           mlfab__duration(silent, node->now_ns - link->heard_ns), what);
+  link->up_ns = 0;
+  mlfab__node_hang_up(node, index, why);
+  if (worker != MLFAB__NO_NODE) node->worker_lost[worker] = 0; /* it was silence, and no break */
+  node->scan_ns = node->now_ns;
+}
+
+/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+static void node_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = node_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (!link->suspect) return;
+  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    node_hang_up_silent(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+             !MLFAB__PLANTED(75)) {
+    node_hang_up_silent(node, index, "");
+  }
+}
+
+static void node_suspect(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  int server = link->kind == MLFAB__LINK_SERVER;
+  char text[64], silent[24];
+  if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) && !node_is_hand(node, link)) {
+    snprintf(text, sizeof text, "suspect, silent for %s",
+             mlfab__duration(silent, node->now_ns - link->heard_ns));
+    mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, server,
+                     server ? 0 : node->server.peers[link->peer].incarnation, 0, text);
+  }
+  link->suspect = 1;
+  if (!(link->caps & MLFAB_CAP_PROBE)) {
+    node_probed(node, index, MLFAB_ERR_UNSUPPORTED);
+  } else if (!link->probing) {
+    link->probing = 1;
+    node_act(node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+}
+
 static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
@@ -1706,27 +1779,14 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
       link->queue_begin == link->queue_end)
     node_heartbeat(node, index);
   uint64_t silent = node->now_ns - link->heard_ns;
-  if (link->kind == MLFAB__LINK_NEW && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "said nothing");
-  } else if (link->kind == MLFAB__LINK_WORKER && !node->server.peers[link->peer].hand) {
-    if (silent >= 3 * beat && !link->suspect) {
-      link->suspect = 1;
-      mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, 0,
-                       node->server.peers[link->peer].incarnation, 0, "suspect");
-    }
-    if (silent >= 5 * beat) mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_SERVER || link->kind == MLFAB__LINK_PLANNER) &&
-             !node->routes[link->peer].hand && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_SHIFT || link->kind == MLFAB__LINK_PEER) &&
-             !node->routes[2 * node->config.servers + link->peer].hand && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if ((link->kind == MLFAB__LINK_JOIN_OUT || link->kind == MLFAB__LINK_SCHEDULER ||
-              link->kind == MLFAB__LINK_HOP || link->kind == MLFAB__LINK_MEMBER) &&
-             silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "silent");
-  } else if (link->closing && silent >= 5 * beat) {
-    mlfab__node_hang_up(node, index, "closed");
+  if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
+    if (silent < 5 * beat) return;
+    mlfab__node_hang_up(node, index,
+                        link->closing                   ? "closed"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                                                        : "silent");
+  } else if (silent >= 3 * beat) {
+    node_suspect(node, index);
   }
 }
 

@@ -25,10 +25,23 @@
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
  *
- * Liveness: a heartbeat when nothing else was sent; suspect after 3 intervals of silence, dead
- * after 5. A broken link is not yet a death: the worker calls again, and is dead to a server when
- * it has not for 2 intervals (5 when hand-driven). Hand-driven peers are missed only while their
- * link is down. */
+ * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
+ *
+ *    HEARD     a frame came less than 3 intervals ago
+ *    SUSPECT   none came for longer. The transport is asked (PROBE), at every look, whether the far
+ *              side's system answers -> HEARD with the next frame, LOST
+ *    LOST      hung up: (1) nothing has spoken for the far side for 5 intervals, neither a frame nor an
+ *              answered probe; or (2) no frame came for silent_death_ns
+ *
+ * So a peer that is stopped or crowded out has silent_death_ns, and one whose host is gone, or of
+ * which the transport knows nothing, 5 intervals. (1) and (2) hold for links of every kind, but:
+ *  - (2) not for a hand-driven peer, nor (1) where the transport knows nothing of it;
+ *  - a link that is closing, one of a stranger (NEW) and that of a server to its scheduler are hung up
+ *    after 5 intervals of silence: nothing is lost with them (updates are granted first come, first
+ *    served without a scheduler).
+ * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
+ * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. Silence
+ * that ended a link under (1) or (2) counts, so that the death follows at once. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -70,14 +83,14 @@ enum { MLFAB__PAIR_SERVER, MLFAB__PAIR_PLANNER, MLFAB__PAIR_HOP, MLFAB__PAIR_SHI
 
 typedef struct mlfab__link {
   uint8_t kind;
-  uint8_t self;    /* one of the pair inside this node */
-  uint8_t greeted; /* HELLO was answered */
-  uint8_t blocked; /* a send was refused: wait for WRITABLE */
-  uint8_t listed;  /* in the ready list */
-  uint8_t closing; /* close when the control queue is empty */
-  uint8_t doomed;  /* to be given up when the role has returned */
-  uint8_t welcome; /* a WELCOME is to be sent */
-  uint8_t suspect;
+  uint8_t self;             /* one of the pair inside this node */
+  uint8_t greeted;          /* HELLO was answered */
+  uint8_t blocked;          /* a send was refused: wait for WRITABLE */
+  uint8_t listed;           /* in the ready list */
+  uint8_t closing;          /* close when the control queue is empty */
+  uint8_t doomed;           /* to be given up when the role has returned */
+  uint8_t welcome;          /* a WELCOME is to be sent */
+  uint8_t suspect, probing; /* it is silent; the transport is being asked */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;
@@ -86,6 +99,7 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
+  uint64_t up_ns; /* when a probe was answered last: the far side's system was up */
 } mlfab__link;
 
 /* What this node knows of another, by node id. */

@@ -27,6 +27,7 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_PROGRESS",
                                     "MLFAB_TIMEOUT_MS",
                                     "MLFAB_HEARTBEAT_MS",
+                                    "MLFAB_SILENT_DEATH_MS",
                                     "MLFAB_PAYLOAD_CRC",
                                     "MLFAB_SEED",
                                     "MLFAB_SCHEDULER",
@@ -94,7 +95,7 @@ static void test_each(void **state) {
        "MLFAB_JOB=mine", "MLFAB_LISTEN=tcp:127.0.0.1:0", "MLFAB_SOCKET_IFNAME=^docker",
        "MLFAB_ALLOW_INSECURE=1", "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=hand",
        "MLFAB_TIMEOUT_MS=1500", "MLFAB_HEARTBEAT_MS=20", "MLFAB_PAYLOAD_CRC=0", "MLFAB_SEED=99",
-       "MLFAB_JOB_SECRET=00112233445566778899aabbccddeeff");
+       "MLFAB_JOB_SECRET=00112233445566778899aabbccddeeff", "MLFAB_SILENT_DEATH_MS=7000");
   assert_string_equal(c.secret, "00112233445566778899aabbccddeeff");
   assert_int_equal(c.rank, 3);
   assert_int_equal(c.workers, 7);
@@ -110,6 +111,7 @@ static void test_each(void **state) {
   assert_int_equal(c.progress, MLFAB_PROGRESS_HAND);
   assert_int_equal(c.timeout_ns, 1500000000u);
   assert_int_equal(c.heartbeat_ns, 20000000);
+  assert_int_equal(c.silent_death_ns, 7000000000u);
   assert_int_equal(c.no_payload_crc, 1);
   assert_int_equal(c.seed, 99);
   FILL("MLFAB_DEDICATED=1", "MLFAB_ROLE=server", "MLFAB_TRANSPORT=shm", "MLFAB_PROGRESS=thread",
@@ -235,8 +237,9 @@ static void bad(const char *name, const char *value, const char *const *set) {
 
 static void test_bad_values(void **state) {
   static const char *const numbers[] = {
-      "MLFAB_WORKERS",    "MLFAB_SERVERS",      "MLFAB_DEDICATED", "MLFAB_ALLOW_INSECURE",
-      "MLFAB_TIMEOUT_MS", "MLFAB_HEARTBEAT_MS", "MLFAB_SEED",      "MLFAB_RANK"};
+      "MLFAB_WORKERS",        "MLFAB_SERVERS",    "MLFAB_DEDICATED",
+      "MLFAB_ALLOW_INSECURE", "MLFAB_TIMEOUT_MS", "MLFAB_HEARTBEAT_MS",
+      "MLFAB_SEED",           "MLFAB_RANK",       "MLFAB_SILENT_DEATH_MS"};
   static const char *const wrong[] = {"x",  "-1", "1.5", "3 ",
                                       " 3", "+3", "0x2", "99999999999999999999"};
   char text[400], longer[300];

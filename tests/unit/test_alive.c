@@ -1,0 +1,196 @@
+/* test_alive.c - who is dead, and when: peers that are stopped, whose hosts answer, and peers behind a
+ * partition, in virtual time. The states of a link are in core/node.h. */
+#include "world.h"
+
+enum { COUNT = 4000, WORKERS = 2, SERVERS = 2 };
+#define BEAT ((uint64_t)500 * WORLD_MS)
+
+enum { STOPPED, CUT_OFF }; /* a process on a living host; a host that nobody reaches */
+
+typedef struct fixture {
+  world w;
+  float data[COUNT];
+} fixture;
+
+static void begin(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint32_t sync) {
+  mlfab_model_options options;
+  memset(f, 0, sizeof *f);
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.sync = sync;
+  world_init(&f->w, WORKERS, SERVERS, 1);
+  f->w.config.heartbeat_ns = BEAT;
+  f->w.config.progress = progress;
+  f->w.config.silent_death_ns = silent_death_ns;
+  world_open(&f->w, 1);
+  mlfab_buf b = {1, 0, f->data, COUNT};
+  for (uint32_t k = 0; k < WORKERS; k++) {
+    OK(f->w.node[k], mlfab_tensor_add(f->w.node[k], 1, MLFAB_F32, COUNT));
+    OK(f->w.node[k], mlfab_model_start(f->w.node[k], &options, &b, 1));
+  }
+}
+
+/* From now on, and for so long. */
+static void befall(fixture *f, uint32_t host, int what, uint64_t ns) {
+  if (what == STOPPED) {
+    assert_int_equal(mlfab_sim_pause(f->w.sim, host, ns), 0);
+    return;
+  }
+  for (uint32_t other = 0; other < WORKERS + SERVERS; other++)
+    if (other != host) assert_int_equal(mlfab_sim_partition(f->w.sim, host, other, 1), 0);
+}
+
+static const char *text_of(const world *w, uint32_t kind, int32_t rank, uint32_t is_server) {
+  for (uint32_t i = 0; i < w->nseen; i++) {
+    if (w->seen[i].kind == kind && w->seen[i].rank == rank && w->seen[i].is_server == is_server)
+      return w->said[i];
+  }
+  return "nothing";
+}
+
+static void expect_text(const world *w, int32_t rank, uint32_t is_server, const char *wanted) {
+  const char *text = text_of(w, MLFAB_EVENT_DEAD, rank, is_server);
+  if (!strstr(text, wanted)) fail_msg("\"%s\" does not say \"%s\"", text, wanted);
+}
+
+/* Worker 0 pushes to both servers while something befalls server 1. Returns how long it took. */
+static uint64_t push_beside(fixture *f, int what, uint64_t ns, int wanted) {
+  mlfab_buf b = {1, 0, f->data, COUNT};
+  befall(f, WORKERS + 1, what, ns);
+  uint64_t start = mlfab_sim_clock(f->w.sim);
+  EXPECT(f->w.node[0], mlfab_push(f->w.node[0], &b, 1, NULL, NULL), wanted);
+  return mlfab_sim_clock(f->w.sim) - start;
+}
+
+static void test_stopped_server_comes_back(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  uint64_t took = push_beside(&f, STOPPED, 20 * (uint64_t)WORLD_S, 0);
+  assert_in_range(took, 20 * (uint64_t)WORLD_S, 21 * (uint64_t)WORLD_S);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_SUSPECT, 1, 1));
+  assert_non_null(strstr(text_of(&f.w, MLFAB_EVENT_SUSPECT, 1, 1), "suspect, silent for 1."));
+  mlfab_sim_run(f.w.sim, 20 * (uint64_t)WORLD_S);
+  for (int32_t r = 0; r < 2; r++) {
+    assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 1));
+    assert_false(
+        world_saw(&f.w, MLFAB_EVENT_DEAD, r, 0)); /* while it was stopped it heard nobody */
+  }
+  world_close(&f.w);
+}
+
+static void test_stopped_server_dies(void **state) {
+  fixture f;
+  mlfab_error error;
+  (void)state;
+  for (uint64_t limit = 0; limit < 13; limit += 4) { /* seconds; 0: 30; not below 5 heartbeats */
+    uint64_t dies = limit ? limit * WORLD_S : 30 * (uint64_t)WORLD_S;
+    begin(&f, 0, limit * WORLD_S, MLFAB_SYNC_ASYNC);
+    uint64_t took = push_beside(&f, STOPPED, 100 * (uint64_t)WORLD_S, MLFAB_ERR_PEER_DEAD);
+    assert_in_range(took, dies - 2 * BEAT, dies + 2 * BEAT);
+    assert_int_equal(mlfab_last_error(f.w.node[0], &error), 0);
+    assert_int_equal(error.rank, 1);
+    char wanted[32];
+    snprintf(wanted, sizeof wanted, "dead: silent for %u", limit ? (unsigned)limit : 30);
+    expect_text(&f.w, 1, 1, wanted);
+    world_close(&f.w);
+  }
+  begin(&f, 0, WORLD_MS, MLFAB_SYNC_ASYNC);
+  uint64_t took = push_beside(&f, STOPPED, 100 * (uint64_t)WORLD_S, MLFAB_ERR_PEER_DEAD);
+  assert_in_range(took, 4 * BEAT, 6 * BEAT);
+  world_close(&f.w);
+}
+
+/* A host that does not answer is dead after 5 heartbeats as ever, hand-driven or not. */
+static void test_cut_off_server_dies_soon(void **state) {
+  fixture f;
+  (void)state;
+  for (uint32_t progress = 0; progress < 3; progress += 2) {
+    begin(&f, progress, 0, MLFAB_SYNC_ASYNC);
+    uint64_t took = push_beside(&f, CUT_OFF, 0, MLFAB_ERR_PEER_DEAD);
+    assert_in_range(took, 4 * BEAT, 6 * BEAT);
+    expect_text(&f.w, 1, 1, "its system does not answer");
+    world_close(&f.w);
+  }
+}
+
+/* Stopped first, and unplugged then: the five heartbeats begin with the last sign of its host. */
+static void test_stopped_and_cut_off(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  befall(&f, WORKERS + 1, STOPPED, 100 * (uint64_t)WORLD_S);
+  mlfab_sim_run(f.w.sim, 10 * (uint64_t)WORLD_S);
+  assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 1));
+  uint64_t took = push_beside(&f, CUT_OFF, 0, MLFAB_ERR_PEER_DEAD);
+  assert_in_range(took, 4 * BEAT, 6 * BEAT);
+  world_close(&f.w);
+}
+
+/* A round of worker 0, which waits for worker 1. Returns how long it took. */
+static uint64_t round_beside(fixture *f, int what, uint64_t ns) {
+  mlfab_buf b = {1, 0, f->data, COUNT};
+  befall(f, 1, what, ns);
+  uint64_t start = mlfab_sim_clock(f->w.sim);
+  OK(f->w.node[0], mlfab_push(f->w.node[0], &b, 1, NULL, NULL));
+  OK(f->w.node[0], mlfab_pull(f->w.node[0], &b, 1, NULL, NULL));
+  return mlfab_sim_clock(f->w.sim) - start;
+}
+
+/* Rounds wait for a worker that is stopped until it is dead, and no longer. */
+static void test_stopped_worker(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 0, 0, MLFAB_SYNC_BSP);
+  uint64_t took = round_beside(&f, STOPPED, 100 * (uint64_t)WORLD_S);
+  assert_in_range(took, 29 * (uint64_t)WORLD_S, 31 * (uint64_t)WORLD_S);
+  expect_text(&f.w, 1, 0, "dead, silent for 30");
+  world_close(&f.w);
+
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  befall(&f, 1, STOPPED, 20 * (uint64_t)WORLD_S);
+  mlfab_sim_run(f.w.sim, 40 * (uint64_t)WORLD_S);
+  mlfab_buf b = {1, 0, f.data, COUNT};
+  assert_true(world_saw(&f.w, MLFAB_EVENT_SUSPECT, 1, 0));
+  assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 0));
+  OK(f.w.node[1], mlfab_push(f.w.node[1], &b, 1, NULL, NULL));
+  world_close(&f.w);
+}
+
+static void test_cut_off_worker(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, 0, 0, MLFAB_SYNC_BSP);
+  assert_in_range(round_beside(&f, CUT_OFF, 0), 4 * BEAT, 6 * BEAT);
+  expect_text(&f.w, 1, 0, "dead, silent for 2.");
+  world_close(&f.w);
+}
+
+/* Who computes for long is not missed, unless nobody reaches its host. */
+static void test_hand_driven_worker(void **state) {
+  fixture f;
+  (void)state;
+  begin(&f, MLFAB_PROGRESS_HAND, 0, MLFAB_SYNC_BSP);
+  befall(&f, 1, STOPPED, 100 * (uint64_t)WORLD_S);
+  mlfab_sim_run(f.w.sim, 90 * (uint64_t)WORLD_S);
+  assert_int_equal(f.w.nseen - WORKERS * SERVERS, 0); /* they joined, and nothing else */
+  world_close(&f.w);
+
+  begin(&f, MLFAB_PROGRESS_HAND, 0, MLFAB_SYNC_BSP);
+  assert_in_range(round_beside(&f, CUT_OFF, 0), 4 * BEAT, 12 * BEAT);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 0));
+  world_close(&f.w);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_stopped_server_comes_back),
+      cmocka_unit_test(test_stopped_server_dies),
+      cmocka_unit_test(test_cut_off_server_dies_soon),
+      cmocka_unit_test(test_stopped_and_cut_off),
+      cmocka_unit_test(test_stopped_worker),
+      cmocka_unit_test(test_cut_off_worker),
+      cmocka_unit_test(test_hand_driven_worker),
+  };
+  return cmocka_run_group_tests_name("alive", tests, NULL, NULL);
+}
