@@ -594,8 +594,10 @@ static void test_strangers(void **state) {
   close(silent);
   end_next(&end, MLFAB_IO_REFUSED);
   close(garbage);
-  int segment = shm_memfd("s", CONTROL + 2 * RING), bell = shm_memfd("b", CONTROL);
-  int small = shm_memfd("t", 4096), event_fd = eventfd(0, EFD_CLOEXEC), pipes[2];
+  int segment = mlfab__arena_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
+      bell = mlfab__arena_file("b", CONTROL, F_SEAL_SEAL);
+  int small = mlfab__arena_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
+      pipes[2];
   int open_before = entries("/proc/self/fd");
   assert_int_equal(pipe(pipes), 0);
   assert_int_equal(ftruncate(unsealed, CONTROL + 2 * RING), 0);
