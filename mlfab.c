@@ -39605,6 +39605,7 @@ typedef struct mlfab__drive_turn mlfab__drive_turn;     /* collective.c: a call 
 
 struct mlfab {
   mlfab_node *node;
+  uint32_t forks; /* of the process that opened it: others are its children */
   mlfab__env env;
   mlfab_env hooks; /* complete: what transports are given */
   mlfab__drive_transport transports[MLFAB__DRIVE_TRANSPORTS];
@@ -39677,8 +39678,15 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 /* --- how calls look --- */
 
-#define DRIVE_CHECK(ctx) \
-  if (!(ctx)) return MLFAB_ERR_ARGUMENT
+/* Before anything is touched: ARGUMENT without a context; STATE in a child of the process that opened
+ * it, where the lock may be held for ever and the connections are the parent's. Else 0. */
+MLFAB__INTERNAL int mlfab__drive_check(const mlfab *ctx);
+
+#define DRIVE_CHECK(ctx)                         \
+  do {                                           \
+    int wrong_with_it = mlfab__drive_check(ctx); \
+    if (wrong_with_it) return wrong_with_it;     \
+  } while (0)
 
 /* A call that starts a request, under the lock. */
 #define DRIVE_START(call)                 \
@@ -39786,6 +39794,26 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   if (!failed && rename(name, path) == 0) return 0;
   remove(name);
   return MLFAB_ERR_IO;
+}
+
+/* --- forks --- */
+
+/* How many times this process is a child of one that had used the library. Counted in the child, before
+ * it runs anything else: contexts of other counts are its parents'. */
+static uint32_t drive_forks;
+static int drive_fork_error;
+static pthread_once_t drive_once = PTHREAD_ONCE_INIT;
+
+static void drive_forked(void) { drive_forks++; }
+
+static void drive_watch_forks(void) { drive_fork_error = pthread_atfork(NULL, NULL, drive_forked); }
+
+/* What is simulated is whole in a child too, and nobody else's. */
+static int drive_is_child(const mlfab *ctx) { return ctx->forks != drive_forks && !ctx->simulated; }
+
+MLFAB__INTERNAL int mlfab__drive_check(const mlfab *ctx) {
+  if (MLFAB__UNLIKELY(!ctx)) return MLFAB_ERR_ARGUMENT;
+  return MLFAB__UNLIKELY(drive_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx) {
@@ -40248,7 +40276,7 @@ static void drive_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
-  mlfab__drive_free_memory(ctx);
+  if (!ctx->arena_runs) mlfab__drive_free_memory(ctx); /* it does in a child only */
   while (ctx->snapshots) {
     mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
@@ -40258,7 +40286,8 @@ static void drive_free(mlfab *ctx) {
   }
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
-  pthread_cond_destroy(&ctx->changed);
+  /* Of a child it would wait for the threads that its parent had waiting there. */
+  if (!drive_is_child(ctx)) pthread_cond_destroy(&ctx->changed);
   pthread_mutex_destroy(&ctx->lock);
   mlfab__free(&env, ctx, sizeof *ctx);
 }
@@ -40270,12 +40299,14 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
     mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "env: allocate and release go together");
     return NULL;
   }
-  mlfab *ctx = mlfab__alloc(&env, sizeof *ctx);
+  pthread_once(&drive_once, drive_watch_forks);
+  mlfab *ctx = drive_fork_error ? NULL : mlfab__alloc(&env, sizeof *ctx);
   if (!ctx) {
     mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the context");
     return NULL;
   }
   ctx->env = env;
+  ctx->forks = drive_forks;
   ctx->hooks = env.hooks;
   if (!ctx->hooks.clock) ctx->hooks.clock = drive_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = drive_no_log;
@@ -40376,7 +40407,7 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 }
 
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int ready = mlfab_node_ready(ctx->node, error_p);
   mlfab__drive_leave(ctx);
@@ -40412,10 +40443,22 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->has_thread = 0;
 }
 
+/* In a child. Where a thread of the parent's was in the middle of something, what it left behind cannot be
+ * walked through, and goes when the child does. */
+static int drive_disown(mlfab **ctx_p) {
+  mlfab *ctx = *ctx_p;
+  *ctx_p = NULL;
+  if (pthread_mutex_trylock(&ctx->lock)) return 0;
+  pthread_mutex_unlock(&ctx->lock);
+  drive_free(ctx);
+  return 0;
+}
+
 MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
+  if (drive_is_child(ctx)) return drive_disown(ctx_p);
   mlfab__drive_enter(ctx);
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
@@ -40437,6 +40480,7 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
 MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!*ctx_p) return MLFAB_ERR_CLOSED;
+  if (drive_is_child(*ctx_p)) return drive_disown(ctx_p);
   drive_stop_thread(*ctx_p);
   drive_free(*ctx_p);
   *ctx_p = NULL;
@@ -40675,7 +40719,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_set_schedule(ctx->node, schedule, mlfab__drive_now(ctx));
   drive_actions(ctx, mlfab__drive_now(ctx));
@@ -40684,7 +40728,7 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, mlfab__drive_now(ctx));
   drive_actions(ctx, mlfab__drive_now(ctx));
@@ -40693,7 +40737,7 @@ MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
   mlfab__drive_leave(ctx);
@@ -40777,6 +40821,12 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 }
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
+  if (ctx && error_p && drive_is_child(ctx)) {
+    mlfab__error(
+        error_p, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+        "this process is a child of the one that opened the context: it can only close it");
+    return 0;
+  }
   DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_last_error(ctx->node, error_p);
@@ -41268,11 +41318,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
 }
 
 static void collective_free(mlfab *ctx, mlfab__drive_memory *memory) {
-  if (memory->shared) {
-    mlfab__arena_release(ctx->arena, memory->at);
-  } else {
-    mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
-  }
+  if (!memory->shared) mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
   mlfab__free(&ctx->env, memory, sizeof *memory);
 }
 
@@ -41286,6 +41332,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
+    if (found->shared) mlfab__arena_release(ctx->arena, found->at);
     collective_free(ctx, found);
   } else {
     code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
@@ -41301,7 +41348,7 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx) {
     ctx->memories = memory->next;
     collective_free(ctx, memory);
   }
-  mlfab__arena_destroy(&ctx->arena);
+  mlfab__arena_destroy(&ctx->arena); /* and what is of it */
 }
 
 /* ==============================================================================================
@@ -41354,6 +41401,7 @@ static int dag_leave(mlfab *ctx, int code, const mlfab_error *error) {
   mlfab_error error;                            \
   uint64_t now;                                 \
   if (!dag) return MLFAB_ERR_ARGUMENT;          \
+  DRIVE_CHECK(dag->ctx);                        \
   int code = dag_enter(dag->ctx, &now, &error); \
   if (!code) code = call;                       \
   return dag_leave(dag->ctx, code, &error)
@@ -41421,6 +41469,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   uint64_t now;
   mlfab_request request = 0;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
   int code = dag_enter(ctx, &now, &error);
   if (!code) {
@@ -41443,6 +41492,7 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
   mlfab_error error;
   uint64_t now;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_start(&dag->script, timeout_ns, now, request_p, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
@@ -41456,6 +41506,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
   uint64_t now;
   mlfab_request request = 0;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_wait(&dag->script, round, timeout_ns, now, &request, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
@@ -41480,6 +41531,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
   uint64_t now;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   if (dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_trigger(&dag->script, op, 0, now, &error);
@@ -41499,6 +41551,7 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;
   mlfab *ctx = dag->ctx;
+  DRIVE_CHECK(ctx);
   uint64_t now = mlfab__drive_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
   if (dag->script.persistent)
@@ -41852,6 +41905,7 @@ typedef struct tcp_slot {
 
 typedef struct tcp_self {
   mlfab__env env;
+  pid_t pid; /* of the process that opened it */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
   uint32_t listener_paused; /* out of descriptors: until a link goes */
@@ -43498,9 +43552,22 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
 
 /* --- open and close --------------------------------------------------------------------------- */
 
+/* In a child of the process that opened it: what its descriptors speak of is the parent's. A shutdown
+ * or a change of the epoll set would reach the parent's connections. */
+static void tcp_disown(tcp_self *self) {
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (!link || link->fd < 0) continue;
+    (void)close(link->fd);
+    link->fd = -1;
+  }
+  self->path[0] = 0;
+}
+
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
   struct stat info;
+  if (self->pid != getpid() && !MLFAB__PLANTED(89)) tcp_disown(self);
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
   if (self->listener >= 0) (void)close(self->listener);
@@ -43527,6 +43594,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (!self)
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
   self->env = env;
+  self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
@@ -43655,6 +43723,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
  * ended: what lies in the ring is still delivered, then DOWN) -> RETIRED (kept until the frames that
  * are borrowed from its ring are released).
  *
+ * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
+ *
  * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
  * others take only when the list of links changes. */
 
@@ -43782,6 +43852,7 @@ struct shm_sent {
 
 struct shm {
   mlfab__env env;
+  pid_t pid; /* of the process that opened it */
   uint32_t live_count, cursor, burst, busy;
   struct shm_link **live; /* links that are UP; guarded by lock when changed */
   struct shm_link **table, **touched;
@@ -43916,7 +43987,9 @@ static bool shm_is_eventfd(int fd) {
 static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
                    (off_t)offset);
-  return map == MAP_FAILED ? NULL : map;
+  if (map == MAP_FAILED) return NULL;
+  madvise(map, bytes, MADV_DONTFORK); /* a child has nothing to say to the peers */
+  return map;
 }
 
 /* Maps control and rings, each ring twice in a row. */
@@ -44343,8 +44416,27 @@ static bool shm_host(uint64_t *host_p) {
   return true;
 }
 
+/* In a child of the process that opened it: mappings are not there, and what the descriptors speak of is
+ * the parent's. */
+static void shm_disown(struct shm *t) {
+  while (t->live_count > 0) {
+    struct shm_link *link = t->live[--t->live_count];
+    link->next = t->retired;
+    t->retired = link;
+  }
+  for (int i = 0; i < 2; i++) {
+    for (struct shm_link *link = i ? t->retired : t->half; link != NULL; link = link->next) {
+      shm_close_fd(&link->fd);
+      link->map = NULL;
+      link->bell = NULL;
+    }
+  }
+  t->bell = NULL;
+}
+
 static void shm_stop(void *self) {
   struct shm *t = self;
+  if (t->pid != getpid()) shm_disown(t);
   while (t->half != NULL) shm_drop_half(t, t->half);
   while (t->live_count > 0) {
     struct shm_link *link = t->live[t->live_count - 1];
@@ -44425,6 +44517,7 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                         "shm: out of memory");
   t->env = env;
+  t->pid = getpid();
   t->host = host;
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
   pthread_mutex_init(&t->lock, NULL);
@@ -46770,6 +46863,7 @@ struct arena_peer {
 
 struct arena_memory {
   uint8_t *at;
+  int fd; /* as the entry says, which a child cannot read */
   uint64_t bytes;
   struct arena_memory *next;
   uint32_t entry; /* ARENA_MEMORIES: in none */
@@ -46779,6 +46873,7 @@ struct arena_memory {
 
 struct mlfab__arena {
   mlfab__env *env;
+  pid_t pid; /* of the process that made it */
   struct arena_segment *own;
   int fd;
   uint32_t n, me;
@@ -46944,6 +47039,15 @@ MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seal
 
 static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
+/* Shared with the other members, but not with a child of this process: what it wrote would be in
+ * everybody's sums. */
+static void *arena_map(int fd, uint64_t bytes, int protection) {
+  void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return NULL;
+  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  return map;
+}
+
 /* Once it is certain that it has this size and keeps it. */
 static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
@@ -46952,12 +47056,12 @@ static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writabl
   int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (own < 0) return NULL;
   int seals = fcntl(own, F_GET_SEALS);
-  void *map = MAP_FAILED;
+  void *map = NULL;
   if (seals >= 0 && (seals & ARENA_SEALS) == ARENA_SEALS && fstat(own, &status) == 0 &&
       status.st_size == (off_t)bytes)
-    map = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, own, 0);
+    map = arena_map(own, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
   close(own);
-  return map == MAP_FAILED ? NULL : map;
+  return map;
 }
 
 static void arena_unview(struct arena_view *view) {
@@ -46977,28 +47081,27 @@ static void arena_unmap(mlfab__arena *a, struct arena_peer *peer) {
 static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool keep) {
   struct arena_entry *entry = &a->own->entries[i];
   int fd = arena_memfd(m->bytes);
-  void *map = MAP_FAILED;
-  if (fd >= 0) map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (map != MAP_FAILED) {
+  void *map = fd < 0 ? NULL : arena_map(fd, m->bytes, PROT_READ | PROT_WRITE);
+  if (map != NULL) {
     madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
     if (keep) memcpy(map, m->at, m->bytes);
     if (m->at != NULL &&
         mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
       munmap(map, m->bytes);
-      map = MAP_FAILED;
+      map = NULL;
     }
   }
-  if (map == MAP_FAILED) {
+  if (map == NULL) {
     if (fd >= 0) close(fd);
     return false;
   }
   if (m->at == NULL) m->at = map;
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  if (m->mapped) close(entry->fd);
+  if (m->mapped) close(m->fd);
   m->entry = i;
   m->mapped = true;
   m->known = false;
-  entry->fd = fd;
+  entry->fd = m->fd = fd;
   entry->bytes = m->bytes;
   if (++a->next_generation == 0) a->next_generation = 1;
   atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
@@ -47018,7 +47121,7 @@ static void arena_keep(mlfab__arena *a, struct arena_memory *m, uint64_t from, u
   }
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  close(entry->fd);
+  close(m->fd);
   m->entry = ARENA_MEMORIES;
 }
 
@@ -47049,12 +47152,13 @@ MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
   mlfab__arena *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->pid = getpid();
   a->page = (uint64_t)sysconf(_SC_PAGESIZE);
   a->fd = arena_memfd(sizeof *a->own);
-  void *map = MAP_FAILED;
+  void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
-    map = mmap(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-  if (map == MAP_FAILED) {
+    map = arena_map(a->fd, sizeof *a->own, PROT_READ | PROT_WRITE);
+  if (map == NULL) {
     if (a->fd >= 0) close(a->fd);
     mlfab__free(env, a, sizeof *a);
     return MLFAB_ERR_IO;
@@ -47085,17 +47189,36 @@ static void arena_drop_peers(mlfab__arena *a) {
   a->n = 0;
 }
 
+/* In a child of the process that made it: none of the shared mappings is there, so that nothing can be
+ * said to others. */
+static void arena_disown(mlfab__arena *a) {
+  for (struct arena_memory *m; (m = a->memories) != NULL;) {
+    a->memories = m->next;
+    if (m->entry < ARENA_MEMORIES) close(m->fd);
+    if (!m->mapped) mlfab__free_aligned(a->env, m->at, m->bytes);
+    mlfab__free(a->env, m, sizeof *m);
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    a->peers[j].segment = NULL;
+    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
   mlfab__arena *a = *arena_p;
   if (a == NULL) return;
   *arena_p = NULL;
+  bool child = a->pid != getpid();
+  if (child) arena_disown(a);
   /* What was said stands in the memory that others have mapped: one may be about to leave the last
    * call. */
   while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
   arena_drop_peers(a);
-  munmap(a->slots.at, a->slots.bytes);
-  if (a->slots.entry == 0) close(a->own->entries[0].fd);
-  munmap(a->own, sizeof *a->own);
+  if (a->slots.entry == 0) close(a->slots.fd);
+  if (!child) {
+    munmap(a->slots.at, a->slots.bytes);
+    munmap(a->own, sizeof *a->own);
+  }
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
 }
@@ -47225,7 +47348,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
     struct arena_entry *entry = &a->own->entries[m->entry];
     atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
     atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-    close(entry->fd);
+    close(m->fd);
   }
   if (m->mapped)
     munmap(m->at, m->bytes);

@@ -67,8 +67,15 @@
  *
  * Threads: a context may be used from several threads at once; calls on one context exclude each
  * other for a few microseconds and blocking calls wait without holding the others up. Contexts
- * share nothing. No function exits, aborts, prints, installs a signal handler, raises SIGPIPE or
- * reads the environment (except mlfab_config_from_env, whose purpose it is).
+ * share nothing. No function exits, aborts, prints, installs a signal handler, raises SIGPIPE or SIGXFSZ,
+ * or reads the environment (except mlfab_config_from_env, whose purpose it is). Threads of the library's
+ * block all signals but those of faults, so that the program's own threads get them.
+ *
+ * Forks: a context belongs to the process that opened it. In a child of fork every call on it returns
+ * MLFAB_ERR_STATE (mlfab_last_error says why) but mlfab_close and mlfab_abandon, which free there what is the
+ * child's and say nothing to anybody. The child has copies of the descriptors: while it lives and has not
+ * closed the context, others notice the end of its parent by silence only. It may open contexts of
+ * its own. Memory of mlfab_alloc that is shared is not in the child: touching it there is a fault.
  *
  * Limits: of a context, 64 requests may be open and 8 pulls under way, those of blocking calls
  * included, and 16 collectives; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is
@@ -917,7 +924,8 @@ typedef struct mlfab_vec {
 /* Memory that workers of one host share in blocking collectives, which copy less on it: from the third
  * call on, and where the vector begins at a page and ends at one, or at the memory's end. Others add in it
  * during a call; when one fails, its pages are replaced by new ones with the same contents, which matters
- * to whoever has pinned them. At a page, zero; freed by mlfab_free or close. Elsewhere ordinary memory. Both wait
+ * to whoever has pinned them. At a page, zero; freed by mlfab_free or close. A child of fork does not have
+ * it: it gets SIGSEGV when it touches it. Elsewhere ordinary memory, of which a child has a copy. Both wait
  * while another thread is in a blocking collective. Errors: ARGUMENT (0 bytes), MEMORY. */
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p);
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
@@ -1485,7 +1493,8 @@ typedef struct mlfab_transport {
   uint32_t reserved;
   /* Begins to listen; writes the address that others connect to into address (256 bytes). */
   int (*open)(const mlfab_transport_options *options, void **self_p, char *address);
-  /* Closes every link at once; frees everything. */
+  /* Closes every link at once; frees everything. In a child (fork) of the process that called open: frees
+   * what is the child's, and nothing that it does may reach the parent's links or their peers. */
   void (*close)(void *self);
   /* 1 when this address is of this transport's kind and can be reached from here, else 0. */
   int (*reach)(void *self, const char *address);

@@ -315,11 +315,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
 }
 
 static void collective_free(mlfab *ctx, mlfab__drive_memory *memory) {
-  if (memory->shared) {
-    mlfab__arena_release(ctx->arena, memory->at);
-  } else {
-    mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
-  }
+  if (!memory->shared) mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
   mlfab__free(&ctx->env, memory, sizeof *memory);
 }
 
@@ -333,6 +329,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
+    if (found->shared) mlfab__arena_release(ctx->arena, found->at);
     collective_free(ctx, found);
   } else {
     code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
@@ -348,5 +345,5 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx) {
     ctx->memories = memory->next;
     collective_free(ctx, memory);
   }
-  mlfab__arena_destroy(&ctx->arena);
+  mlfab__arena_destroy(&ctx->arena); /* and what is of it */
 }

@@ -46,6 +46,7 @@ static int dag_leave(mlfab *ctx, int code, const mlfab_error *error) {
   mlfab_error error;                            \
   uint64_t now;                                 \
   if (!dag) return MLFAB_ERR_ARGUMENT;          \
+  DRIVE_CHECK(dag->ctx);                        \
   int code = dag_enter(dag->ctx, &now, &error); \
   if (!code) code = call;                       \
   return dag_leave(dag->ctx, code, &error)
@@ -113,6 +114,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   uint64_t now;
   mlfab_request request = 0;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
   int code = dag_enter(ctx, &now, &error);
   if (!code) {
@@ -135,6 +137,7 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
   mlfab_error error;
   uint64_t now;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_start(&dag->script, timeout_ns, now, request_p, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
@@ -148,6 +151,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
   uint64_t now;
   mlfab_request request = 0;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_wait(&dag->script, round, timeout_ns, now, &request, &error);
   code = mlfab__node_return(dag->ctx->node, code, &error);
@@ -172,6 +176,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
   uint64_t now;
   if (!dag) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(dag->ctx);
   if (dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
   int code = dag_enter(dag->ctx, &now, &error);
   if (!code) code = mlfab__script_trigger(&dag->script, op, 0, now, &error);
@@ -191,6 +196,7 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;
   mlfab *ctx = dag->ctx;
+  DRIVE_CHECK(ctx);
   uint64_t now = mlfab__drive_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
   if (dag->script.persistent)

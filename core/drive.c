@@ -85,6 +85,26 @@ static int drive_store(void *user, const char *path, const void *data, size_t by
   return MLFAB_ERR_IO;
 }
 
+/* --- forks --- */
+
+/* How many times this process is a child of one that had used the library. Counted in the child, before
+ * it runs anything else: contexts of other counts are its parents'. */
+static uint32_t drive_forks;
+static int drive_fork_error;
+static pthread_once_t drive_once = PTHREAD_ONCE_INIT;
+
+static void drive_forked(void) { drive_forks++; }
+
+static void drive_watch_forks(void) { drive_fork_error = pthread_atfork(NULL, NULL, drive_forked); }
+
+/* What is simulated is whole in a child too, and nobody else's. */
+static int drive_is_child(const mlfab *ctx) { return ctx->forks != drive_forks && !ctx->simulated; }
+
+MLFAB__INTERNAL int mlfab__drive_check(const mlfab *ctx) {
+  if (MLFAB__UNLIKELY(!ctx)) return MLFAB_ERR_ARGUMENT;
+  return MLFAB__UNLIKELY(drive_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
+}
+
 MLFAB__INTERNAL uint64_t mlfab__drive_now(const mlfab *ctx) {
   return ctx->hooks.clock(ctx->hooks.user);
 }
@@ -545,7 +565,7 @@ static void drive_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
-  mlfab__drive_free_memory(ctx);
+  if (!ctx->arena_runs) mlfab__drive_free_memory(ctx); /* it does in a child only */
   while (ctx->snapshots) {
     mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
@@ -555,7 +575,8 @@ static void drive_free(mlfab *ctx) {
   }
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
-  pthread_cond_destroy(&ctx->changed);
+  /* Of a child it would wait for the threads that its parent had waiting there. */
+  if (!drive_is_child(ctx)) pthread_cond_destroy(&ctx->changed);
   pthread_mutex_destroy(&ctx->lock);
   mlfab__free(&env, ctx, sizeof *ctx);
 }
@@ -567,12 +588,14 @@ static mlfab *drive_new(const mlfab_config *c, mlfab_error *error) {
     mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "env: allocate and release go together");
     return NULL;
   }
-  mlfab *ctx = mlfab__alloc(&env, sizeof *ctx);
+  pthread_once(&drive_once, drive_watch_forks);
+  mlfab *ctx = drive_fork_error ? NULL : mlfab__alloc(&env, sizeof *ctx);
   if (!ctx) {
     mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory for the context");
     return NULL;
   }
   ctx->env = env;
+  ctx->forks = drive_forks;
   ctx->hooks = env.hooks;
   if (!ctx->hooks.clock) ctx->hooks.clock = drive_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = drive_no_log;
@@ -673,7 +696,7 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 }
 
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int ready = mlfab_node_ready(ctx->node, error_p);
   mlfab__drive_leave(ctx);
@@ -709,10 +732,22 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->has_thread = 0;
 }
 
+/* In a child. Where a thread of the parent's was in the middle of something, what it left behind cannot be
+ * walked through, and goes when the child does. */
+static int drive_disown(mlfab **ctx_p) {
+  mlfab *ctx = *ctx_p;
+  *ctx_p = NULL;
+  if (pthread_mutex_trylock(&ctx->lock)) return 0;
+  pthread_mutex_unlock(&ctx->lock);
+  drive_free(ctx);
+  return 0;
+}
+
 MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
+  if (drive_is_child(ctx)) return drive_disown(ctx_p);
   mlfab__drive_enter(ctx);
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
@@ -734,6 +769,7 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
 MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!*ctx_p) return MLFAB_ERR_CLOSED;
+  if (drive_is_child(*ctx_p)) return drive_disown(ctx_p);
   drive_stop_thread(*ctx_p);
   drive_free(*ctx_p);
   *ctx_p = NULL;
@@ -972,7 +1008,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_set_schedule(ctx->node, schedule, mlfab__drive_now(ctx));
   drive_actions(ctx, mlfab__drive_now(ctx));
@@ -981,7 +1017,7 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, mlfab__drive_now(ctx));
   drive_actions(ctx, mlfab__drive_now(ctx));
@@ -990,7 +1026,7 @@ MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  if (!ctx) return MLFAB_ERR_ARGUMENT;
+  DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
   mlfab__drive_leave(ctx);
@@ -1074,6 +1110,12 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 }
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
+  if (ctx && error_p && drive_is_child(ctx)) {
+    mlfab__error(
+        error_p, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+        "this process is a child of the one that opened the context: it can only close it");
+    return 0;
+  }
   DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
   int code = mlfab_node_last_error(ctx->node, error_p);

@@ -24,6 +24,7 @@ typedef struct mlfab__drive_turn mlfab__drive_turn;     /* collective.c: a call 
 
 struct mlfab {
   mlfab_node *node;
+  uint32_t forks; /* of the process that opened it: others are its children */
   mlfab__env env;
   mlfab_env hooks; /* complete: what transports are given */
   mlfab__drive_transport transports[MLFAB__DRIVE_TRANSPORTS];
@@ -96,8 +97,15 @@ MLFAB__INTERNAL void mlfab__drive_free_memory(mlfab *ctx);
 
 /* --- how calls look --- */
 
-#define DRIVE_CHECK(ctx) \
-  if (!(ctx)) return MLFAB_ERR_ARGUMENT
+/* Before anything is touched: ARGUMENT without a context; STATE in a child of the process that opened
+ * it, where the lock may be held for ever and the connections are the parent's. Else 0. */
+MLFAB__INTERNAL int mlfab__drive_check(const mlfab *ctx);
+
+#define DRIVE_CHECK(ctx)                         \
+  do {                                           \
+    int wrong_with_it = mlfab__drive_check(ctx); \
+    if (wrong_with_it) return wrong_with_it;     \
+  } while (0)
 
 /* A call that starts a request, under the lock. */
 #define DRIVE_START(call)                 \

@@ -15,14 +15,27 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), 
 FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 KINDS = ["sim", "unit", "oracle", "conform", "oom"]
 # Of a bug, or of a part whose own test has another name; the simulator sees most of the rest.
-LIKELY = {16: "sim/test_schedule", 51: "unit/test_api_filters", 64: "sim/test_collective",
+LIKELY = {16: "sim/test_schedule",
+          51: "unit/test_api_filters",
+          64: "sim/test_collective",
           72: "conform/test_conform",
-          74: "unit/test_alive", 75: "unit/test_alive",
+          74: "unit/test_alive",
+          75: "unit/test_alive",
           86: "unit/test_packed",
-          "group": "unit/test_order", "distributor": "unit/test_aggregator", "carry": "unit/test_tree",
-          "muster": "unit/test_tree", "batch": "unit/test_scheduler", "push": "unit/test_worker",
-          "pull": "unit/test_worker", "gate": "sim/test_consistency", "hop": "unit/test_api_collective",
-          "changed": "unit/test_packed", "shift": "sim/test_reslice", "thaw": "sim/test_reslice"}
+          89: "unit/test_guest",
+          90: "unit/test_guest",
+          "group": "unit/test_order",
+          "distributor": "unit/test_aggregator",
+          "carry": "unit/test_tree",
+          "muster": "unit/test_tree",
+          "batch": "unit/test_scheduler",
+          "push": "unit/test_worker",
+          "pull": "unit/test_worker",
+          "gate": "sim/test_consistency",
+          "hop": "unit/test_api_collective",
+          "changed": "unit/test_packed",
+          "shift": "sim/test_reslice",
+          "thaw": "sim/test_reslice"}
 
 
 def planted():

@@ -146,6 +146,7 @@ struct arena_peer {
 
 struct arena_memory {
   uint8_t *at;
+  int fd; /* as the entry says, which a child cannot read */
   uint64_t bytes;
   struct arena_memory *next;
   uint32_t entry; /* ARENA_MEMORIES: in none */
@@ -155,6 +156,7 @@ struct arena_memory {
 
 struct mlfab__arena {
   mlfab__env *env;
+  pid_t pid; /* of the process that made it */
   struct arena_segment *own;
   int fd;
   uint32_t n, me;
@@ -320,6 +322,15 @@ MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seal
 
 static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
+/* Shared with the other members, but not with a child of this process: what it wrote would be in
+ * everybody's sums. */
+static void *arena_map(int fd, uint64_t bytes, int protection) {
+  void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return NULL;
+  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  return map;
+}
+
 /* Once it is certain that it has this size and keeps it. */
 static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
@@ -328,12 +339,12 @@ static void *arena_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writabl
   int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (own < 0) return NULL;
   int seals = fcntl(own, F_GET_SEALS);
-  void *map = MAP_FAILED;
+  void *map = NULL;
   if (seals >= 0 && (seals & ARENA_SEALS) == ARENA_SEALS && fstat(own, &status) == 0 &&
       status.st_size == (off_t)bytes)
-    map = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, own, 0);
+    map = arena_map(own, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
   close(own);
-  return map == MAP_FAILED ? NULL : map;
+  return map;
 }
 
 static void arena_unview(struct arena_view *view) {
@@ -353,28 +364,27 @@ static void arena_unmap(mlfab__arena *a, struct arena_peer *peer) {
 static bool arena_back(mlfab__arena *a, struct arena_memory *m, uint32_t i, bool keep) {
   struct arena_entry *entry = &a->own->entries[i];
   int fd = arena_memfd(m->bytes);
-  void *map = MAP_FAILED;
-  if (fd >= 0) map = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (map != MAP_FAILED) {
+  void *map = fd < 0 ? NULL : arena_map(fd, m->bytes, PROT_READ | PROT_WRITE);
+  if (map != NULL) {
     madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
     if (keep) memcpy(map, m->at, m->bytes);
     if (m->at != NULL &&
         mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
       munmap(map, m->bytes);
-      map = MAP_FAILED;
+      map = NULL;
     }
   }
-  if (map == MAP_FAILED) {
+  if (map == NULL) {
     if (fd >= 0) close(fd);
     return false;
   }
   if (m->at == NULL) m->at = map;
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  if (m->mapped) close(entry->fd);
+  if (m->mapped) close(m->fd);
   m->entry = i;
   m->mapped = true;
   m->known = false;
-  entry->fd = fd;
+  entry->fd = m->fd = fd;
   entry->bytes = m->bytes;
   if (++a->next_generation == 0) a->next_generation = 1;
   atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
@@ -394,7 +404,7 @@ static void arena_keep(mlfab__arena *a, struct arena_memory *m, uint64_t from, u
   }
   atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  close(entry->fd);
+  close(m->fd);
   m->entry = ARENA_MEMORIES;
 }
 
@@ -425,12 +435,13 @@ MLFAB__INTERNAL int mlfab__arena_create(mlfab__env *env, mlfab__arena **arena_p,
   mlfab__arena *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->pid = getpid();
   a->page = (uint64_t)sysconf(_SC_PAGESIZE);
   a->fd = arena_memfd(sizeof *a->own);
-  void *map = MAP_FAILED;
+  void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
-    map = mmap(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-  if (map == MAP_FAILED) {
+    map = arena_map(a->fd, sizeof *a->own, PROT_READ | PROT_WRITE);
+  if (map == NULL) {
     if (a->fd >= 0) close(a->fd);
     mlfab__free(env, a, sizeof *a);
     return MLFAB_ERR_IO;
@@ -461,17 +472,36 @@ static void arena_drop_peers(mlfab__arena *a) {
   a->n = 0;
 }
 
+/* In a child of the process that made it: none of the shared mappings is there, so that nothing can be
+ * said to others. */
+static void arena_disown(mlfab__arena *a) {
+  for (struct arena_memory *m; (m = a->memories) != NULL;) {
+    a->memories = m->next;
+    if (m->entry < ARENA_MEMORIES) close(m->fd);
+    if (!m->mapped) mlfab__free_aligned(a->env, m->at, m->bytes);
+    mlfab__free(a->env, m, sizeof *m);
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    a->peers[j].segment = NULL;
+    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__arena_destroy(mlfab__arena **arena_p) {
   mlfab__arena *a = *arena_p;
   if (a == NULL) return;
   *arena_p = NULL;
+  bool child = a->pid != getpid();
+  if (child) arena_disown(a);
   /* What was said stands in the memory that others have mapped: one may be about to leave the last
    * call. */
   while (a->memories != NULL) mlfab__arena_release(a, a->memories->at);
   arena_drop_peers(a);
-  munmap(a->slots.at, a->slots.bytes);
-  if (a->slots.entry == 0) close(a->own->entries[0].fd);
-  munmap(a->own, sizeof *a->own);
+  if (a->slots.entry == 0) close(a->slots.fd);
+  if (!child) {
+    munmap(a->slots.at, a->slots.bytes);
+    munmap(a->own, sizeof *a->own);
+  }
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
 }
@@ -601,7 +631,7 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *a, void *memory) {
     struct arena_entry *entry = &a->own->entries[m->entry];
     atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
     atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-    close(entry->fd);
+    close(m->fd);
   }
   if (m->mapped)
     munmap(m->at, m->bytes);

@@ -61,6 +61,8 @@
  * ended: what lies in the ring is still delivered, then DOWN) -> RETIRED (kept until the frames that
  * are borrowed from its ring are released).
  *
+ * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
+ *
  * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
  * others take only when the list of links changes. */
 #include "../core/arena.h"
@@ -192,6 +194,7 @@ struct shm_sent {
 
 struct shm {
   mlfab__env env;
+  pid_t pid; /* of the process that opened it */
   uint32_t live_count, cursor, burst, busy;
   struct shm_link **live; /* links that are UP; guarded by lock when changed */
   struct shm_link **table, **touched;
@@ -326,7 +329,9 @@ static bool shm_is_eventfd(int fd) {
 static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
                    (off_t)offset);
-  return map == MAP_FAILED ? NULL : map;
+  if (map == MAP_FAILED) return NULL;
+  madvise(map, bytes, MADV_DONTFORK); /* a child has nothing to say to the peers */
+  return map;
 }
 
 /* Maps control and rings, each ring twice in a row. */
@@ -753,8 +758,27 @@ static bool shm_host(uint64_t *host_p) {
   return true;
 }
 
+/* In a child of the process that opened it: mappings are not there, and what the descriptors speak of is
+ * the parent's. */
+static void shm_disown(struct shm *t) {
+  while (t->live_count > 0) {
+    struct shm_link *link = t->live[--t->live_count];
+    link->next = t->retired;
+    t->retired = link;
+  }
+  for (int i = 0; i < 2; i++) {
+    for (struct shm_link *link = i ? t->retired : t->half; link != NULL; link = link->next) {
+      shm_close_fd(&link->fd);
+      link->map = NULL;
+      link->bell = NULL;
+    }
+  }
+  t->bell = NULL;
+}
+
 static void shm_stop(void *self) {
   struct shm *t = self;
+  if (t->pid != getpid()) shm_disown(t);
   while (t->half != NULL) shm_drop_half(t, t->half);
   while (t->live_count > 0) {
     struct shm_link *link = t->live[t->live_count - 1];
@@ -835,6 +859,7 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                         "shm: out of memory");
   t->env = env;
+  t->pid = getpid();
   t->host = host;
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
   pthread_mutex_init(&t->lock, NULL);

@@ -220,6 +220,7 @@ typedef struct tcp_slot {
 
 typedef struct tcp_self {
   mlfab__env env;
+  pid_t pid; /* of the process that opened it */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
   uint32_t listener_paused; /* out of descriptors: until a link goes */
@@ -1866,9 +1867,22 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
 
 /* --- open and close --------------------------------------------------------------------------- */
 
+/* In a child of the process that opened it: what its descriptors speak of is the parent's. A shutdown
+ * or a change of the epoll set would reach the parent's connections. */
+static void tcp_disown(tcp_self *self) {
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (!link || link->fd < 0) continue;
+    (void)close(link->fd);
+    link->fd = -1;
+  }
+  self->path[0] = 0;
+}
+
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
   struct stat info;
+  if (self->pid != getpid() && !MLFAB__PLANTED(89)) tcp_disown(self);
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
   if (self->listener >= 0) (void)close(self->listener);
@@ -1895,6 +1909,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (!self)
     return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
   self->env = env;
+  self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);

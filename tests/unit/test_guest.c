@@ -5,9 +5,11 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,16 +28,27 @@ static void nap(void) {
   nanosleep(&t, NULL);
 }
 
+static atomic_uint troubles; /* that members were told of each other */
+
+static void on_event(void *user, const mlfab_event_info *info) {
+  (void)user;
+  if (info->kind == MLFAB_EVENT_DEAD || info->kind == MLFAB_EVENT_LEFT ||
+      info->kind == MLFAB_EVENT_REJOINED)
+    atomic_fetch_add(&troubles, 1);
+}
+
 /* One of two workers of this process; worker 0 serves. Returns what opening begins with. */
 static int begin(uint32_t rank, const char *scheme, mlfab **ctx_p, mlfab_error *error) {
   mlfab_config c;
   mlfab_config_init(&c);
+  c.on_event = on_event;
   c.rank = (int32_t)rank;
   c.workers = 2;
   c.transports = strcmp(scheme, "shm") == 0 ? MLFAB_USE_SHM : MLFAB_USE_TCP;
   c.timeout_ns = UINT64_C(60000000000);
-  snprintf(c.coordinator, sizeof c.coordinator, "%s:%sguest-%ld-%u", scheme,
-           strcmp(scheme, "shm") == 0 ? "" : "@", (long)getpid(), (unsigned)fabrics);
+  snprintf(c.coordinator, sizeof c.coordinator, "%s%s-%ld-%u", scheme,
+           c.transports == MLFAB_USE_SHM ? ":guest" : ":/tmp/mlfab-guest", (long)getpid(),
+           (unsigned)fabrics);
   return mlfab_open_start(&c, ctx_p, error);
 }
 
@@ -134,7 +147,10 @@ static void in_child(int (*fn)(void)) {
   int status = 0;
   pid_t child = fork();
   assert_true(child >= 0);
-  if (child == 0) _exit(fn());
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL); /* cmocka's would go on with the tests */
+    _exit(fn());
+  }
   assert_true(waitpid(child, &status, 0) == child);
   if (WIFSIGNALED(status)) fail_msg("the child died of signal %d", WTERMSIG(status));
   assert_int_equal(WEXITSTATUS(status), 0);
@@ -181,11 +197,186 @@ static void test_file_limit(void **state) {
   in_child(open_beyond_limit);
 }
 
+/* --- forks --- */
+
+enum { COUNT = 20000 };
+
+typedef struct pair {
+  mlfab *node[2];
+  mlfab_dag *dag;
+  double *shared; /* worker 1's, of mlfab_alloc */
+  double *lent[2];
+} pair;
+
+static pair P; /* for children */
+
+static void check(int line, mlfab *ctx, int code) {
+  mlfab_error error = {0};
+  if (code == 0) return;
+  mlfab_last_error(ctx, &error);
+  fail_msg("line %d: %s: %s", line, mlfab_error_name(code), error.text);
+}
+#define OK(ctx, call) check(__LINE__, ctx, call)
+
+static void *reduce(void *node) {
+  uint32_t i = node == P.node[1];
+  for (int k = 0; k < 4; k++) /* from the third on in memory that is lent */
+    OK(node, mlfab_allreduce(node, P.lent[i], COUNT, MLFAB_F64, 0));
+  return NULL;
+}
+
+static void reduce_both(void) {
+  pthread_t other;
+  for (uint32_t i = 0; i < COUNT; i++) P.lent[0][i] = P.lent[1][i] = 1;
+  assert_int_equal(pthread_create(&other, NULL, reduce, P.node[1]), 0);
+  reduce(P.node[0]);
+  pthread_join(other, NULL);
+  for (uint32_t i = 0; i < COUNT; i++) assert_true(P.lent[0][i] == 16 && P.lent[1][i] == 16);
+}
+
+static void push_both(double sum) {
+  static double u[COUNT], w[COUNT];
+  mlfab_buf update = {0, 0, u, COUNT}, weights = {0, 0, w, COUNT};
+  for (uint32_t i = 0; i < COUNT; i++) u[i] = 1;
+  for (uint32_t k = 0; k < 2; k++) OK(P.node[k], mlfab_push(P.node[k], &update, 1, NULL, NULL));
+  for (uint32_t k = 0; k < 2; k++) {
+    OK(P.node[k], mlfab_pull(P.node[k], &weights, 1, NULL, NULL));
+    for (uint32_t i = 0; i < COUNT; i++) assert_true(w[i] == sum);
+  }
+}
+
+static int calls_fail(void) {
+  int wrong = 0, done, fd;
+  uint32_t op;
+  uint64_t ns, count;
+  double data[2] = {0};
+  const void *cached;
+  void *memory;
+  mlfab *ctx = P.node[1];
+  mlfab_dag *dag;
+  mlfab_buf buf = {0, 0, data, 1};
+  mlfab_vec vec = {data, 2};
+  mlfab_request request = 1;
+  mlfab_result result;
+  mlfab_stats stats;
+  mlfab_filter filter = {.size = sizeof filter};
+  mlfab_schedule schedule;
+  mlfab_sync sync = {.size = sizeof sync};
+  mlfab_error error = {0};
+  mlfab_schedule_init(&schedule);
+#define FAILS(call) wrong += (call) != MLFAB_ERR_STATE ? __LINE__ : 0
+  FAILS(mlfab_push(ctx, &buf, 1, NULL, NULL));
+  FAILS(mlfab_push_start(ctx, &buf, 1, NULL, NULL));
+  FAILS(mlfab_pull(ctx, &buf, 1, NULL, NULL));
+  FAILS(mlfab_pull_start(ctx, &buf, 1, NULL, &request));
+  FAILS(mlfab_wait(ctx, request, 0, &result));
+  FAILS(mlfab_test(ctx, request, &done, &result));
+  FAILS(mlfab_cancel(ctx, request));
+  FAILS(mlfab_flush(ctx, 0));
+  FAILS(mlfab_progress(ctx, 0));
+  FAILS(mlfab_deadline(ctx, &ns));
+  FAILS(mlfab_fd(ctx, &fd));
+  FAILS(mlfab_is_ready(ctx, NULL));
+  FAILS(mlfab_barrier(ctx, 0));
+  FAILS(mlfab_broadcast(ctx, 0, data, 8, 0));
+  FAILS(mlfab_join(ctx, 0));
+  FAILS(mlfab_serve(P.node[0], 1));
+  FAILS(mlfab_save(ctx, "/tmp/mlfab-guest-child"));
+  FAILS(mlfab_set_filter(ctx, 0, &filter));
+  FAILS(mlfab_set_sync(ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0));
+  FAILS(mlfab_set_schedule(ctx, &schedule));
+  FAILS(mlfab_set_link(ctx, 1, 1));
+  FAILS(mlfab_explain(ctx, NULL, 0, NULL));
+  FAILS(mlfab_cached(ctx, 0, &cached, &count));
+  FAILS(mlfab_get_stats(ctx, &stats, sizeof stats));
+  FAILS(mlfab_rank(ctx, NULL, NULL, NULL));
+  FAILS(mlfab_alloc(ctx, 8, &memory));
+  FAILS(mlfab_free(ctx, P.shared));
+  FAILS(mlfab_allreduce(ctx, data, 2, MLFAB_F64, 0));
+  FAILS(mlfab_allreduce_start(ctx, &vec, 1, MLFAB_F64, NULL, &request));
+  FAILS(mlfab_dag_create(ctx, &dag));
+  FAILS(mlfab_dag_nop(P.dag, &op));
+  FAILS(mlfab_dag_free(&P.dag));
+#undef FAILS
+  wrong += expect(__LINE__, mlfab_last_error(ctx, &error) ? 0 : error.code, &error, MLFAB_ERR_STATE,
+                  "child");
+  return wrong != 0;
+}
+
+static int touch(void) {
+  *(volatile double *)P.shared = 666; /* does not come back where the memory is shared */
+  return 0;
+}
+
+/* In the child: nothing works, nobody hears of it, and what it had of its parent's it can give back. */
+static int be_a_child(void) {
+  pid_t child = fork();
+  if (child == 0) _exit(touch());
+  waitpid(child, NULL, 0);
+  int wrong = calls_fail();
+  wrong |= mlfab_close(&P.node[1]) != 0 || P.node[1] != NULL;
+  wrong |= mlfab_abandon(&P.node[0]) != 0 || P.node[0] != NULL;
+  return wrong;
+}
+
+static void fork_over(const char *scheme) {
+  mlfab_stats stats;
+  memset(&P, 0, sizeof P);
+  open_two(scheme, P.node);
+  for (uint32_t i = 0; i < 2; i++) {
+    OK(P.node[i], mlfab_tensor_add(P.node[i], 0, MLFAB_F64, COUNT));
+    OK(P.node[i], mlfab_model_start(P.node[i], NULL, NULL, 0));
+    OK(P.node[i], mlfab_alloc(P.node[i], COUNT * 8, (void **)(void *)&P.lent[i]));
+  }
+  OK(P.node[1], mlfab_alloc(P.node[1], 4096, (void **)(void *)&P.shared));
+  OK(P.node[1], mlfab_dag_create(P.node[1], &P.dag));
+  push_both(2);
+  reduce_both();
+  atomic_store(&troubles, 0);
+  for (int i = 0; i < 3; i++) in_child(be_a_child);
+  assert_true(P.shared[0] == 0);
+  push_both(4);
+  reduce_both();
+  for (uint32_t i = 0; i < 2; i++) {
+    OK(P.node[i], mlfab_get_stats(P.node[i], &stats, sizeof stats));
+    assert_int_equal(stats.reconnects, 0);
+  }
+  assert_int_equal(atomic_load(&troubles), 0);
+  OK(P.node[1], mlfab_dag_free(&P.dag));
+  close_two(P.node);
+}
+
+static void test_fork_shm(void **state) {
+  (void)state;
+  fork_over("shm");
+}
+
+static void test_fork_unix(void **state) {
+  (void)state;
+  fork_over("unix");
+}
+
+static int open_anew(void) {
+  mlfab_config c;
+  mlfab_error error = {0};
+  mlfab *ctx;
+  mlfab_config_init(&c);
+  int code = mlfab_open(&c, &ctx, &error);
+  if (!code) code = mlfab_tensor_add(ctx, 0, MLFAB_F32, 1);
+  return code || mlfab_close(&ctx);
+}
+
+/* A child may open a context of its own. */
+static void test_fork_open(void **state) {
+  (void)state;
+  in_child(open_anew);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_signals),
-      cmocka_unit_test(test_masks),
-      cmocka_unit_test(test_file_limit),
+      cmocka_unit_test(test_signals),    cmocka_unit_test(test_masks),
+      cmocka_unit_test(test_file_limit), cmocka_unit_test(test_fork_shm),
+      cmocka_unit_test(test_fork_unix),  cmocka_unit_test(test_fork_open),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
