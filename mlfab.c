@@ -35749,6 +35749,11 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
  *
+ * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
+ * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
+ * destroyed by frames that the peer sends meanwhile. Where a send finds the peer gone, its BYE may
+ * still be unread: such a link is offered nothing more, like one without room, until DOWN.
+ *
  * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
  *
  *    HEARD     a frame came less than 3 intervals ago
@@ -35793,7 +35798,8 @@ typedef struct mlfab__link {
   uint8_t greeted;          /* HELLO was answered */
   uint8_t blocked;          /* a send was refused: wait for WRITABLE */
   uint8_t listed;           /* in the ready list */
-  uint8_t closing;          /* close when the control queue is empty */
+  uint8_t closing;          /* close when the control queue is empty; what comes is not looked at */
+  uint8_t lingers;          /* likewise, but the peer closes first: it has read our BYE then */
   uint8_t doomed;           /* to be given up when the role has returned */
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
@@ -37122,6 +37128,10 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
   link->suspect = 0;
+  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+    if (frame->type == MLFAB__BYE) node_doom(node, index);
+    return;
+  }
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
       node->routes[link->peer].heard_ns = node->now_ns;
@@ -37431,7 +37441,8 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       node_down(node, event);
       break;
     case MLFAB_IO_FRAME:
-      if (node_link(node, event->link, &index) && !node->links[index].closing)
+      if (node_link(node, event->link, &index) &&
+          (!node->links[index].closing || node->links[index].lingers))
         node_frame(node, index, event);
       break;
     case MLFAB_IO_SENT:
@@ -37668,7 +37679,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
     node->ready_begin = (node->ready_begin + 1) % node->nlinks;
     node->ready_count--;
     link->listed = 0;
-    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->blocked)
+    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->lingers && !link->blocked)
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
@@ -38178,6 +38189,20 @@ MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room
   return 0;
 }
 
+/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
+ * driven by hand may compute for long before it looks. */
+static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
+  switch (link->kind) {
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return !node->routes[link->peer].hand;
+    case MLFAB__LINK_WORKER:
+      return !node->server.peers[link->peer].hand;
+    default:
+      return link->kind == MLFAB__LINK_SCHEDULER;
+  }
+}
+
 /* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
@@ -38191,6 +38216,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
+    link->lingers = (uint8_t)node_heeds(node, link);
   }
 }
 
@@ -40425,9 +40451,9 @@ static int drive_test_served(mlfab *ctx, void *what) {
 static int drive_test_silent(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->parting) return 0; /* others wait for something of ours */
-  /* A link that is full is not in the ready list, but its goodbye has not gone out. */
+  /* A goodbye has not gone out, or has not been heard. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
-    if (ctx->node->links[i].closing && ctx->node->links[i].blocked) return 0;
+    if (ctx->node->links[i].closing) return 0;
   }
   return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
 }

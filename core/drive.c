@@ -714,9 +714,9 @@ static int drive_test_served(mlfab *ctx, void *what) {
 static int drive_test_silent(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->parting) return 0; /* others wait for something of ours */
-  /* A link that is full is not in the ready list, but its goodbye has not gone out. */
+  /* A goodbye has not gone out, or has not been heard. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
-    if (ctx->node->links[i].closing && ctx->node->links[i].blocked) return 0;
+    if (ctx->node->links[i].closing) return 0;
   }
   return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
 }

@@ -1068,6 +1068,10 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
   link->suspect = 0;
+  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+    if (frame->type == MLFAB__BYE) node_doom(node, index);
+    return;
+  }
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
       node->routes[link->peer].heard_ns = node->now_ns;
@@ -1377,7 +1381,8 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       node_down(node, event);
       break;
     case MLFAB_IO_FRAME:
-      if (node_link(node, event->link, &index) && !node->links[index].closing)
+      if (node_link(node, event->link, &index) &&
+          (!node->links[index].closing || node->links[index].lingers))
         node_frame(node, index, event);
       break;
     case MLFAB_IO_SENT:
@@ -1614,7 +1619,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
     node->ready_begin = (node->ready_begin + 1) % node->nlinks;
     node->ready_count--;
     link->listed = 0;
-    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->blocked)
+    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->lingers && !link->blocked)
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
@@ -2124,6 +2129,20 @@ MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room
   return 0;
 }
 
+/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
+ * driven by hand may compute for long before it looks. */
+static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
+  switch (link->kind) {
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return !node->routes[link->peer].hand;
+    case MLFAB__LINK_WORKER:
+      return !node->server.peers[link->peer].hand;
+    default:
+      return link->kind == MLFAB__LINK_SCHEDULER;
+  }
+}
+
 /* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
@@ -2137,6 +2156,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
+    link->lingers = (uint8_t)node_heeds(node, link);
   }
 }
 

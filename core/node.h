@@ -25,6 +25,11 @@
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
  *
+ * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
+ * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
+ * destroyed by frames that the peer sends meanwhile. Where a send finds the peer gone, its BYE may
+ * still be unread: such a link is offered nothing more, like one without room, until DOWN.
+ *
  * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
  *
  *    HEARD     a frame came less than 3 intervals ago
@@ -87,7 +92,8 @@ typedef struct mlfab__link {
   uint8_t greeted;          /* HELLO was answered */
   uint8_t blocked;          /* a send was refused: wait for WRITABLE */
   uint8_t listed;           /* in the ready list */
-  uint8_t closing;          /* close when the control queue is empty */
+  uint8_t closing;          /* close when the control queue is empty; what comes is not looked at */
+  uint8_t lingers;          /* likewise, but the peer closes first: it has read our BYE then */
   uint8_t doomed;           /* to be given up when the role has returned */
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */

@@ -1008,6 +1008,50 @@ static void test_goodbye_unread(void **state) {
   pull(1, w);
 }
 
+static uint32_t standing(int i) {
+  uint32_t links = 0;
+  for (uint32_t l = 0; l < n.node[i]->nlinks; l++)
+    links += n.node[i]->links[l].kind != MLFAB__LINK_FREE && !n.node[i]->links[l].self;
+  return links;
+}
+
+/* Whoever leaves reads on until server 0 has heard its goodbye, and hangs up. */
+static void test_goodbye_heard(void **state) {
+  (void)state;
+  uint32_t link = link_of(2);
+  run(1000000);
+  n.slow_ns[0] = 50000000;
+  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  run(40000000);
+  assert_true(n.link[link].up);
+  assert_int_equal(standing(2), 1);
+  assert_false(n.node[0]->server.peers[2].left);
+  run(20000000);
+  assert_true(n.node[0]->server.peers[2].left);
+  assert_false(n.link[link].up);
+  assert_int_equal(standing(2), 0);
+}
+
+/* Both ends leave at once: nobody waits for the other. */
+static void test_goodbyes_cross(void **state) {
+  (void)state;
+  run(1000000);
+  for (int i = 0; i < NODES; i++) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+  run(1000000);
+  for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
+}
+
+/* Nobody waits for one that computes. */
+static void test_goodbye_to_a_hand_driven_peer(void **state) {
+  (void)state;
+  run(1000000);
+  for (uint32_t r = 0; r < mlfab__node_routes(n.node[2]); r++) n.node[2]->routes[r].hand = 1;
+  n.slow_ns[0] = 5000000000;
+  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  run(1000000);
+  assert_int_equal(standing(2), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
@@ -1030,6 +1074,9 @@ int main(void) {
       cmocka_unit_test_teardown(test_refusing_server_0, teardown),
       cmocka_unit_test_teardown(test_inner_link_goes_on, teardown),
       HOSTILE(test_goodbye_unread),
+      HOSTILE(test_goodbye_heard),
+      HOSTILE(test_goodbyes_cross),
+      HOSTILE(test_goodbye_to_a_hand_driven_peer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
