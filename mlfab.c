@@ -35769,8 +35769,9 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *    after 5 intervals of silence: nothing is lost with them (updates are granted first come, first
  *    served without a scheduler).
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. Silence
- * that ended a link under (1) or (2) counts, so that the death follows at once. */
+ * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. They
+ * begin with the break, however long it was silent before: we may have been stopped ourselves. After a
+ * silence under (1) or (2) the death follows at once. */
 
 #define MLFAB__NO_LINK 0xffffffffu
 
@@ -35803,6 +35804,7 @@ typedef struct mlfab__link {
   uint8_t doomed;           /* to be given up when the role has returned */
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
+  uint8_t silent;           /* it is hung up for that */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;
@@ -36602,11 +36604,13 @@ static void node_scheduler_gone(mlfab_node *node) {
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
-/* up_ns: when the other side was known to be up last, though it said nothing. */
-static void node_route_down(mlfab_node *node, uint32_t index, uint64_t up_ns, const char *why) {
+/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
+ * one that broke links before it answered HELLO, or it would be called for ever. */
+static void node_route_down(mlfab_node *node, uint32_t index, const mlfab__link *link,
+                            const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
-  route->heard_ns = mlfab__max(route->heard_ns, up_ns);
+  if (link->greeted && !link->silent) route->heard_ns = node->now_ns;
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
@@ -36629,11 +36633,11 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
-    node_route_down(node, link.peer, link.up_ns, why);
+    node_route_down(node, link.peer, &link, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
-    node_route_down(node, node->config.servers + link.peer, link.up_ns, why);
+    node_route_down(node, node->config.servers + link.peer, &link, why);
   if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
-    node_route_down(node, 2 * node->config.servers + link.peer, link.up_ns, why);
+    node_route_down(node, 2 * node->config.servers + link.peer, &link, why);
   if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
     node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
@@ -36646,8 +36650,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
-    node->worker_lost[link.peer] = node->now_ns;
-    node->worker_heard[link.peer] = mlfab__max(node->worker_heard[link.peer], link.up_ns);
+    if (!link.silent) node->worker_lost[link.peer] = node->worker_heard[link.peer] = node->now_ns;
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
@@ -37791,13 +37794,11 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
 /* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
 static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
-  uint32_t worker = link->kind == MLFAB__LINK_WORKER ? link->peer : MLFAB__NO_NODE;
   char why[96], silent[24];
   snprintf(why, sizeof why, "silent for %s%s",
            mlfab__duration(silent, node->now_ns - link->heard_ns), what);
-  link->up_ns = 0;
+  link->silent = 1;
   mlfab__node_hang_up(node, index, why);
-  if (worker != MLFAB__NO_NODE) node->worker_lost[worker] = 0; /* it was silence, and no break */
   node->scan_ns = node->now_ns;
 }
 

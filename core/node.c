@@ -542,11 +542,13 @@ static void node_scheduler_gone(mlfab_node *node) {
                    MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
 }
 
-/* up_ns: when the other side was known to be up last, though it said nothing. */
-static void node_route_down(mlfab_node *node, uint32_t index, uint64_t up_ns, const char *why) {
+/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
+ * one that broke links before it answered HELLO, or it would be called for ever. */
+static void node_route_down(mlfab_node *node, uint32_t index, const mlfab__link *link,
+                            const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   mlfab__route *route = &node->routes[index];
-  route->heard_ns = mlfab__max(route->heard_ns, up_ns);
+  if (link->greeted && !link->silent) route->heard_ns = node->now_ns;
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
@@ -569,11 +571,11 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   node_free_link(node, index);
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
-    node_route_down(node, link.peer, link.up_ns, why);
+    node_route_down(node, link.peer, &link, why);
   if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
-    node_route_down(node, node->config.servers + link.peer, link.up_ns, why);
+    node_route_down(node, node->config.servers + link.peer, &link, why);
   if (link.kind == MLFAB__LINK_SHIFT && node_across(node, link.peer) == index)
-    node_route_down(node, 2 * node->config.servers + link.peer, link.up_ns, why);
+    node_route_down(node, 2 * node->config.servers + link.peer, &link, why);
   if (link.kind == MLFAB__LINK_PEER && node->peer_links[link.peer] == index)
     node->peer_links[link.peer] = MLFAB__NO_LINK;
   if (link.kind == MLFAB__LINK_HOP || link.kind == MLFAB__LINK_MEMBER)
@@ -586,8 +588,7 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
     if (node->is_coordinator && node->peers[link.peer].link == index)
       node->peers[link.peer].link = MLFAB__NO_LINK;
-    node->worker_lost[link.peer] = node->now_ns;
-    node->worker_heard[link.peer] = mlfab__max(node->worker_heard[link.peer], link.up_ns);
+    if (!link.silent) node->worker_lost[link.peer] = node->worker_heard[link.peer] = node->now_ns;
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
   }
@@ -1731,13 +1732,11 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
 /* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
 static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
-  uint32_t worker = link->kind == MLFAB__LINK_WORKER ? link->peer : MLFAB__NO_NODE;
   char why[96], silent[24];
   snprintf(why, sizeof why, "silent for %s%s",
            mlfab__duration(silent, node->now_ns - link->heard_ns), what);
-  link->up_ns = 0;
+  link->silent = 1;
   mlfab__node_hang_up(node, index, why);
-  if (worker != MLFAB__NO_NODE) node->worker_lost[worker] = 0; /* it was silence, and no break */
   node->scan_ns = node->now_ns;
 }
 

@@ -45,8 +45,9 @@
  *    after 5 intervals of silence: nothing is lost with them (updates are granted first come, first
  *    served without a scheduler).
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. Silence
- * that ended a link under (1) or (2) counts, so that the death follows at once. */
+ * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. They
+ * begin with the break, however long it was silent before: we may have been stopped ourselves. After a
+ * silence under (1) or (2) the death follows at once. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -97,6 +98,7 @@ typedef struct mlfab__link {
   uint8_t doomed;           /* to be given up when the role has returned */
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
+  uint8_t silent;           /* it is hung up for that */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;

@@ -182,6 +182,47 @@ static void test_hand_driven_worker(void **state) {
   world_close(&f.w);
 }
 
+/* Server and worker are both crowded out, as when many processes start at once: whoever wakes up first has
+ * not heard of the other for long, and both go on. */
+static void test_both_stopped(void **state) {
+  fixture f;
+  (void)state;
+  for (uint32_t first = 0; first < 2; first++) {
+    begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+    befall(&f, first ? 0 : WORKERS + 1, STOPPED, 8 * BEAT);
+    befall(&f, first ? WORKERS + 1 : 0, STOPPED, 9 * BEAT);
+    mlfab_sim_run(f.w.sim, 10 * BEAT);
+    mlfab_buf b = {1, 0, f.data, COUNT};
+    OK(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL));
+    for (int32_t r = 0; r < SERVERS; r++) {
+      assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 1));
+      assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 0));
+    }
+    world_close(&f.w);
+  }
+}
+
+/* A link broke while its worker was stopped, so that it hears of that, and of nothing else, when it comes
+ * back: a reason to call again. */
+static void test_link_breaks_while_stopped(void **state) {
+  mlfab_sim_options faults;
+  fixture f;
+  (void)state;
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  memset(&faults, 0, sizeof faults);
+  faults.size = sizeof faults;
+  faults.loss = 1;
+  befall(&f, 0, STOPPED, 8 * BEAT);
+  assert_int_equal(mlfab_sim_set_faults(f.w.sim, &faults), 0);
+  mlfab_sim_run(f.w.sim, 2 * BEAT);
+  assert_int_equal(mlfab_sim_set_faults(f.w.sim, NULL), 0);
+  mlfab_sim_run(f.w.sim, 6 * BEAT);
+  mlfab_buf b = {1, 0, f.data, COUNT};
+  OK(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL));
+  for (int32_t r = 0; r < SERVERS; r++) assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 1));
+  world_close(&f.w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stopped_server_comes_back),
@@ -191,6 +232,8 @@ int main(void) {
       cmocka_unit_test(test_stopped_worker),
       cmocka_unit_test(test_cut_off_worker),
       cmocka_unit_test(test_hand_driven_worker),
+      cmocka_unit_test(test_link_breaks_while_stopped),
+      cmocka_unit_test(test_both_stopped),
   };
   return cmocka_run_group_tests_name("alive", tests, NULL, NULL);
 }
