@@ -41716,8 +41716,9 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
- * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
- * unless it is measured, or keep anything that is not in its tcp_self.
+ * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames
+ * beyond mlfab_frame_check and _verify, start threads, read a clock unless it is measured or out of
+ * descriptors, or keep anything that is not in its tcp_self.
  *
  * A link is in one of these states; its socket is open in the first four only:
  *
@@ -41736,7 +41737,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
  * link holds only while bytes are in it; as soon as a header is there the frame gets a buffer of its
  * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
  * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
- * none. `pending` is all that wait shares with the other functions.
+ * none. `pending` and `listener_paused` are all that wait shares with the other functions.
  *
  * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
  * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
@@ -41823,6 +41824,7 @@ enum {
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
   TCP_UNSENT_BYTES = 128 << 10,
+  TCP_PAUSE_NS = 100000000,   /* of the listener, out of descriptors */
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
@@ -41935,8 +41937,9 @@ typedef struct tcp_self {
   pid_t pid; /* of the process that opened it */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
-  uint32_t listener_paused; /* out of descriptors: until a link goes */
-  atomic_uint pending;      /* `ready` is not empty */
+  atomic_uint listener_paused; /* no descriptor was left for a connection */
+  uint64_t paused_ns;          /* since when */
+  atomic_uint pending;         /* `ready` is not empty */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
@@ -42166,6 +42169,25 @@ static void tcp_group_leave(tcp_self *self, tcp_link *link) {
   tcp_list_remove(&link->group);
 }
 
+/* Somebody waits at the door and no descriptor is left for him: watching on would only spin. It is tried
+ * again when a link of ours has gone, and TCP_PAUSE_NS later, because others of this process take
+ * descriptors, too. */
+static void tcp_listener_pause(tcp_self *self) {
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  /* Said when it begins, not at every try. */
+  if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+  self->paused_ns = mlfab__max(now, 1);
+  if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0))
+    atomic_store_explicit(&self->listener_paused, 1, memory_order_relaxed);
+}
+
+static void tcp_listener_resume(tcp_self *self) {
+  if (!atomic_load_explicit(&self->listener_paused, memory_order_relaxed)) return;
+  if (!tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN))
+    atomic_store_explicit(&self->listener_paused, 0, memory_order_relaxed);
+}
+
 /* Closes the socket and gives everything back, while the link itself may still have its end to tell.
  * Input that nobody read would turn the close into a reset, which destroys what the peer has not
  * received yet: some of it is read away. */
@@ -42178,8 +42200,7 @@ static void tcp_link_close(tcp_self *self, tcp_link *link) {
       continue;
     (void)close(link->fd);
     link->fd = -1;
-    if (self->listener_paused && !tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN))
-      self->listener_paused = 0;
+    tcp_listener_resume(self);
   }
   tcp_input_drop(self, link);
   tcp_pieces_drop(self, link);
@@ -42601,11 +42622,8 @@ static void tcp_accept(tcp_self *self) {
 #else
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-      /* Watching on would only spin. */
-      if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0)) self->listener_paused = 1;
-      mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
-    }
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+      tcp_listener_pause(self);
     if (fd < 0) return;
     tcp_link *link;
     fd = tcp_socket_prepare(fd, from.at.any.sa_family);
@@ -43180,6 +43198,9 @@ static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
 
 static void tcp_look(tcp_self *self) {
   self->turns = 0;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed) &&
+      self->env.hooks.clock(self->env.hooks.user) - self->paused_ns >= TCP_PAUSE_NS)
+    tcp_listener_resume(self);
 #if MLFAB_TCP_EPOLL
   struct epoll_event events[64];
   int n = epoll_wait(self->poller, events, MLFAB__COUNT(events), 0);
@@ -43305,6 +43326,8 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   struct epoll_event events[16];
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
+    timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
   int n = -1;
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)
   struct timespec timeout;
@@ -43323,6 +43346,8 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   struct pollfd entry = {0};
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
+    timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
   entry.fd = self->wake_read;
   entry.events = POLLIN;
   if (poll(&entry, 1, tcp_milliseconds(mlfab__min(timeout_ns, 1000000u))) > 0) tcp_wake_drain(self);
@@ -43625,6 +43650,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->allow_insecure = options->allow_insecure;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
+  atomic_init(&self->listener_paused, 0);
   tcp_list_init(&self->ready);
   tcp_list_init(&self->dirty);
   tcp_list_init(&self->strangers);
@@ -43797,6 +43823,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 #define SHM_MAPPING (SHM_CONTROL + 4u * SHM_RING)
 #define SHM_VALID (UINT64_C(1) << 63)
 #define SHM_SLICE_NS UINT64_C(50000000)
+#define SHM_DEAF_NS UINT64_C(100000000)
 #define SHM_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define SHM_MAGIC 0x314d4853u /* "SHM1": also the version of this layout */
 
@@ -43896,6 +43923,7 @@ struct shm {
   atomic_bool look; /* sockets may have something */
   atomic_bool woken;
   struct timespec looked;
+  _Atomic uint64_t deaf_ns; /* since when no descriptor is left for who calls; 0: some are */
   uint64_t host;
   _Atomic uint64_t fence;           /* see shm_fence */
   _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that nobody ended: for tests */
@@ -44282,6 +44310,12 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
 
 /* ---- meeting ---- */
 
+static uint64_t shm_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
 static bool shm_watch(struct shm *t, int fd, void *what) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = what};
   return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
@@ -44318,6 +44352,11 @@ static void shm_call(struct shm *t, struct shm_link *link) {
 /* Takes one connection; 1 when it, or one that had to make room, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+    /* No descriptor is left: watching on would only spin. It is tried again a little later. */
+    epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
+    atomic_store(&t->deaf_ns, shm_now());
+  }
   if (fd < 0) return 0;
   if (!shm_trusted(fd, &pid)) {
     close(fd);
@@ -44383,6 +44422,10 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
   struct epoll_event ready;
   uint64_t count;
   atomic_store(&t->look, false);
+  uint64_t deaf_ns = atomic_load_explicit(&t->deaf_ns, memory_order_relaxed);
+  if (deaf_ns != 0 && shm_now() - deaf_ns >= SHM_DEAF_NS &&
+      shm_watch(t, t->listen_fd, &t->listen_fd))
+    atomic_store(&t->deaf_ns, 0);
   for (int i = 0; i < 16; i++) {
     int found = 0;
     if (epoll_wait(t->epoll_fd, &ready, 1, 0) != 1) break;
@@ -44847,12 +44890,6 @@ static int shm_detach(void *self, uint32_t link, uint64_t token) {
   return 0;
 }
 
-static uint64_t shm_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* Sleeps while the bell's word is `state`, or until a socket has something (POLLED). */
 static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
   if (polled) {
@@ -44867,6 +44904,7 @@ static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
 static void shm_wait(void *self, uint64_t timeout_ns) {
   struct shm *t = self;
   struct epoll_event event;
+  if (atomic_load(&t->deaf_ns) != 0) timeout_ns = mlfab__min(timeout_ns, SHM_DEAF_NS);
   uint64_t now = shm_now(), end = mlfab__add_sat(now, timeout_ns);
   bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
   uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
@@ -44942,6 +44980,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
 #undef SHM_MAPPING
 #undef SHM_VALID
 #undef SHM_SLICE_NS
+#undef SHM_DEAF_NS
 #undef SHM_SEALS
 #undef SHM_MAGIC
 #endif

@@ -112,6 +112,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 #define SHM_MAPPING (SHM_CONTROL + 4u * SHM_RING)
 #define SHM_VALID (UINT64_C(1) << 63)
 #define SHM_SLICE_NS UINT64_C(50000000)
+#define SHM_DEAF_NS UINT64_C(100000000)
 #define SHM_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define SHM_MAGIC 0x314d4853u /* "SHM1": also the version of this layout */
 
@@ -211,6 +212,7 @@ struct shm {
   atomic_bool look; /* sockets may have something */
   atomic_bool woken;
   struct timespec looked;
+  _Atomic uint64_t deaf_ns; /* since when no descriptor is left for who calls; 0: some are */
   uint64_t host;
   _Atomic uint64_t fence;           /* see shm_fence */
   _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that nobody ended: for tests */
@@ -597,6 +599,12 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
 
 /* ---- meeting ---- */
 
+static uint64_t shm_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
 static bool shm_watch(struct shm *t, int fd, void *what) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = what};
   return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
@@ -633,6 +641,11 @@ static void shm_call(struct shm *t, struct shm_link *link) {
 /* Takes one connection; 1 when it, or one that had to make room, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+    /* No descriptor is left: watching on would only spin. It is tried again a little later. */
+    epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
+    atomic_store(&t->deaf_ns, shm_now());
+  }
   if (fd < 0) return 0;
   if (!shm_trusted(fd, &pid)) {
     close(fd);
@@ -698,6 +711,10 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
   struct epoll_event ready;
   uint64_t count;
   atomic_store(&t->look, false);
+  uint64_t deaf_ns = atomic_load_explicit(&t->deaf_ns, memory_order_relaxed);
+  if (deaf_ns != 0 && shm_now() - deaf_ns >= SHM_DEAF_NS &&
+      shm_watch(t, t->listen_fd, &t->listen_fd))
+    atomic_store(&t->deaf_ns, 0);
   for (int i = 0; i < 16; i++) {
     int found = 0;
     if (epoll_wait(t->epoll_fd, &ready, 1, 0) != 1) break;
@@ -1162,12 +1179,6 @@ static int shm_detach(void *self, uint32_t link, uint64_t token) {
   return 0;
 }
 
-static uint64_t shm_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 /* Sleeps while the bell's word is `state`, or until a socket has something (POLLED). */
 static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
   if (polled) {
@@ -1182,6 +1193,7 @@ static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
 static void shm_wait(void *self, uint64_t timeout_ns) {
   struct shm *t = self;
   struct epoll_event event;
+  if (atomic_load(&t->deaf_ns) != 0) timeout_ns = mlfab__min(timeout_ns, SHM_DEAF_NS);
   uint64_t now = shm_now(), end = mlfab__add_sat(now, timeout_ns);
   bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
   uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
@@ -1257,6 +1269,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
 #undef SHM_MAPPING
 #undef SHM_VALID
 #undef SHM_SLICE_NS
+#undef SHM_DEAF_NS
 #undef SHM_SEALS
 #undef SHM_MAGIC
 #endif

@@ -1,8 +1,9 @@
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
- * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames beyond mlfab_frame_check and _verify, start threads, read a clock
- * unless it is measured, or keep anything that is not in its tcp_self.
+ * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames
+ * beyond mlfab_frame_check and _verify, start threads, read a clock unless it is measured or out of
+ * descriptors, or keep anything that is not in its tcp_self.
  *
  * A link is in one of these states; its socket is open in the first four only:
  *
@@ -21,7 +22,7 @@
  * link holds only while bytes are in it; as soon as a header is there the frame gets a buffer of its
  * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
  * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
- * none. `pending` is all that wait shares with the other functions.
+ * none. `pending` and `listener_paused` are all that wait shares with the other functions.
  *
  * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
  * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
@@ -111,6 +112,7 @@ enum {
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
   TCP_UNSENT_BYTES = 128 << 10,
+  TCP_PAUSE_NS = 100000000,   /* of the listener, out of descriptors */
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
   TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
@@ -223,8 +225,9 @@ typedef struct tcp_self {
   pid_t pid; /* of the process that opened it */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
-  uint32_t listener_paused; /* out of descriptors: until a link goes */
-  atomic_uint pending;      /* `ready` is not empty */
+  atomic_uint listener_paused; /* no descriptor was left for a connection */
+  uint64_t paused_ns;          /* since when */
+  atomic_uint pending;         /* `ready` is not empty */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
@@ -454,6 +457,25 @@ static void tcp_group_leave(tcp_self *self, tcp_link *link) {
   tcp_list_remove(&link->group);
 }
 
+/* Somebody waits at the door and no descriptor is left for him: watching on would only spin. It is tried
+ * again when a link of ours has gone, and TCP_PAUSE_NS later, because others of this process take
+ * descriptors, too. */
+static void tcp_listener_pause(tcp_self *self) {
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  /* Said when it begins, not at every try. */
+  if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+  self->paused_ns = mlfab__max(now, 1);
+  if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0))
+    atomic_store_explicit(&self->listener_paused, 1, memory_order_relaxed);
+}
+
+static void tcp_listener_resume(tcp_self *self) {
+  if (!atomic_load_explicit(&self->listener_paused, memory_order_relaxed)) return;
+  if (!tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN))
+    atomic_store_explicit(&self->listener_paused, 0, memory_order_relaxed);
+}
+
 /* Closes the socket and gives everything back, while the link itself may still have its end to tell.
  * Input that nobody read would turn the close into a reset, which destroys what the peer has not
  * received yet: some of it is read away. */
@@ -466,8 +488,7 @@ static void tcp_link_close(tcp_self *self, tcp_link *link) {
       continue;
     (void)close(link->fd);
     link->fd = -1;
-    if (self->listener_paused && !tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN))
-      self->listener_paused = 0;
+    tcp_listener_resume(self);
   }
   tcp_input_drop(self, link);
   tcp_pieces_drop(self, link);
@@ -889,11 +910,8 @@ static void tcp_accept(tcp_self *self) {
 #else
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-      /* Watching on would only spin. */
-      if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0)) self->listener_paused = 1;
-      mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
-    }
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+      tcp_listener_pause(self);
     if (fd < 0) return;
     tcp_link *link;
     fd = tcp_socket_prepare(fd, from.at.any.sa_family);
@@ -1468,6 +1486,9 @@ static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
 
 static void tcp_look(tcp_self *self) {
   self->turns = 0;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed) &&
+      self->env.hooks.clock(self->env.hooks.user) - self->paused_ns >= TCP_PAUSE_NS)
+    tcp_listener_resume(self);
 #if MLFAB_TCP_EPOLL
   struct epoll_event events[64];
   int n = epoll_wait(self->poller, events, MLFAB__COUNT(events), 0);
@@ -1593,6 +1614,8 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   struct epoll_event events[16];
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
+    timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
   int n = -1;
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)
   struct timespec timeout;
@@ -1611,6 +1634,8 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   tcp_self *self = opaque;
   struct pollfd entry = {0};
   if (!timeout_ns || atomic_load_explicit(&self->pending, memory_order_relaxed)) return;
+  if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed))
+    timeout_ns = mlfab__min(timeout_ns, TCP_PAUSE_NS);
   entry.fd = self->wake_read;
   entry.events = POLLIN;
   if (poll(&entry, 1, tcp_milliseconds(mlfab__min(timeout_ns, 1000000u))) > 0) tcp_wake_drain(self);
@@ -1913,6 +1938,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->allow_insecure = options->allow_insecure;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
+  atomic_init(&self->listener_paused, 0);
   tcp_list_init(&self->ready);
   tcp_list_init(&self->dirty);
   tcp_list_init(&self->strangers);

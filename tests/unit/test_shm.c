@@ -14,6 +14,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <cmocka.h>
@@ -720,6 +721,40 @@ static void test_no_memory(void **state) {
   }
 }
 
+/* A call that comes while this process has no descriptor left is taken when it has some again, and meanwhile
+ * nothing spins. */
+static void test_no_descriptors(void **state) {
+  struct rlimit before, few;
+  struct end end;
+  int taken[256], n = 0, status;
+  (void)state;
+  end_open(&end, "");
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = before;
+  few.rlim_cur = 100;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (n < 256 && (taken[n] = dup(0)) >= 0) n++;
+  assert_true(n < 256);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    while (n > 0) close(taken[--n]);
+    child_stream(end.address);
+  }
+  for (int i = 0; i < 1000 && end.t->deaf_ns == 0; i++) {
+    mlfab_io_event event;
+    assert_int_equal(table->poll(end.t, &event), 0);
+    usleep(1000);
+  }
+  assert_true(end.t->deaf_ns != 0);
+  while (n > 0) close(taken[--n]);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  (void)end_next(&end, MLFAB_IO_UP);
+  kill(child, SIGKILL);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  table->close(end.t);
+}
+
 /* In a child: connects, tells the pid of a child of its own, which keeps the life line, and is done at a
  * byte. */
 static void child_with_child(const char *address, int tell, int end_with) {
@@ -781,7 +816,7 @@ int main(void) {
       cmocka_unit_test(test_hostile_tail), cmocka_unit_test(test_hostile_noise),
       cmocka_unit_test(test_strangers),    cmocka_unit_test(test_addresses),
       cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_local),
-      cmocka_unit_test(test_probe),
+      cmocka_unit_test(test_probe),        cmocka_unit_test(test_no_descriptors),
   };
   table = test_shm_table();
   source_fill();

@@ -3,6 +3,7 @@
 #include "../../core/wire.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <sched.h>
@@ -12,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -510,6 +512,41 @@ static void test_detach_all(void **state) {
 }
 
 /* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
+/* The process has used up its descriptors when somebody calls, and gives some back later: he is let in
+ * then, though no link of this transport's has gone. */
+static void test_no_descriptors(void **state) {
+  struct rlimit before, few;
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  int taken[256], n = 0;
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  e.now_ns = 5;
+  int fd = stranger(&e);
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = before;
+  few.rlim_cur = (rlim_t)fd + 100;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (n < 256 && (taken[n] = dup(fd)) >= 0) n++;
+  assert_true(n < 256);
+  assert_int_equal(send(fd, head, bytes, 0), bytes);
+  for (int i = 0; i < 100 && !e.logged[0]; i++) end_poll(&e), usleep(1000);
+  assert_non_null(strstr(e.logged, strerror(EMFILE)));
+  e.logged[0] = 0;
+  for (int i = 0; i < 30; i++) e.now_ns += 100000000, end_poll(&e);
+  assert_int_equal(e.logged[0], 0); /* said once */
+  while (n > 0) close(taken[--n]);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  end_poll(&e);
+  assert_int_equal(e.ups, 0);                 /* not before its time */
+  tcp()->wait(e.self, 10ull * 1000000000u); /* looks again before that */
+  e.now_ns += 100000000;
+  UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
+  end_close(&e);
+  close(fd);
+}
+
 #if defined(__linux__)
 /* A peer that showed a good frame, so that a link of `e` stands; fd_p: its socket. */
 static uint32_t raw_peer(end *e, int *fd_p) {
@@ -994,6 +1031,7 @@ int main(void) {
       cmocka_unit_test(test_protocol),
       cmocka_unit_test(test_linger),
       cmocka_unit_test(test_idle_links),
+      cmocka_unit_test(test_no_descriptors),
       cmocka_unit_test(test_probe),
       cmocka_unit_test(test_probe_of_a_child),
       cmocka_unit_test(test_out_of_memory),
