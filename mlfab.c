@@ -14387,9 +14387,11 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_syn
   return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
 }
 
-/* What can be said here; the servers check what depends on them, and combinations. */
+/* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
+  mlfab_model_options options = *o;
+  mlfab__rule rule;
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "model_start: tags is %u, not a power of two up to 65536", o->tags);
@@ -14412,7 +14414,13 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                         "not supported: filters on int64 (%s, tensor %u)",
                         o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  return worker_check_consistency(worker, &o->consistency, error);
+  int code = worker_check_consistency(worker, &o->consistency, error);
+  if (code) return code;
+  options.consistency = worker->define.consistency;
+  mlfab_error wrong;
+  code = mlfab__store_check(&options, &worker->layout, &rule, &wrong);
+  return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "model_start: %.230s", wrong.text)
+              : 0;
 }
 
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -18106,6 +18114,7 @@ typedef struct mlfab__server_peer {
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* the refused round that it has heard of, plus one */
+  uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
   uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
   mlfab__define definition_options;
@@ -18142,6 +18151,9 @@ typedef struct mlfab__server {
   mlfab__tensor_info *definition; /* worker 0's */
   uint32_t ndefinition;
   mlfab__define options; /* worker 0's */
+  uint32_t refusals;     /* definitions of worker 0 that were refused; why the last one was */
+  int32_t refusal_code;
+  char refusal[MLFAB__TEXT_MAX];
   mlfab__rule rule;
   mlfab__store store;
   uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
@@ -18531,6 +18543,8 @@ MLFAB__INTERNAL void mlfab__answer_free(mlfab__server *server);
  * core/server.c
  * ============================================================================================== */
 /* server.c - the server role: its life, its workers, the model's definition. See server.h. */
+
+#include <stdio.h>
 
 enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_STAGE_PLANNED = 64 << 20, SERVER_EAGER_LEAST = 4096 };
 
@@ -19080,6 +19094,33 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
   }
 }
 
+static void server_forget_definition(mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = NULL;
+  peer->definition_bytes = 0;
+}
+
+/* Tells a worker, once, that worker 0's definition was refused. */
+static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
+  char text[MLFAB__TEXT_MAX];
+  mlfab__server_peer *peer = &server->peers[worker];
+  snprintf(text, sizeof text, "%s%.230s", worker ? "worker 0's model: " : "", server->refusal);
+  peer->refusals = server->refusals;
+  server_forget_definition(server, peer);
+  server_define_ack(server, worker, server->refusal_code, text);
+}
+
+/* Worker 0 hears why, and so does whoever waits for its definition: they may all try again. */
+static void server_refuse(mlfab__server *server, const mlfab_error *error) {
+  server_free_model(server);
+  server->refusals++;
+  server->refusal_code = error->code;
+  snprintf(server->refusal, sizeof server->refusal, "%.255s", error->text);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].definition && server->peers[w].connected) server_tell_refusal(server, w);
+  }
+}
+
 static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__define define;
@@ -19107,19 +19148,19 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   }
   if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
     mlfab_error error;
-    int code = server_build(server, &define, copy, &error);
-    if (code) {
-      server_free_model(server);
-      mlfab__free(server->env, peer->definition, peer->definition_bytes);
-      peer->definition = NULL;
-      peer->definition_bytes = 0;
-      server_define_ack(server, worker, code, error.text);
+    if (server_build(server, &define, copy, &error)) {
+      server_refuse(server, &error);
       return;
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__server_stands(server);
-  /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
-  if (server->phase == MLFAB__NO_MODEL) server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+  if (server->phase != MLFAB__NO_MODEL) return;
+  if (peer->refusals != server->refusals) {
+    server_tell_refusal(server, worker);
+  } else {
+    /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+    server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+  }
 }
 
 /* --- frames and time --- */
@@ -21454,6 +21495,10 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     return;
   }
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
+  /* First weights of a model that was refused: they were on their way. */
+  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
+      !MLFAB__PLANTED(77))
+    return;
   const mlfab__window *window = &server->dedup.windows[worker];
   enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
   /* A repetition of what is decided: worker 0's first weights for a model that stands count as

@@ -559,8 +559,12 @@ MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t coun
 /* Agrees on the model with the servers and the other workers; blocks until the model stands, at most
  * timeout_ns of the config. `bufs` hold the first weights: worker 0's are sent; on every other worker
  * they are overwritten with worker 0's. bufs NULL with n 0: zeros, and nothing is written back.
- * options may be NULL. Costs the model's bytes once per worker on the wire.
- * Errors: MODEL (names the difference), ARGUMENT (a member of the options), STATE, UNSUPPORTED, LIMIT, TIMEOUT, PEER_DEAD, MEMORY. */
+ * options may be NULL. Costs the model's bytes once per worker on the wire. What is wrong with the
+ * options is said at once where it can be; what only a server knows (UNSUPPORTED: conditions of the
+ * user's that it does not have, a delay bound with rounds; MEMORY) refuses worker 0's model, and every
+ * worker is told so. Whoever got an error may call again.
+ * Errors: MODEL (names the difference), ARGUMENT and CONFIG (a member of the options), STATE,
+ * UNSUPPORTED, LIMIT, TIMEOUT, PEER_DEAD, MEMORY. */
 MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                 const mlfab_buf *bufs, uint32_t n);
 

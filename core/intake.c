@@ -858,6 +858,10 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     return;
   }
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
+  /* First weights of a model that was refused: they were on their way. */
+  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
+      !MLFAB__PLANTED(77))
+    return;
   const mlfab__window *window = &server->dedup.windows[worker];
   enum mlfab__decision known = mlfab__dedup_ask(window, push.seq, push.members);
   /* A repetition of what is decided: worker 0's first weights for a model that stands count as

@@ -3,6 +3,8 @@
 
 #include "reduce.h"
 
+#include <stdio.h>
+
 enum { SERVER_STAGE_BYTES = 4 << 20, SERVER_STAGE_PLANNED = 64 << 20, SERVER_EAGER_LEAST = 4096 };
 
 static int server_init_schedule(mlfab__server *server) {
@@ -551,6 +553,33 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
   }
 }
 
+static void server_forget_definition(mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = NULL;
+  peer->definition_bytes = 0;
+}
+
+/* Tells a worker, once, that worker 0's definition was refused. */
+static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
+  char text[MLFAB__TEXT_MAX];
+  mlfab__server_peer *peer = &server->peers[worker];
+  snprintf(text, sizeof text, "%s%.230s", worker ? "worker 0's model: " : "", server->refusal);
+  peer->refusals = server->refusals;
+  server_forget_definition(server, peer);
+  server_define_ack(server, worker, server->refusal_code, text);
+}
+
+/* Worker 0 hears why, and so does whoever waits for its definition: they may all try again. */
+static void server_refuse(mlfab__server *server, const mlfab_error *error) {
+  server_free_model(server);
+  server->refusals++;
+  server->refusal_code = error->code;
+  snprintf(server->refusal, sizeof server->refusal, "%.255s", error->text);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].definition && server->peers[w].connected) server_tell_refusal(server, w);
+  }
+}
+
 static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__define define;
@@ -578,19 +607,19 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   }
   if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
     mlfab_error error;
-    int code = server_build(server, &define, copy, &error);
-    if (code) {
-      server_free_model(server);
-      mlfab__free(server->env, peer->definition, peer->definition_bytes);
-      peer->definition = NULL;
-      peer->definition_bytes = 0;
-      server_define_ack(server, worker, code, error.text);
+    if (server_build(server, &define, copy, &error)) {
+      server_refuse(server, &error);
       return;
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__server_stands(server);
-  /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
-  if (server->phase == MLFAB__NO_MODEL) server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+  if (server->phase != MLFAB__NO_MODEL) return;
+  if (peer->refusals != server->refusals) {
+    server_tell_refusal(server, worker);
+  } else {
+    /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+    server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+  }
 }
 
 /* --- frames and time --- */

@@ -147,6 +147,7 @@ typedef struct mlfab__server_peer {
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* the refused round that it has heard of, plus one */
+  uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
   uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
   mlfab__define definition_options;
@@ -183,6 +184,9 @@ typedef struct mlfab__server {
   mlfab__tensor_info *definition; /* worker 0's */
   uint32_t ndefinition;
   mlfab__define options; /* worker 0's */
+  uint32_t refusals;     /* definitions of worker 0 that were refused; why the last one was */
+  int32_t refusal_code;
+  char refusal[MLFAB__TEXT_MAX];
   mlfab__rule rule;
   mlfab__store store;
   uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */

@@ -2,6 +2,7 @@
 #include "worker.h"
 
 #include "reduce.h"
+#include "store.h"
 
 #include <stdio.h>
 
@@ -245,9 +246,11 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_syn
   return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
 }
 
-/* What can be said here; the servers check what depends on them, and combinations. */
+/* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
+  mlfab_model_options options = *o;
+  mlfab__rule rule;
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "model_start: tags is %u, not a power of two up to 65536", o->tags);
@@ -270,7 +273,13 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                         "not supported: filters on int64 (%s, tensor %u)",
                         o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  return worker_check_consistency(worker, &o->consistency, error);
+  int code = worker_check_consistency(worker, &o->consistency, error);
+  if (code) return code;
+  options.consistency = worker->define.consistency;
+  mlfab_error wrong;
+  code = mlfab__store_check(&options, &worker->layout, &rule, &wrong);
+  return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "model_start: %.230s", wrong.text)
+              : 0;
 }
 
 static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,

@@ -295,8 +295,50 @@ static void test_server_without_slices(void **state) {
   }
 }
 
+/* What a model may be is said where it is asked for, when it can be; what only a server knows comes as
+ * its refusal, to every worker, though first weights are on their way. Then all may try again. */
+static void test_refused_models(void **state) {
+  static float first[COUNT], got[COUNT];
+  mlfab_buf bufs = {0, 0, first, COUNT}, image = {0, 0, got, COUNT};
+  mlfab_model_options options = {.size = sizeof options, .mean = 1};
+  mlfab_error error;
+  world w;
+  (void)state;
+  world_init(&w, 3, 2, 1);
+  world_open(&w, 5);
+  for (uint32_t i = 0; i < COUNT; i++) first[i] = (float)i;
+  for (uint32_t i = 0; i < 3; i++) OK(w.node[i], mlfab_tensor_add(w.node[i], 0, MLFAB_F32, COUNT));
+  uint64_t begun = mlfab_sim_clock(w.sim);
+  EXPECT(w.node[0], mlfab_model_start(w.node[0], &options, &bufs, 1), MLFAB_ERR_UNSUPPORTED);
+  options = (mlfab_model_options){.size = sizeof options, .rule = 77};
+  EXPECT(w.node[0], mlfab_model_start(w.node[0], &options, &bufs, 1), MLFAB_ERR_UNSUPPORTED);
+  options = (mlfab_model_options){.size = sizeof options, .rule = MLFAB_RULE_ADAM, .beta1 = 2.0};
+  EXPECT(w.node[0], mlfab_model_start(w.node[0], &options, &bufs, 1), MLFAB_ERR_CONFIG);
+  mlfab_last_error(w.node[0], &error);
+  assert_string_equal(error.text, "model_start: beta1 is 2, must be in [0, 1)");
+  assert_true(mlfab_sim_clock(w.sim) == begun); /* nobody was asked */
+  /* No server has these conditions. */
+  options = (mlfab_model_options){.size = sizeof options, .sync = MLFAB_SYNC_USER};
+  for (uint32_t i = 0; i < 3; i++) {
+    EXPECT(w.node[i], mlfab_model_start(w.node[i], &options, &bufs, 1), MLFAB_ERR_UNSUPPORTED);
+    mlfab_last_error(w.node[i], &error);
+    const char *why = strstr(error.text, "not supported: MLFAB_SYNC_USER at server");
+    assert_non_null(why);
+    assert_true((strstr(error.text, "worker 0's model: ") != NULL) == (i > 0));
+  }
+  options.sync = MLFAB_SYNC_BSP;
+  for (uint32_t i = 0; i < 3; i++)
+    OK(w.node[i], mlfab_model_start(w.node[i], &options, i ? NULL : &bufs, !i));
+  OK(w.node[2], mlfab_pull(w.node[2], &image, 1, NULL, NULL));
+  assert_memory_equal(first, got, sizeof got);
+  assert_true(mlfab_sim_clock(w.sim) - begun < WORLD_S);
+  assert_false(world_saw(&w, MLFAB_EVENT_SUSPECT, 0, 0)); /* no link was given up */
+  world_close(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_models), cmocka_unit_test(test_changes),
-                                     cmocka_unit_test(test_server_without_slices)};
+                                     cmocka_unit_test(test_server_without_slices),
+                                     cmocka_unit_test(test_refused_models)};
   return cmocka_run_group_tests_name("consistency", tests, NULL, NULL);
 }

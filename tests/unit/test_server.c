@@ -16,11 +16,13 @@ typedef struct fixture {
   mlfab__server server;
   mlfab__push_ack ack; /* the last */
   uint32_t acks, drops;
+  mlfab__define_ack defined[3]; /* by worker, the last */
 } fixture;
 
 static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
   fixture *f = self;
-  (void)peer;
+  if (type == MLFAB__DEFINE_ACK)
+    assert_int_equal(mlfab__decode_define_ack(meta, bytes, &f->defined[peer]), 0);
   if (type != MLFAB__PUSH_ACK) return;
   assert_int_equal(mlfab__decode_push_ack(meta, bytes, &f->ack), 0);
   f->acks++;
@@ -52,6 +54,15 @@ static mlfab__hello_ack hello(fixture *f, uint32_t incarnation) {
   return ack;
 }
 
+static void define_as(fixture *f, uint32_t worker, const mlfab__define *define) {
+  uint8_t meta[256], table[MLFAB__TENSOR_INFO_BYTES];
+  mlfab__tensor_info info = {0, MLFAB_F32, COUNT};
+  mlfab__encode_tensor_info(table, &info);
+  mlfab__frame_in in = {MLFAB__DEFINE, mlfab__encode_define(meta, define), sizeof table, meta,
+                        table};
+  mlfab__server_frame(&f->server, worker, &in, 1000);
+}
+
 static void define(fixture *f, const mlfab__define *define, uint32_t id, uint64_t count) {
   uint8_t meta[256], table[MLFAB__TENSOR_INFO_BYTES];
   mlfab__tensor_info info = {id, MLFAB_F32, count};
@@ -59,13 +70,14 @@ static void define(fixture *f, const mlfab__define *define, uint32_t id, uint64_
   frame(f, MLFAB__DEFINE, meta, mlfab__encode_define(meta, define), table, sizeof table);
 }
 
-static int open_server(void **state) {
+static int open_servers(void **state, uint32_t workers) {
   static fixture f;
   mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event};
   memset(&f, 0, sizeof f);
   assert_int_equal(mlfab__env_init(&f.env, NULL), 0);
   mlfab_config_init(&f.config);
-  f.config.workers = f.config.servers = 1;
+  f.config.servers = 1;
+  f.config.workers = workers;
   f.config.block_bytes = f.config.chunk_bytes = CHUNK;
   f.config.eager_bytes = 65536;
   f.config.heartbeat_ns = 500000000;
@@ -74,6 +86,9 @@ static int open_server(void **state) {
   *state = &f;
   return 0;
 }
+
+static int open_server(void **state) { return open_servers(state, 1); }
+static int open_three(void **state) { return open_servers(state, 3); }
 
 static int close_server(void **state) {
   fixture *f = *state;
@@ -261,6 +276,48 @@ static void test_rejoin_while_round_is_applied(void **state) {
   assert_int_equal(ack.v_train, 1);
 }
 
+/* Who waits for worker 0's definition hears that it was refused, and why, and so does who comes later, but
+ * once; bytes of first weights that were on their way are no breach. */
+static void test_refusal_reaches_all(void **state) {
+  fixture *f = *state;
+  uint8_t meta[512];
+  mlfab__hello_ack ack;
+  mlfab__segment segment = {0, BYTES};
+  uint64_t version = 0;
+  mlfab__define d;
+  mlfab__push p;
+  memset(&d, 0, sizeof d);
+  memset(&p, 0, sizeof p);
+  d.tensors = d.first_weights = 1;
+  d.consistency.kind = MLFAB_SYNC_USER; /* there are no conditions */
+  for (uint32_t w = 0; w < 3; w++) {
+    mlfab__hello h = {w, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+    assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
+  }
+  define_as(f, 1, &d);
+  assert_int_equal(f->defined[1].code, MLFAB_ERR_AGAIN);
+  define_as(f, 0, &d);
+  for (uint32_t w = 0; w < 2; w++) assert_int_equal(f->defined[w].code, MLFAB_ERR_UNSUPPORTED);
+  assert_non_null(strstr(f->defined[0].text, "not supported: MLFAB_SYNC_USER at server 0"));
+  assert_non_null(strstr(f->defined[1].text, "worker 0's model: not supported: MLFAB_SYNC_USER"));
+  define_as(f, 2, &d);
+  assert_int_equal(f->defined[2].code, MLFAB_ERR_UNSUPPORTED);
+  define_as(f, 2, &d);
+  assert_int_equal(f->defined[2].code, MLFAB_ERR_AGAIN);
+  p.seq = p.members = p.segments = p.versions = 1;
+  p.flags = MLFAB__PUSH_INIT;
+  p.generation = ack.generation;
+  p.bytes = BYTES;
+  p.scale = 1.0;
+  frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), NULL, 0);
+  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.first_weights = 0;
+  assert_int_equal(f->drops, 0);
+  define_as(f, 0, &d);
+  assert_int_equal(f->defined[0].code, 0);
+  assert_int_equal(f->defined[2].code, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_reconnect_while_applying, open_server, close_server),
@@ -271,6 +328,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_progress_back, open_server, close_server),
       cmocka_unit_test_setup_teardown(test_rejoin_while_round_is_applied, open_server,
                                       close_server),
+      cmocka_unit_test_setup_teardown(test_refusal_reaches_all, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
