@@ -430,13 +430,13 @@ static void test_abi(void **state) {
   mlfab *ctx = NULL;
   mlfab_error error;
   (void)state;
-  assert_int_equal(table.abi, 2);
+  assert_int_equal(table.abi, MLFAB_TRANSPORT_ABI);
   assert_int_equal(table.size, sizeof table);
   mlfab_config_init(&config);
   config.transport = &table;
-  table.abi = 1;
+  table.abi = MLFAB_TRANSPORT_ABI - 1;
   assert_int_equal(mlfab_open(&config, &ctx, &error), MLFAB_ERR_CONFIG);
-  table.abi = 2;
+  table.abi = MLFAB_TRANSPORT_ABI;
   table.size = offsetof(mlfab_transport, measure);
   assert_int_equal(mlfab_open(&config, &ctx, &error), MLFAB_ERR_CONFIG);
 }
