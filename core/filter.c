@@ -31,6 +31,7 @@
 #define FILTER_F64_MAGNITUDE 0x7fffffffffffffffu
 #define FILTER_F32_INFINITY 0x7f800000u
 #define FILTER_F64_INFINITY 0x7ff0000000000000u
+#define FILTER_F64_ONE 0x3ff0000000000000u /* the number 1 */
 
 /* ---- thresholds and draws ---- */
 
@@ -361,6 +362,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
     __m256i a = filter_sum_avx2(g, residual, i), rest;
     sent = _mm256_cmpeq_epi32(sent, bit);
     rest = _mm256_andnot_si256(sent, a);
+    a = _mm256_and_si256(sent, a); /* what does not travel must not overflow on the way */
     if (half != MLFAB_HALF_NONE) {
       __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(a, magnitude), top);
       over = _mm256_and_si256(over, sent);
@@ -530,8 +532,10 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: signs, and which changes are small, are as good as random. What
- * is not finite is left as it is, to be found by whoever looks for it. */
+/* Without branches: signs, and which changes are small, are as good as random. What is not finite is
+ * left as it is, to be found by whoever looks for it. The quotient is formed of 0 and 1 where it does not
+ * count, and where it would be beyond 2^500: a program that has floating-point traps on must not get one. */
+#define FILTER_FAR 0x1p-500
 static inline double filter_size(double x) {
 #if defined(__GNUC__) || defined(__clang__)
   return __builtin_fabs(x);
@@ -551,7 +555,8 @@ static inline double filter_size(double x) {
       double change = filter_size((double)is - (double)was);                      \
       double size = filter_size((double)was);                                     \
       int finite = (y & (infinity)) != (infinity);                                \
-      int small = finite & (size > 0) & (change > 0) & (change / size < tau);     \
+      int open = finite & (change > 0) & (change * FILTER_FAR < size);            \
+      int small = open & ((open ? change : 0.0) / (open ? size : 1.0) < tau);     \
       word old = (word)0 - (word)(small | (finite & (is == was)));                \
       y = (x & old) | (y & ~old);                                                 \
       memcpy(&after[i], &y, sizeof y);                                            \
@@ -574,6 +579,7 @@ FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
   isa static uint64_t name(const real *before, real *after, uint64_t n, double tau) {   \
     const name##_marks zero = {0}, magnitude = zero + INT64_MAX;                        \
     const name##_marks infinity = zero + (int64_t)FILTER_F64_INFINITY;                  \
+    const name##_marks one = zero + (int64_t)FILTER_F64_ONE;                            \
     name##_marks sum = {0};                                                             \
     uint64_t back = 0, i = 0;                                                           \
     for (; i + 8 <= n; i += 8) {                                                        \
@@ -584,7 +590,10 @@ FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
       size = (name##_wide)((name##_marks)size & magnitude);                             \
       change = (name##_wide)((name##_marks)change & magnitude);                         \
       name##_marks finite = ((name##_marks)change & infinity) != infinity;              \
-      name##_marks small = finite & (size > 0) & (change > 0) & (change / size < tau);  \
+      name##_marks open = finite & (change > 0) & (change * FILTER_FAR < size);         \
+      size = (name##_wide)(((name##_marks)size & open) | (one & ~open));                \
+      change = (name##_wide)((name##_marks)change & open);                              \
+      name##_marks small = open & (change / size < tau);                                \
       name##_words old = (name##_words)(is == was);                                     \
       old &= __builtin_convertvector(finite, name##_words);                             \
       old |= __builtin_convertvector(small, name##_words);                              \
@@ -632,6 +641,8 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #undef FILTER_F64_MAGNITUDE
 #undef FILTER_F32_INFINITY
 #undef FILTER_F64_INFINITY
+#undef FILTER_F64_ONE
+#undef FILTER_FAR
 #undef FILTER_MARK
 #undef FILTER_EMIT
 #undef FILTER_AS_IT_IS
