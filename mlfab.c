@@ -39807,6 +39807,7 @@ MLFAB__INTERNAL int mlfab__drive_check(const mlfab *ctx);
  * work behind, unless calls come one upon the other (`brisk`): then it looks by itself. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -39858,24 +39859,54 @@ static void drive_no_log(void *user, int level, const char *line) {
   (void)line;
 }
 
-/* Writes beside the file and renames: a reader sees the old file or the new one. */
+/* A new file beside `path` that nobody else writes to, with the mode of any new file. Its descriptor, or -1
+ * with errno. mkstemp would make it the owner's alone. */
+static int drive_beside(const char *path, char *name, size_t room) {
+  uint64_t salt = drive_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* another in every thread */
+  int fd = -1;
+  errno = EEXIST;
+  for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
+    int n = snprintf(name, room, "%s.%ld-%08x.part", path, (long)getpid(),
+                     (unsigned)(mlfab__mix(salt + i) >> 32));
+    if (n < 0 || (size_t)n >= room) {
+      errno = ENAMETOOLONG;
+      return -1;
+    }
+    if (MLFAB__PLANTED(88)) snprintf(name, room, "%s.part", path);
+    fd = open(name, O_WRONLY | O_CREAT | (MLFAB__PLANTED(88) ? 0 : O_EXCL) | O_CLOEXEC, 0666);
+  }
+  return fd;
+}
+
+static int drive_write(int fd, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(fd, data, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return fsync(fd);
+}
+
+/* Writes beside the file and renames: a reader sees the old file or the new one, and of several that are
+ * written at a time the one that was renamed last. */
 static int drive_store(void *user, const char *path, const void *data, size_t bytes) {
   (void)user;
   char name[4096];
-  int n = snprintf(name, sizeof name, "%s.%ld.part", path, (long)getpid());
-  if (n < 0 || n >= (int)sizeof name) return MLFAB_ERR_IO;
   struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
   if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
     errno = EFBIG;
     return MLFAB_ERR_IO;
   }
-  FILE *file = fopen(name, "wb");
-  if (!file) return MLFAB_ERR_IO;
-  int failed = fwrite(data, 1, bytes, file) != bytes;
-  failed |= fflush(file) != 0 || fsync(fileno(file)) != 0;
-  failed |= fclose(file) != 0;
-  if (!failed && rename(name, path) == 0) return 0;
-  remove(name);
+  int fd = drive_beside(path, name, sizeof name);
+  if (fd < 0) return MLFAB_ERR_IO;
+  int failed = drive_write(fd, data, bytes), why = errno;
+  if (close(fd) && !failed) failed = 1, why = errno;
+  if (!failed && rename(name, path)) failed = 1, why = errno;
+  if (!failed) return 0;
+  unlink(name);
+  errno = why;
   return MLFAB_ERR_IO;
 }
 
@@ -41072,10 +41103,12 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
     if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   }
   mlfab__drive_leave(ctx);
+  errno = 0;
   if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
+    const char *why = errno ? strerror(errno) : "env.store failed";
     mlfab__drive_enter(ctx);
     code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
-                        "save: '%.200s' cannot be written (%s)", path, strerror(errno));
+                        "save: '%.200s' cannot be written: %s", path, why);
     mlfab__drive_leave(ctx);
   }
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -372,11 +373,64 @@ static void test_fork_open(void **state) {
   in_child(open_anew);
 }
 
+/* --- files --- */
+
+enum { SAVED = 200000, SAVES = 15 };
+
+static mlfab *saver;
+static char folder[64], saved[96];
+static atomic_uint short_files;
+
+/* Whoever looks finds a whole file. */
+static void *save(void *unused) {
+  for (int i = 0; i < SAVES; i++) {
+    struct stat status;
+    OK(saver, mlfab_save(saver, saved));
+    if (stat(saved, &status) || status.st_size < SAVED * 4) atomic_fetch_add(&short_files, 1);
+  }
+  return unused;
+}
+
+static mode_t mode_of(const char *path) {
+  struct stat status;
+  assert_int_equal(stat(path, &status), 0);
+  return status.st_mode & 0777;
+}
+
+/* Saves of several threads to one path disturb each other no more than two readers would; the file has
+ * the mode that the program's other files have, and nothing else is left in its folder. */
+static void test_save_together(void **state) {
+  (void)state;
+  pthread_t thread[3];
+  mlfab_config c;
+  mlfab_error error;
+  snprintf(folder, sizeof folder, "/tmp/mlfab-guest-%ld", (long)getpid());
+  snprintf(saved, sizeof saved, "%s/model.safetensors", folder);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  mlfab_config_init(&c);
+  assert_int_equal(mlfab_open(&c, &saver, &error), 0);
+  OK(saver, mlfab_tensor_add(saver, 0, MLFAB_F32, SAVED));
+  OK(saver, mlfab_model_start(saver, NULL, NULL, 0));
+  mode_t before = umask(027);
+  for (int i = 0; i < 3; i++) assert_int_equal(pthread_create(&thread[i], NULL, save, NULL), 0);
+  for (int i = 0; i < 3; i++) pthread_join(thread[i], NULL);
+  umask(before);
+  assert_int_equal(atomic_load(&short_files), 0);
+  assert_int_equal(mode_of(saved), 0640);
+  assert_int_equal(mlfab_save(saver, "/tmp"), MLFAB_ERR_IO); /* cannot take a folder's place */
+  mlfab_last_error(saver, &error);
+  assert_non_null(strstr(error.text, "'/tmp' cannot be written: "));
+  assert_int_equal(mlfab_close(&saver), 0);
+  assert_int_equal(unlink(saved), 0);
+  assert_int_equal(rmdir(folder), 0); /* it is empty */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_signals),    cmocka_unit_test(test_masks),
-      cmocka_unit_test(test_file_limit), cmocka_unit_test(test_fork_shm),
-      cmocka_unit_test(test_fork_unix),  cmocka_unit_test(test_fork_open),
+      cmocka_unit_test(test_signals),       cmocka_unit_test(test_masks),
+      cmocka_unit_test(test_file_limit),    cmocka_unit_test(test_fork_shm),
+      cmocka_unit_test(test_fork_unix),     cmocka_unit_test(test_fork_open),
+      cmocka_unit_test(test_save_together),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
