@@ -1666,6 +1666,7 @@ static int tcp_arm(void *opaque, int on) {
 
 /* Enough to tell a rate from? A few packets at once, or what a token bucket lets through first, are not. */
 static int tcp_is_load(uint64_t bytes, uint64_t ns) {
+  if (ns == 0) return 0; /* of no time no rate can be told */
   return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
 }
 
