@@ -13110,7 +13110,8 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  *
  * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
  * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
- * are acknowledged at once.
+ * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
+ * for the next acknowledgement by the clock.
  *
  * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
  * link that breaks is followed by a new one, and everything that the peer has not got is sent
@@ -13179,6 +13180,7 @@ typedef struct mlfab__streams {
   void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
   uint64_t pooled;                   /* bytes of them */
   uint8_t much;                      /* too many, when the epoch began */
+  uint8_t leaving;                   /* acknowledgements are asked for */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
@@ -13229,7 +13231,11 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
 MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
 /* Four times a heartbeat: acknowledges what was not. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
-/* 1 when every message that was queued has been acknowledged. */
+/* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
+MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
+/* This worker has said goodbye: it waits for nothing of ours any more. */
+MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
+/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
 
@@ -13263,6 +13269,7 @@ struct mlfab__lane {
   uint64_t eager, consumed; /* bytes that were counted; of them, the peer has consumed */
   uint64_t missing_ns;      /* the link is missing and wanted since; 0: not known to be */
   int asking;               /* a new link, and the peer has not said yet what it has */
+  int parted;               /* the peer has said goodbye */
   /* From it. */
   uint64_t received, told; /* frames, as far as acknowledged */
   uint64_t in_eager, in_consumed, in_told;
@@ -13493,6 +13500,34 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   return 1;
 }
 
+/* Has the peer acknowledge what it has. */
+static void stream_ask(mlfab__streams *streams, uint32_t rank) {
+  mlfab__coll question;
+  uint8_t meta[96];
+  memset(&question, 0, sizeof question);
+  question.epoch = streams->epoch;
+  streams->hop.post(streams->hop.self, rank, MLFAB__COLL, meta,
+                    mlfab__encode_coll(meta, &question));
+}
+
+/* All is sent, and nothing would tell soon that it has come. */
+static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab__lane *stream) {
+  if (streams->leaving && stream->count > 0 && !stream->asking && stream->next > stream->queued)
+    stream_ask(streams, rank);
+}
+
+MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams) {
+  streams->leaving = 1;
+  for (uint32_t m = 0; m < streams->members; m++) {
+    if (streams->streams[m]) stream_ask_last(streams, streams->ranks[m], streams->streams[m]);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (stream) stream->parted = 1;
+}
+
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame) {
   mlfab__lane *stream = stream_of(streams, rank);
@@ -13510,6 +13545,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   if (frame->token) message->lent++;
   stream->most = mlfab__max(stream->most, stream->next);
   if (++stream->next == message->first + message->frames) stream->cursor++;
+  stream_ask_last(streams, rank, stream);
 }
 
 MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
@@ -13578,12 +13614,7 @@ MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank
   stream->missing_ns = 0;
   stream->asking = stream->most > stream->acked || stream->eager > stream->consumed;
   if (stream->asking) {
-    mlfab__coll question;
-    uint8_t meta[96];
-    memset(&question, 0, sizeof question);
-    question.epoch = streams->epoch;
-    streams->hop.post(streams->hop.self, rank, MLFAB__COLL, meta,
-                      mlfab__encode_coll(meta, &question));
+    stream_ask(streams, rank);
   } else if (stream->count > 0) {
     streams->hop.ready(streams->hop.self, rank);
   }
@@ -13696,7 +13727,8 @@ MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
 
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   for (uint32_t m = 0; m < streams->members; m++) {
-    if (streams->streams[m] && streams->streams[m]->count > 0) return 0;
+    const mlfab__lane *stream = streams->streams[m];
+    if (stream && stream->count > 0 && !stream->parted) return 0;
   }
   return 1;
 }
@@ -28011,6 +28043,7 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
   if (comm->leaving) return;
   comm->leaving = 1;
+  mlfab__streams_leave(&comm->streams);
   if (comm->phase == MLFAB__COMM_OUT || comm_alone(comm)) return;
   comm_say_leaving(comm);
   if (comm->phase == MLFAB__COMM_ASKED) {
@@ -37166,6 +37199,10 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
 /* Frames between workers. */
 static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   const mlfab__link *link = &node->links[index];
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
+      bye.code == 0)
+    mlfab__stream_parted(&node->comm.streams, link->peer);
   if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
   if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
   if (link->kind == MLFAB__LINK_HOP) {
@@ -38290,6 +38327,7 @@ static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
   node->parting = 0;
+  if (node->is_worker) mlfab__streams_tick(&node->comm.streams); /* nobody waits for these either */
   if (node->leaving == 1) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       node_worker_gone(node, (uint32_t)node->config.rank, 1);
@@ -38305,7 +38343,9 @@ static void node_part(mlfab_node *node) {
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (!node->parting) node->part_ns = node->now_ns + node->config.heartbeat_ns;
+  /* Where the worker role has left before the server role, nobody waits for it any more. */
+  if (!node->parting)
+    node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
   if (node->is_worker) mlfab__comm_leave(&node->comm);
   node_epilogue(node);

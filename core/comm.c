@@ -1174,6 +1174,7 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
   if (comm->leaving) return;
   comm->leaving = 1;
+  mlfab__streams_leave(&comm->streams);
   if (comm->phase == MLFAB__COMM_OUT || comm_alone(comm)) return;
   comm_say_leaving(comm);
   if (comm->phase == MLFAB__COMM_ASKED) {

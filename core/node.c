@@ -1048,6 +1048,10 @@ static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__fra
 /* Frames between workers. */
 static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   const mlfab__link *link = &node->links[index];
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
+      bye.code == 0)
+    mlfab__stream_parted(&node->comm.streams, link->peer);
   if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
   if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
   if (link->kind == MLFAB__LINK_HOP) {
@@ -2172,6 +2176,7 @@ static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
   node->parting = 0;
+  if (node->is_worker) mlfab__streams_tick(&node->comm.streams); /* nobody waits for these either */
   if (node->leaving == 1) {
     if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
       node_worker_gone(node, (uint32_t)node->config.rank, 1);
@@ -2187,7 +2192,9 @@ static void node_part(mlfab_node *node) {
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (!node->parting) node->part_ns = node->now_ns + node->config.heartbeat_ns;
+  /* Where the worker role has left before the server role, nobody waits for it any more. */
+  if (!node->parting)
+    node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
   if (node->is_worker) mlfab__comm_leave(&node->comm);
   node_epilogue(node);

@@ -26,6 +26,7 @@ struct mlfab__lane {
   uint64_t eager, consumed; /* bytes that were counted; of them, the peer has consumed */
   uint64_t missing_ns;      /* the link is missing and wanted since; 0: not known to be */
   int asking;               /* a new link, and the peer has not said yet what it has */
+  int parted;               /* the peer has said goodbye */
   /* From it. */
   uint64_t received, told; /* frames, as far as acknowledged */
   uint64_t in_eager, in_consumed, in_told;
@@ -256,6 +257,34 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   return 1;
 }
 
+/* Has the peer acknowledge what it has. */
+static void stream_ask(mlfab__streams *streams, uint32_t rank) {
+  mlfab__coll question;
+  uint8_t meta[96];
+  memset(&question, 0, sizeof question);
+  question.epoch = streams->epoch;
+  streams->hop.post(streams->hop.self, rank, MLFAB__COLL, meta,
+                    mlfab__encode_coll(meta, &question));
+}
+
+/* All is sent, and nothing would tell soon that it has come. */
+static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab__lane *stream) {
+  if (streams->leaving && stream->count > 0 && !stream->asking && stream->next > stream->queued)
+    stream_ask(streams, rank);
+}
+
+MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams) {
+  streams->leaving = 1;
+  for (uint32_t m = 0; m < streams->members; m++) {
+    if (streams->streams[m]) stream_ask_last(streams, streams->ranks[m], streams->streams[m]);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank) {
+  mlfab__lane *stream = stream_of(streams, rank);
+  if (stream) stream->parted = 1;
+}
+
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame) {
   mlfab__lane *stream = stream_of(streams, rank);
@@ -273,6 +302,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   if (frame->token) message->lent++;
   stream->most = mlfab__max(stream->most, stream->next);
   if (++stream->next == message->first + message->frames) stream->cursor++;
+  stream_ask_last(streams, rank, stream);
 }
 
 MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
@@ -341,12 +371,7 @@ MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank
   stream->missing_ns = 0;
   stream->asking = stream->most > stream->acked || stream->eager > stream->consumed;
   if (stream->asking) {
-    mlfab__coll question;
-    uint8_t meta[96];
-    memset(&question, 0, sizeof question);
-    question.epoch = streams->epoch;
-    streams->hop.post(streams->hop.self, rank, MLFAB__COLL, meta,
-                      mlfab__encode_coll(meta, &question));
+    stream_ask(streams, rank);
   } else if (stream->count > 0) {
     streams->hop.ready(streams->hop.self, rank);
   }
@@ -459,7 +484,8 @@ MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams) {
 
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   for (uint32_t m = 0; m < streams->members; m++) {
-    if (streams->streams[m] && streams->streams[m]->count > 0) return 0;
+    const mlfab__lane *stream = streams->streams[m];
+    if (stream && stream->count > 0 && !stream->parted) return 0;
   }
   return 1;
 }

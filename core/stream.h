@@ -11,7 +11,8 @@
  *
  * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
  * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
- * are acknowledged at once.
+ * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
+ * for the next acknowledgement by the clock.
  *
  * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
  * link that breaks is followed by a new one, and everything that the peer has not got is sent
@@ -85,6 +86,7 @@ typedef struct mlfab__streams {
   void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
   uint64_t pooled;                   /* bytes of them */
   uint8_t much;                      /* too many, when the epoch began */
+  uint8_t leaving;                   /* acknowledgements are asked for */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
@@ -135,7 +137,11 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
 MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
 /* Four times a heartbeat: acknowledges what was not. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
-/* 1 when every message that was queued has been acknowledged. */
+/* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
+MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
+/* This worker has said goodbye: it waits for nothing of ours any more. */
+MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
+/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
 #endif

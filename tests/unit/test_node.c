@@ -1052,6 +1052,36 @@ static void test_goodbye_to_a_hand_driven_peer(void **state) {
   assert_int_equal(standing(2), 0);
 }
 
+/* Every worker sends every other something small, which is acknowledged by the clock only. */
+static void all_reduce(void) {
+  static float data[NODES][100];
+  mlfab_request request[NODES];
+  for (int i = 0; i < NODES; i++)
+    assert_int_equal(
+        mlfab_node_allreduce(n.node[i], data[i], 100, MLFAB_F32, 0, n.now, &request[i]), 0);
+  for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
+}
+
+/* Whoever leaves after a collective waits for a round trip, not for a look at a clock ... */
+static void test_leaving_asks(void **state) {
+  (void)state;
+  all_reduce();
+  assert_false(mlfab__comm_quiet(&n.node[2]->comm));
+  assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
+  run(2000000);
+  assert_true(n.node[0]->server.peers[2].left);
+  assert_int_equal(standing(2), 0);
+}
+
+/* ... and for nobody who leaves too. */
+static void test_leaving_together(void **state) {
+  (void)state;
+  all_reduce();
+  for (int i = NODES; i-- > 0; run(200000)) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+  run(2000000);
+  for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
@@ -1077,6 +1107,8 @@ int main(void) {
       HOSTILE(test_goodbye_heard),
       HOSTILE(test_goodbyes_cross),
       HOSTILE(test_goodbye_to_a_hand_driven_peer),
+      HOSTILE(test_leaving_asks),
+      HOSTILE(test_leaving_together),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
