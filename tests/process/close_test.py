@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""A run that ends well prints nothing and ends with 0: every kind of last call, 1 to 32 workers, with and
+without servers of their own, over both transports.
+
+MLFAB_SCALE: from 100 on, as in `make soak`, everything 20 times; below it every kind of call once."""
+import itertools
+import random
+import time
+
+from process import SCALE, clean_environment, expect, helper, launch, main, run
+
+WORKERS = (1, 2, 8, 32)
+TRANSPORTS = ("--tcp", "--shm")
+
+
+def last_calls():
+    return run(helper("closer")).out.split()
+
+
+def cells():
+    """(workers, transport, last call): all of them, or a sample, which is another every day."""
+    if SCALE >= 100:
+        return 20 * list(itertools.product(WORKERS, TRANSPORTS, last_calls()))
+    chance = random.Random(int(time.time()) // 86400)
+    few = [(chance.choice(WORKERS[:3]), chance.choice(TRANSPORTS), last) for last in last_calls()]
+    return few + [(WORKERS[3], transport, chance.choice(last_calls())) for transport in TRANSPORTS]
+
+
+def close(workers, servers, transport, last):
+    """Seconds."""
+    result = launch("-n", workers, "-s", servers, transport, helper("closer"), last, timeout=120,
+                    env=clean_environment())
+    expect(result.code == 0 and not result.err and not result.out,
+           "%d workers, %d servers, %s, %s: a run that ends well says something"
+           % (workers, servers, transport, last), result)
+    return result.seconds
+
+
+def matrix(servers):
+    took = [(close(workers, servers, transport, last), workers, transport, last)
+            for workers, transport, last in cells()]
+    print("# %d runs, the longest: %.2f s, %d workers, %s, %s" % ((len(took),) + max(took)))
+
+
+def test_with_a_server_of_its_own():
+    matrix(1)
+
+
+def test_with_workers_that_serve():
+    matrix(0)
+
+
+def test_with_two_servers():
+    for transport in TRANSPORTS:
+        for last in ("nothing", "push", "push_start", "everything"):
+            close(8, 2, transport, last)
+
+
+if __name__ == "__main__":
+    main(globals())
