@@ -26310,6 +26310,10 @@ MLFAB__INTERNAL void mlfab__muster_tick(mlfab__muster *muster, uint64_t now_ns) 
  * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
  * while no epoch stands wait for it, with numbers of the epoch to come.
  *
+ * An epoch that cannot begin here, for want of memory for the streams or for an object, fails like
+ * any other. This worker then says ROLL at the next tick and not at once (`later`); alone, it forms
+ * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
+ *
  * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
  *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
@@ -26550,6 +26554,7 @@ typedef struct mlfab__comm {
   uint8_t owed;    /* a verdict that no call has seen */
   uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
+  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t ending, beginning; /* calls, now */
   uint32_t depth;            /* frames and calls that are being worked on, one within the other */
   uint64_t now_ns;
@@ -27009,6 +27014,7 @@ static void comm_form_alone(mlfab__comm *comm) {
   comm->go = (mlfab__roll_go){.epoch = comm->epoch, .round = comm->round};
   comm->phase = MLFAB__COMM_IN;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
+    comm->later = 1;
     mlfab__comm_fail_memory(comm);
   } else {
     comm_begin(comm);
@@ -27017,7 +27023,7 @@ static void comm_form_alone(mlfab__comm *comm) {
 
 /* Takes part from now on. */
 static void comm_join(mlfab__comm *comm) {
-  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead) return;
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
   if (comm_alone(comm)) {
     comm_form_alone(comm);
     return;
@@ -27628,6 +27634,10 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     return MLFAB_ERR_ARGUMENT;
   }
   if (slot->call.opens) comm_open_object(comm, slot->call.opens);
+  if (comm->failing) { /* the object could not begin: it is not open, and may go until the tick */
+    comm->later = 1;
+    return comm->verdict.code;
+  }
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
@@ -27831,6 +27841,7 @@ static void comm_listed(mlfab__comm *comm) {
   comm->left = 0;
   comm->ready = 0;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
+    comm->later = 1;
     mlfab__comm_fail_memory(comm);
     return;
   }
@@ -27888,6 +27899,7 @@ static void comm_begin(mlfab__comm *comm) {
     object->stuck_ns = comm->now_ns;
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
   }
+  comm->later = comm->failing && !MLFAB__PLANTED(80);
   comm_begin_waiting(comm);
   mlfab__comm_exit(comm);
 }
@@ -28157,6 +28169,10 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
   if (comm->phase == MLFAB__COMM_IN) {
     comm_say_stuck(comm);
     comm_look_at_objects(comm);
+  }
+  if (comm->later && comm->phase == MLFAB__COMM_OUT) {
+    comm->later = 0;
+    comm_join(comm);
   }
   if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
   mlfab__comm_exit(comm);

@@ -140,6 +140,7 @@ static void comm_form_alone(mlfab__comm *comm) {
   comm->go = (mlfab__roll_go){.epoch = comm->epoch, .round = comm->round};
   comm->phase = MLFAB__COMM_IN;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
+    comm->later = 1;
     mlfab__comm_fail_memory(comm);
   } else {
     comm_begin(comm);
@@ -148,7 +149,7 @@ static void comm_form_alone(mlfab__comm *comm) {
 
 /* Takes part from now on. */
 static void comm_join(mlfab__comm *comm) {
-  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead) return;
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
   if (comm_alone(comm)) {
     comm_form_alone(comm);
     return;
@@ -759,6 +760,10 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
     return MLFAB_ERR_ARGUMENT;
   }
   if (slot->call.opens) comm_open_object(comm, slot->call.opens);
+  if (comm->failing) { /* the object could not begin: it is not open, and may go until the tick */
+    comm->later = 1;
+    return comm->verdict.code;
+  }
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
     slot->wanted = (uint8_t)mlfab__play_came(comm, slot->number);
@@ -962,6 +967,7 @@ static void comm_listed(mlfab__comm *comm) {
   comm->left = 0;
   comm->ready = 0;
   if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
+    comm->later = 1;
     mlfab__comm_fail_memory(comm);
     return;
   }
@@ -1019,6 +1025,7 @@ static void comm_begin(mlfab__comm *comm) {
     object->stuck_ns = comm->now_ns;
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
   }
+  comm->later = comm->failing && !MLFAB__PLANTED(80);
   comm_begin_waiting(comm);
   mlfab__comm_exit(comm);
 }
@@ -1288,6 +1295,10 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
   if (comm->phase == MLFAB__COMM_IN) {
     comm_say_stuck(comm);
     comm_look_at_objects(comm);
+  }
+  if (comm->later && comm->phase == MLFAB__COMM_OUT) {
+    comm->later = 0;
+    comm_join(comm);
   }
   if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
   mlfab__comm_exit(comm);

@@ -14,6 +14,10 @@
  * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
  * while no epoch stands wait for it, with numbers of the epoch to come.
  *
+ * An epoch that cannot begin here, for want of memory for the streams or for an object, fails like
+ * any other. This worker then says ROLL at the next tick and not at once (`later`); alone, it forms
+ * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
+ *
  * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
  *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
@@ -262,6 +266,7 @@ typedef struct mlfab__comm {
   uint8_t owed;    /* a verdict that no call has seen */
   uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
+  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t ending, beginning; /* calls, now */
   uint32_t depth;            /* frames and calls that are being worked on, one within the other */
   uint64_t now_ns;

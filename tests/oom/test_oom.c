@@ -1,5 +1,7 @@
 /* test_oom.c - the k-th allocation fails, for every k of a session, in a world of one and on each node
- * of small fabrics in the simulator, one of them with a scheduler; and so does every file that is written.
+ * of small fabrics in the simulator, one of them with a scheduler, one that moves its slices; and so does
+ * every file that is written. In a world of one also all allocations of collectives from the k-th on,
+ * until the call has returned.
  *
  * Whatever fails, fails with an error in its time: nothing crashes or hangs, nothing leaks (the
  * allocator counts), the model holds exactly the pushes that succeeded, and what failed works when it
@@ -12,11 +14,14 @@
 
 #include "mlfab.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* COUNT: a collective of so many is not eager, and ends well on both workers or on none. */
 enum { COUNT = 9000, NODES = 3, PLANNED_NODES = 5, MOST = 5000 };
+/* FAILING: more allocations than any call tries that fails. */
+enum { FAILING = 2000 };
 #define SECOND 1000000000ull
 
 /* ---- an allocator that fails once, files that fail once ---- */
@@ -25,13 +30,15 @@ typedef struct faults {
   uint64_t calls, fail_at; /* the fail_at-th call from the first fails; 0: none */
   uint64_t bytes;
   int fired;
+  int lasts; /* all that follow fail as well, until it is 0 */
   int store_fails, stored;
 } faults;
 
 static void *allocate(void *user, size_t bytes) {
   faults *f = user;
-  if (++f->calls == f->fail_at) {
+  if (++f->calls == f->fail_at || (f->lasts && f->fired)) {
     f->fired = 1;
+    if (f->calls > f->fail_at + FAILING) fail_msg("it tries for ever");
     return NULL;
   }
   f->bytes += bytes;
@@ -69,6 +76,8 @@ static void env_of(faults *f, mlfab_env *env) {
 typedef struct alone {
   faults faults;
   mlfab *ctx;
+  mlfab_dag *dag;
+  uint32_t partial, stochastic; /* that are open */
   int64_t data[COUNT], weights[COUNT];
   int64_t pushed; /* what the model must hold */
 } alone;
@@ -91,6 +100,9 @@ static int alone_open(alone *a) {
 static mlfab_buf alone_buf(int64_t *data) { return (mlfab_buf){7, 0, data, COUNT}; }
 
 static int alone_tensor(alone *a) { return mlfab_tensor_add(a->ctx, 7, MLFAB_I64, COUNT); }
+
+/* Another one, of a type that filters can be set for. */
+static int alone_floats(alone *a) { return mlfab_tensor_add(a->ctx, 8, MLFAB_F32, COUNT); }
 
 static int alone_model(alone *a) {
   for (int i = 0; i < COUNT; i++) a->weights[i] = 5;
@@ -142,29 +154,167 @@ static int alone_allreduce(alone *a) {
   return mlfab_allreduce(a->ctx, a->data, COUNT, MLFAB_I64, 0);
 }
 static int alone_save(alone *a) { return mlfab_save(a->ctx, "a model"); }
+
+static int alone_filter(alone *a) {
+  const mlfab_filter filter = {.size = sizeof filter, .threshold = 0.5};
+  return mlfab_set_filter(a->ctx, 8, &filter);
+}
+
+static int alone_filtered(alone *a) {
+  float *data = (float *)(void *)a->data;
+  for (int i = 0; i < COUNT; i++) data[i] = i % 10 == 0 ? 1.0f : 0.0f;
+  const mlfab_buf u = {8, 0, data, COUNT};
+  return mlfab_push(a->ctx, &u, 1, NULL, NULL);
+}
+
+static int alone_sync(alone *a) {
+  const mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP, .staleness = 1};
+  return mlfab_set_sync(a->ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0);
+}
+
+static int alone_servers(alone *a) {
+  const uint32_t server = 0;
+  return mlfab_set_servers(a->ctx, &server, 1, 0);
+}
+
+static int alone_partial_open(alone *a) {
+  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_SOLO, .results = MLFAB_QUEUED};
+  return mlfab_partial_open(a->ctx, COUNT, MLFAB_I64, &o, 0, &a->partial);
+}
+
+/* One's own data comes back; a step that failed has left its in the next. */
+static int alone_partial_reduce(alone *a) {
+  for (int i = 0; i < COUNT; i++) a->data[i] = 4;
+  int code = mlfab_partial_reduce(a->ctx, a->partial, a->data, 0, NULL);
+  for (int i = 0; i < COUNT && !code; i++) assert_true(a->data[i] == 4 || a->data[i] == 8);
+  return code;
+}
+
+static int alone_partial_flush(alone *a) {
+  return mlfab_partial_flush(a->ctx, a->partial, a->data, 0);
+}
+
+static int alone_partial_close(alone *a) { return mlfab_partial_close(a->ctx, a->partial); }
+
+static int alone_stochastic_open(alone *a) {
+  const mlfab_stochastic_options o = {.size = sizeof o, .graph = MLFAB_GRAPH_ALL};
+  return mlfab_stochastic_open(a->ctx, COUNT, MLFAB_F64, &o, 0, &a->stochastic);
+}
+
+static int alone_stochastic_reduce(alone *a) {
+  double *data = (double *)(void *)a->data;
+  for (int i = 0; i < COUNT; i++) data[i] = 2.0;
+  int code = mlfab_stochastic_reduce(a->ctx, a->stochastic, data, 0, NULL);
+  for (int i = 0; i < COUNT && !code; i++) assert_false(data[i] < 2.0 || data[i] > 2.0);
+  return code;
+}
+
+static int alone_stochastic_close(alone *a) {
+  return mlfab_stochastic_close(a->ctx, a->stochastic);
+}
+
+/* Ends the epoch: the objects that are open begin another one. */
+static int alone_refused(alone *a) {
+  const mlfab_collective o = {.size = sizeof o, .refuse_nan = 1};
+  float infinite = HUGE_VALF;
+  mlfab_vec vec = {&infinite, 1};
+  int code = mlfab_allreduce_list(a->ctx, &vec, 1, MLFAB_F32, &o);
+  return code == MLFAB_ERR_NOT_FINITE ? 0 : code ? code : MLFAB_ERR_INTERNAL;
+}
+
+static int alone_compute(void *user, uint64_t round) {
+  (void)user, (void)round;
+  return 0;
+}
+
+static int alone_dag_create(alone *a) {
+  uint32_t ops[3] = {0};
+  int code = mlfab_dag_create(a->ctx, &a->dag);
+  if (code) return code;
+  for (int i = 0; i < 3 && !code; i++) {
+    code = mlfab_dag_compute(a->dag, alone_compute, a, &ops[i]);
+    if (!code && i > 0) code = mlfab_dag_after(a->dag, ops[i], ops[i - 1]);
+  }
+  if (code) assert_int_equal(mlfab_dag_free(&a->dag), 0);
+  return code;
+}
+
+static int alone_dag_open(alone *a) { return mlfab_dag_open(a->dag, 0, 0); }
+
+static int alone_dag_round(alone *a) {
+  mlfab_request request = 0;
+  int code = mlfab_dag_start(a->dag, 0, &request);
+  return code ? code : mlfab_wait(a->ctx, request, 0, NULL);
+}
+
+static int alone_dag_free(alone *a) { return mlfab_dag_free(&a->dag); }
 static int alone_join(alone *a) { return mlfab_join(a->ctx, 0); }
 
+/* A call; when the fault comes it fails, and succeeds the next time. */
+static void alone_call(alone *a, call fn, size_t number) {
+  int fired = a->faults.fired, lasts = a->faults.lasts, code = fn(a);
+  if (a->faults.fired) a->faults.lasts = 0;
+  if (!code) return;
+  if ((fired && !lasts) || !a->faults.fired || code != MLFAB_ERR_MEMORY)
+    print_error("allocation %d, call %d: %s\n", (int)a->faults.fail_at, (int)number,
+                mlfab_error_name(code));
+  assert_true(a->faults.fired && !(fired && !lasts));
+  assert_int_equal(code, MLFAB_ERR_MEMORY);
+  code = fn(a);
+  /* The world could not form either, and says so to the call that comes next. */
+  if (lasts && code == MLFAB_ERR_MEMORY) code = fn(a);
+  if (code)
+    print_error("allocation %d, call %d again: %s\n", (int)a->faults.fail_at, (int)number,
+                mlfab_error_name(code));
+  assert_int_equal(code, 0);
+}
+
 /* The session; 1 when the fault came. */
-static int alone_session(uint64_t fail_at) {
-  static const call calls[] = {alone_open,    alone_tensor,    alone_model,      alone_push,
-                               alone_start,   alone_snapshot,  alone_difference, alone_pull,
-                               alone_barrier, alone_broadcast, alone_allreduce,  alone_save,
+static int alone_session(uint64_t fail_at, int lasts) {
+  static const call calls[] = {alone_open,
+                               alone_tensor,
+                               alone_floats,
+                               alone_model,
+                               alone_push,
+                               alone_start,
+                               alone_snapshot,
+                               alone_difference,
+                               alone_pull,
+                               alone_barrier,
+                               alone_broadcast,
+                               alone_allreduce,
+                               alone_save,
+                               alone_filter,
+                               alone_filtered,
+                               alone_push,
+                               alone_sync,
+                               alone_servers,
+                               alone_pull,
+                               alone_partial_open,
+                               alone_stochastic_open,
+                               alone_dag_create,
+                               alone_dag_open,
+                               alone_partial_reduce,
+                               alone_stochastic_reduce,
+                               alone_dag_round,
+                               alone_refused,
+                               alone_partial_reduce,
+                               alone_stochastic_reduce,
+                               alone_dag_round,
+                               alone_partial_flush,
+                               alone_partial_close,
+                               alone_stochastic_close,
+                               alone_dag_free,
+                               alone_allreduce,
                                alone_join};
   alone *a = calloc(1, sizeof *a);
   assert_non_null(a);
-  a->faults.fail_at = fail_at;
   for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
-    int fired = a->faults.fired, code = calls[i](a);
-    if (!code) continue;
-    if (fired || !a->faults.fired || code != MLFAB_ERR_MEMORY)
-      print_error("allocation %d, call %d: %s\n", (int)fail_at, (int)i, mlfab_error_name(code));
-    assert_true(!fired && a->faults.fired);
-    assert_int_equal(code, MLFAB_ERR_MEMORY);
-    code = calls[i](a);
-    if (code)
-      print_error("allocation %d, call %d again: %s\n", (int)fail_at, (int)i,
-                  mlfab_error_name(code));
-    assert_int_equal(code, 0);
+    if (calls[i] == (lasts ? alone_partial_open : alone_open)) {
+      a->faults.fail_at = a->faults.calls + fail_at;
+      a->faults.lasts = lasts;
+    }
+    alone_call(a, calls[i], i);
   }
   assert_int_equal(alone_pull(a), 0);
   assert_int_equal(mlfab_close(&a->ctx), 0);
@@ -176,12 +326,21 @@ static int alone_session(uint64_t fail_at) {
   return fired;
 }
 
-static void test_world_of_one(void **state) {
-  (void)state;
+static void world_of_one(int lasts) {
   uint64_t k = 1;
-  while (k < MOST && alone_session(k)) k++;
+  while (k < MOST && alone_session(k, lasts)) k++;
   print_message("%d allocations\n", (int)k - 1);
   assert_true(k > 10 && k < MOST);
+}
+
+static void test_world_of_one(void **state) {
+  (void)state;
+  world_of_one(0);
+}
+
+static void test_world_of_one_without_memory(void **state) {
+  (void)state;
+  world_of_one(1);
 }
 
 static void test_files(void **state) {
@@ -495,9 +654,8 @@ static void test_planned_fabric(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_files),
-      cmocka_unit_test(test_fabric),
+      cmocka_unit_test(test_world_of_one),   cmocka_unit_test(test_world_of_one_without_memory),
+      cmocka_unit_test(test_files),          cmocka_unit_test(test_fabric),
       cmocka_unit_test(test_planned_fabric),
   };
   return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
