@@ -15,7 +15,12 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-enum { BATCH_MOST = 48, BATCH_SERVERS = 3, BATCH_AGGREGATORS = 6 };
+enum {
+  BATCH_MOST = 300,
+  BATCH_GROUPED = 48 /* at most, where groups are planned */,
+  BATCH_SERVERS = 3,
+  BATCH_AGGREGATORS = 6
+};
 
 typedef struct random_batch {
   mlfab__network net;

@@ -390,13 +390,14 @@ static void test_same_plans(void **state) {
   const char *one = getenv("MLFAB_SEED");
   (void)state;
   if (one) {
-    compare_batch(strtoull(one, NULL, 10), BATCH_MOST);
+    compare_batch(strtoull(one, NULL, 10), BATCH_GROUPED);
     compare_batch(strtoull(one, NULL, 10), 20);
     return;
   }
   /* Many small ones, some larger. */
   uint64_t count = test_cases(3000);
-  for (uint64_t seed = 1; seed <= count; seed++) compare_batch(seed, seed % 16 ? 20 : BATCH_MOST);
+  for (uint64_t seed = 1; seed <= count; seed++)
+    compare_batch(seed, seed % 16 ? 20 : BATCH_GROUPED);
   print_message("%llu batches\n", (unsigned long long)count);
   gains_print(&planned_gains, "cutting through, plans");
   gains_print(&best_gains, "cutting through, the best of all variants");
@@ -404,6 +405,58 @@ static void test_same_plans(void **state) {
   print_message("%llu sums go before all of their members are there\n",
                 (unsigned long long)cut_sums);
   assert_true(cut_sums > count / 10);
+}
+
+/* More updates than a word has bits. */
+static void test_same_orders(void **state) {
+  static mlfab__network base;
+  static mlfab__ordered ordered[BATCH_MOST];
+  const char *one = getenv("MLFAB_SEED");
+  uint64_t first = one ? strtoull(one, NULL, 10) : 1;
+  uint64_t last = one ? first : test_cases(10);
+  uint32_t most = 0;
+  (void)state;
+  for (uint64_t seed = first; seed <= last; seed++) {
+    uint32_t n;
+    batch_make(&it, &env, seed, BATCH_MOST);
+    literal_copy(&base, &it.net);
+    compare_orders(&base, 0, ordered, &n, seed);
+    compare_orders(&base, 1, ordered, &n, seed);
+    most = it.b.n > most ? it.b.n : most;
+    mlfab__network_free(&it.net);
+    mlfab__network_free(&base);
+  }
+  assert_true(one || test_scale() < 1.0 || most > 250);
+}
+
+/* Shortest first is by size where all links are alike: more updates than 64 words have bits. */
+static void test_order_of_thousands(void **state) {
+  enum { N = 9000, NODES = 4 };
+  static mlfab__candidate updates[N];
+  static mlfab__ordered out[N];
+  static double bytes[N];
+  mlfab__network net;
+  uint32_t server = NODES, applied;
+  double zero = 0.0, rate = 10.0, end = 0.0;
+  mlfab__order_input in = {updates, N, &server, 1, INT64_MAX, 0};
+  (void)state;
+  assert_int_equal(mlfab__network_init(&net, &env, NODES + 1, 0), 0);
+  for (uint32_t i = 0; i <= NODES; i++) {
+    assert_int_equal(mlfab__network_capacity(&net, MLFAB__EGRESS, i, 1, &zero, &rate), 0);
+    assert_int_equal(mlfab__network_capacity(&net, MLFAB__INGRESS, i, 1, &zero, &rate), 0);
+  }
+  for (uint32_t i = 0; i < N; i++) { /* 7 and N have no common divisor: every size once */
+    bytes[i] = 10.0 * (1 + i * 7 % N);
+    updates[i] = (mlfab__candidate){.id = i, .node = i % NODES, .bytes = &bytes[i]};
+  }
+  assert_int_equal(mlfab__order_shortest(&planner.orderer, &net, &in, out, &applied), 0);
+  assert_int_equal(applied, N);
+  for (uint32_t i = 0; i < N; i++) {
+    end += 1.0 + i;
+    assert_true(bytes[out[i].update] >= 10.0 * (1 + i) && bytes[out[i].update] <= 10.0 * (1 + i));
+    same_bits(out[i].end, end, "an end", i);
+  }
+  mlfab__network_free(&net);
 }
 
 /* ---- what the algorithms leave on the table ---- */
@@ -521,6 +574,8 @@ static void test_gaps(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_same_plans),
+      cmocka_unit_test(test_same_orders),
+      cmocka_unit_test(test_order_of_thousands),
       cmocka_unit_test(test_gaps),
   };
   mlfab__env_init(&env, NULL);
