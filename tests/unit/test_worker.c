@@ -933,6 +933,40 @@ static void test_server_dead(void **state) {
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
 }
 
+/* Slices have moved, and this worker was not told in time: it stops at each server, which says the last number
+ * that it knows. What one server has decided comes to no other any more. */
+static void test_lost_in_a_move(void **state) {
+  fixture *f = *state;
+  static uint8_t meta[4096];
+  for (uint32_t at = 0; at < SERVERS; at++) { /* where it is decided */
+    uint32_t owners[MLFAB__SLICES_MAX];
+    mlfab__thaw m = {f->worker.pause.attempt + 1, f->worker.epoch + 1, f->worker.layout.nslices};
+    mlfab__request *request = push_announced(f);
+    uint64_t seq = request->result.seq;
+    for (uint32_t i = 0; i < m.slices; i++) owners[i] = f->worker.layout.slices[i].server;
+    ack(f, at, seq, 0, 1, 0);
+    assert_int_equal(request->done, 0);
+    from_server(f, 0, MLFAB__THAW, meta, mlfab__encode_thaw(meta, &m, owners), NULL, 0);
+    for (uint32_t s = 0; s < SERVERS; s++) {
+      mlfab__hello_ack hello = {.epoch = m.epoch, .server = s, .eager_bytes = EAGER};
+      hello.generation = f->worker.streams[s].generation;
+      hello.model_stands = 1;
+      hello.stopped = m.attempt;
+      hello.top = seq - 1;
+      mlfab__worker_hello(&f->worker, s, &hello, f->now);
+    }
+    assert_int_equal(f->worker.epoch, m.epoch);
+    assert_int_equal(f->worker.norder, 0);
+    assert_int_equal(request->done, 1);
+    assert_int_equal(request->result.status, MLFAB_ERR_PARTIAL);
+    for (uint32_t s = 0; s < SERVERS; s++) { /* they go on */
+      greet(f, s, f->worker.streams[s].generation, NULL);
+      f->worker.streams[s].epoch = f->worker.epoch;
+    }
+    mlfab__request_end(&f->requests, request);
+  }
+}
+
 /* Cancelled, or too late: every link gives back what it has, at once. */
 static void test_withdraw(void **state) {
   fixture *f = *state;
@@ -2532,6 +2566,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_server_lost, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_resend, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_server_dead, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_lost_in_a_move, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_withdraw, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_close, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_slot_used_again, open_worker, close_worker),
