@@ -763,13 +763,14 @@ typedef struct mlfab__header {
   X(ROLL_LEAVE, 80)      \
   X(ROLL_LEFT, 81)       \
   X(COLL, 82)            \
-  X(COLL_ACK, 83)
+  X(COLL_ACK, 83)        \
+  X(PROGRESS, 84)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 84
+      MLFAB__FRAME_TYPES = 85
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -822,7 +823,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t model_stands;          /* 1: this server has a model */
   uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
                                     the credit is news; 3: to STOP */
-  uint64_t v_train;               /* rounds committed: where a joiner starts */
+  uint64_t v_train;               /* the worker's progress at this server */
   uint64_t top;                   /* all updates up to here are decided ... */
   uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
   uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
@@ -888,7 +889,7 @@ typedef struct mlfab__push {
   uint32_t generation; /* of the stream */
   uint32_t flags;
   uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
-  uint64_t progress; /* the worker's iteration, from 0 */
+  uint64_t progress; /* the worker's iteration, from 0: the same at all servers */
   uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
@@ -911,8 +912,8 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
   uint32_t members, generation;
   int32_t code; /* 0: applied */
   uint64_t version,
-      delay; /* largest over the slices, after the commit; delay of the first member */
-  uint64_t v_train;
+      delay;        /* largest over the slices, after the commit; delay of the first member */
+  uint64_t v_train; /* the worker's progress at this server from here on */
 } mlfab__push_ack;
 
 typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
@@ -982,6 +983,10 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
   uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
+
+typedef struct mlfab__progress { /* worker -> server that counts: what it may not have heard */
+  uint64_t progress;             /* whole updates before the first that is not decided there */
+} mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
@@ -1395,7 +1400,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(done) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(progress) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \
@@ -1653,6 +1658,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
 #define WIRE_SYNC_ASK(N, T) N(ask) N(tensor) WIRE_SYNC_IN(N, consistency.)
 #define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
+#define WIRE_PROGRESS(N, T) N(progress)
 #define WIRE_DONE(N, T) N(last_seq)
 #define WIRE_MEET(N, T) N(node) N(incarnation)
 #define WIRE_WHERE(N, T) N(node)
@@ -1776,6 +1782,7 @@ WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
 WIRE_META(sync_ask, WIRE_SYNC_ASK)
 WIRE_META(sync_ack, WIRE_SYNC_ACK)
+WIRE_META(progress, WIRE_PROGRESS)
 WIRE_META(done, WIRE_DONE)
 WIRE_META(meet, WIRE_MEET)
 WIRE_META(where, WIRE_WHERE)
@@ -2481,6 +2488,7 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 #undef WIRE_PULL_CANCEL
 #undef WIRE_BARRIER
 #undef WIRE_BCAST
+#undef WIRE_PROGRESS
 #undef WIRE_DONE
 #undef WIRE_WRITE_N
 #undef WIRE_WRITE_T
@@ -13876,7 +13884,7 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* whole updates decided: rounds this worker is through with here */
+  uint64_t round;       /* progress of the first update that is not decided here: see push.c */
   uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
   uint8_t stopped;      /* it has answered STOP */
   uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
@@ -14061,6 +14069,11 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
 /* Whole updates with a number below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before);
+/* One progress at all servers: those that are behind are moved on, and told if they count. */
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
+/* A server has said which progress this worker has there; it counts from now on. */
+MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
+MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
 /* 1 while the server has updates of this worker to decide. */
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
@@ -14567,6 +14580,7 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
     worker_free_model(worker);
   } else {
     worker->stands = 1;
+    mlfab__push_align(worker); /* they may have been at different iterations when it came */
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -14809,7 +14823,9 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
     return;
   }
+  int counted = stream->counts;
   stream->counts = ack.counts != 0;
+  if (!counted) mlfab__push_tell(worker, server);
   if (!stream->changes || ack.ask != change->ask.ask) return;
   stream->changes = 0;
   if (ack.code && !change->code) {
@@ -14907,9 +14923,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* Rounds may have gone on without us, and the answer that said so may be lost: this one
-   * counts. */
-  stream->round = ack->v_train;
+  /* Rounds may have gone on without us, and answers and PROGRESS may be lost. */
+  if (worker->stands) {
+    mlfab__push_reached(worker, server, ack->v_train);
+  } else {
+    stream->round = ack->v_train;
+  }
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
@@ -15056,7 +15075,18 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
  *
  * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
  * generation of the stream a part waits, then is a member of groups, one after another, and may at
- * last be sent directly; never the other way round. */
+ * last be sent directly; never the other way round.
+ *
+ * Progress. Whole updates are counted, and an update has one number at all servers:
+ *
+ *    stream->round + (undecided ones before it there) is the same for all streams   (aligned)
+ *
+ * A server knows the number of its last update, or less: of one that it had no part of it has not heard
+ * (ASYNC), and others may have moved the worker on (it joined behind them, or was late in a round that
+ * drops). It hears of it with the next PUSH. One that counts iterations makes others wait for what it
+ * knows, so it is told by PROGRESS when it begins to count, on a new link, when the worker is moved on,
+ * and when its answer shows that it knows less. So no worker waits for ever: the slowest has the same
+ * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
 
 #include <stdio.h>
 
@@ -15101,6 +15131,41 @@ MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t
       ahead++;
   }
   return ahead;
+}
+
+MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  mlfab__progress progress = {stream->round};
+  uint8_t meta[16];
+  if (!worker->stands || !stream->counts || !stream->up || MLFAB__PLANTED(78)) return;
+  worker->port.post(worker->port.self, server, MLFAB__PROGRESS, meta,
+                    mlfab__encode_progress(meta, &progress));
+}
+
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
+  uint64_t most = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->dead) continue;
+    most = mlfab__max(most, stream->round + mlfab__push_ahead(worker, s, worker->next_seq));
+  }
+  for (uint32_t s = 0; s < worker->servers && worker->stands; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    uint64_t next = stream->round + mlfab__push_ahead(worker, s, worker->next_seq);
+    if (stream->dead || next == most) continue;
+    stream->round += most - next;
+    mlfab__push_tell(worker, s);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (reached > stream->round) {
+    stream->round = reached;
+    mlfab__push_align(worker);
+  } else if (reached < stream->round) {
+    mlfab__push_tell(worker, server);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
@@ -15393,7 +15458,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     /* Only a plan drops one that is not late. */
     int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
     part->late = late ? next : 0;
-    stream->round = mlfab__max(next, part->reached);
+    stream->round = next;
   }
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
@@ -15417,6 +15482,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     part->delay = ack.delay;
     part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
     push_decide(worker, update, server, ack.code, now_ns);
+    mlfab__push_reached(worker, server, ack.v_train);
     return;
   }
 }
@@ -15634,6 +15700,7 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     update->parts[0].state = MLFAB__PART_QUEUED;
     push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
+  mlfab__push_align(worker); /* who has a part of what has changed */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -15671,16 +15738,13 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "push: %s", text) : 0;
 }
 
-/* The number of the next update: of the first server that has a part of it. */
-static uint64_t push_progress(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  uint32_t s = 0;
-  while (s + 1 < worker->servers && update->parts[s].state == MLFAB__PART_NONE) s++;
-  return worker->streams[s].round + mlfab__push_ahead(worker, s, worker->next_seq);
+/* The number of the next update. */
+static uint64_t push_progress(const mlfab__worker *worker) {
+  return worker->streams[0].round + mlfab__push_ahead(worker, 0, worker->next_seq);
 }
 
-static int push_check_progress(const mlfab__worker *worker, const mlfab__outgoing *update,
-                               uint64_t wanted, mlfab_error *error) {
-  uint64_t next = push_progress(worker, update) + 1;
+static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
+  uint64_t next = push_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                       "push: progress is %llu, this worker's next is %llu",
@@ -15805,7 +15869,11 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
   worker->order[at] = (uint8_t)slot;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (update->parts[s].state == MLFAB__PART_QUEUED) worker->port.ready(worker->port.self, s);
+    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      worker->port.ready(worker->port.self, s);
+    } else if (push_whole_round(update)) {
+      worker->streams[s].round++; /* it does not hear of this one */
+    }
   }
 }
 
@@ -15841,8 +15909,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const pus
   if (again) return 0;
   update->kept = 0;
   if (what->sparse) return mlfab__sift_sparse(worker, update, what->sparse, error);
-  if (update->filtered)
-    return mlfab__sift_encode(worker, update, push_progress(worker, update) + 1, error);
+  if (update->filtered) return mlfab__sift_encode(worker, update, push_progress(worker) + 1, error);
   if (update->bytes > MLFAB__WORKER_PACK || worker->define.ghost) return 0;
   if (push_pack(worker, update, what->n))
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
@@ -15891,7 +15958,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const push_
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);
-  if (!code) code = push_check_progress(worker, update, options->progress, error);
+  if (!code) code = push_check_progress(worker, options->progress, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
   return code;
@@ -16341,6 +16408,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
    * copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
+  if (!shared) mlfab__push_align(worker);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
                         (int32_t)server, 1, now_ns,
@@ -18061,6 +18129,7 @@ enum {
   MLFAB__GATES = 8,          /* consistency models at a time */
   MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
 };
+#define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
 typedef struct mlfab__incoming {
@@ -18135,7 +18204,8 @@ typedef struct mlfab__server_pull {
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
   uint32_t contributed; /* gates whose open round has something of it, as bits */
-  uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
+  uint64_t pushed;      /* its progress, as far as it is known here: see gate.c */
+  uint64_t decided;     /* the same right behind its last update that was decided here */
   uint64_t changed;     /* the last change of a consistency model that it was answered */
   uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
   int drained;          /* nothing more of it comes before they have moved */
@@ -18333,6 +18403,10 @@ MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worke
 /* An update of this worker was decided: its progress, and the rounds that it is part of. */
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code);
+/* It is as far as this, it says: raises what is known. PROGRESS of a worker. */
+MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
+MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
+                                          const mlfab__frame_in *frame);
 /* The progress that a worker which joins begins with. */
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker);
 /* Members came or went: every push condition is to be asked again. */
@@ -18896,6 +18970,8 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
   uint8_t meta[160];
+  /* Slices with another model may have come. */
+  if (server->phase == MLFAB__MODEL_STANDS && !server->held) mlfab__gate_tell(server, worker);
   server_hello_ack(server, worker, 3, &ack);
   server->port.post(server->port.self, worker, MLFAB__HELLO_ACK, meta,
                     mlfab__encode_hello_ack(meta, &ack));
@@ -19134,6 +19210,8 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
                         mlfab__encode_hello_ack(meta, &ack));
     }
     server_define_ack(server, w, code, code ? error.text : "");
+    /* The model of consistency may be another than the definition's by now. */
+    if (!code) mlfab__gate_tell(server, w);
   }
 }
 
@@ -19226,7 +19304,8 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   server->now_ns = now_ns;
   int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
-             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC;
+             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
+             frame->type == MLFAB__PROGRESS;
   if (server->held && asks) return; /* it says so again when the slices have moved */
   switch (frame->type) {
     case MLFAB__STOP:
@@ -19237,6 +19316,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       break;
     case MLFAB__SYNC:
       mlfab__gate_ask(server, worker, frame);
+      break;
+    case MLFAB__PROGRESS:
+      mlfab__gate_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
       /* A round may have to be closed for it: see gate_forced. */
@@ -19297,10 +19379,12 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
  * ============================================================================================== */
 /* gate.c - the server role: consistency models of the slices. See server.h.
  *
- * A gate is one model with its V_train; every slice has one. Workers have one progress at a server,
- * the number of their whole updates that it has decided, whatever slices those touched. An update
- * may be taken in when all gates that it touches allow it, a pull is answered when all have let it
- * pass, one after another (answer.c).
+ * A gate is one model with its V_train; every slice has one. A worker has one progress, the number of
+ * its whole updates, the same at all servers (push.c), whatever slices those touched. A server knows it
+ * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
+ * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
+ * when all gates that it touches allow it, a pull is answered when all have let it pass, one after
+ * another (answer.c).
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
@@ -19459,13 +19543,44 @@ static void gate_significance(mlfab__server *server, const mlfab__incoming *upda
   server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
 }
 
+/* A worker's progress was `before`, and is more now. */
+static void gate_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
+    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  uint64_t before = peer->pushed;
+  if (progress <= before) return;
+  peer->pushed = progress;
+  gate_crossed(server, peer, before);
+}
+
+MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
+                                          const mlfab__frame_in *frame) {
+  mlfab__progress in;
+  if (mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
+      in.progress > MLFAB__PROGRESS_MAX) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PROGRESS that does not parse");
+    return;
+  }
+  if (server->phase != MLFAB__MODEL_STANDS) return;
+  mlfab__gate_reach(server, worker, in.progress);
+  mlfab__intake_advance(server);
+}
+
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code) {
   mlfab__server_peer *peer = &server->peers[update->worker];
+  mlfab__gate_reach(server, update->worker, update->push.progress);
   uint64_t before = peer->pushed;
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) gate_significance(server, update);
-  if (whole) peer->pushed++;
+  if (whole) peer->decided = ++peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
@@ -19478,15 +19593,11 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
         peer->contributed |= 1u << g;
       }
     }
-    /* One that came too late goes on with the open round. */
-    if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
+    /* Who came too late goes on with the open round, whether what came is dropped or kept. */
+    if (whole && gate->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, gate->v_train);
   }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__gate *gate = &server->gates[g];
-    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
-    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
-  }
+  gate_crossed(server, peer, before);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {
@@ -19528,6 +19639,18 @@ static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
   return waits;
 }
 
+/* Live workers whose update of the open round is here; others may be past it because they were late in
+ * it at another server. */
+static uint32_t gate_came(const mlfab__server *server, const mlfab__gate *gate) {
+  uint32_t n = 0, bit = 1u << (gate - server->gates);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    n += gate_live(peer) && peer->pushed > gate->v_train &&
+         (peer->decided > gate->v_train || (peer->contributed & bit));
+  }
+  return n;
+}
+
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
@@ -19539,6 +19662,8 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   if (most <= gate->v_train) return 0;
   if (gate->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
+  if (gate->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members)
+    state.arrived = gate_came(server, gate);
   return mlfab__sync_complete_round(&gate->sync, &state) || gate_forced(server, gate);
 }
 
@@ -19546,6 +19671,10 @@ MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) 
   mlfab_sync_state state;
   gate->v_train++;
   if (gate == &server->gates[0]) server->stats->rounds++;
+  /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
+  mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+  if (gate->sync.kind != MLFAB_SYNC_USER && state.slowest > gate->v_train + MLFAB__SERVER_QUEUED)
+    gate->v_train = state.slowest;
   if (gate->sync.kind == MLFAB_SYNC_DSPS) {
     mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
     mlfab__sync_tune(&gate->sync, &gate->tuner, gate->delayed, state.fastest - state.slowest);
@@ -19564,11 +19693,12 @@ MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
     while (gate->due && gate->used) {
       gate->due = gate_complete(server, gate);
       if (!gate->due) break;
-      if (mlfab__sync_rounds(gate->sync.kind)) {
+      if (mlfab__sync_rounds(gate->sync.kind) && gate->round_members > 0) {
         mlfab__round_begin(server, g);
         return 1;
       }
       mlfab__gate_step(server, gate);
+      server->place_due = 1;
       moved = 1;
     }
     moved |= gate->sync.kind == MLFAB_SYNC_USER;
@@ -19749,29 +19879,19 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
-/* The iteration that slices which come are in, as it is counted here: servers may have come to
- * different numbers when workers joined. What a worker has in an open round it must not be able to
- * pull before that is closed. */
-static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in,
-                          const uint32_t *words) {
-  uint64_t v_train = UINT64_MAX, least = UINT64_MAX;
-  const uint32_t *middle = words + in->words / 2;
+/* The iteration that slices which come are in. What a worker has in an open round it must not be able
+ * to pull before that is closed. */
+static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in) {
+  uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->gates[g].used) least = mlfab__min(least, server->gates[g].v_train);
   }
-  if (!mlfab__sync_rounds(in->consistency.kind) || in->members == 0) return least;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    uint64_t pushed = server->peers[w].pushed;
-    if (!(words[w / 32] >> w % 32 & 1) || !gate_live(&server->peers[w])) continue;
-    if (pushed > 0 && !(middle[w / 32] >> w % 32 & 1)) pushed--;
-    v_train = mlfab__min(v_train, pushed);
-  }
-  return v_train == UINT64_MAX ? least : v_train;
+  return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in, words);
+  uint64_t v_train = gate_here(server, in);
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -19792,7 +19912,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in, words);
+  uint64_t v_train = gate_here(server, in);
   uint32_t g = mlfab__gate_match(server, in, words);
   if (g < MLFAB__GATES) return g;
   g = gate_new(server, v_train);
@@ -21061,10 +21181,8 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
 
 static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
                        int code, uint64_t version, uint64_t delay) {
-  uint64_t v_train =
-      code == MLFAB_ERR_DROPPED ? server->peers[worker].pushed : server->gates[0].v_train;
-  mlfab__push_ack ack = {seq,   members, server->peers[worker].generation, code, version,
-                         delay, v_train};
+  const mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__push_ack ack = {seq, members, peer->generation, code, version, delay, peer->pushed};
   uint8_t meta[128];
   server->port.post(server->port.self, worker, MLFAB__PUSH_ACK, meta,
                     mlfab__encode_push_ack(meta, &ack));
@@ -21493,8 +21611,7 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
   if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__gate_counts(server))
     return "a progress that went back";
-  if (push->progress > peer->pushed + MLFAB__SERVER_QUEUED && mlfab__gate_counts(server))
-    return "a progress that jumps";
+  if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";
@@ -21571,6 +21688,9 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     intake_give_back(server, update);
     return;
   }
+  /* Of what came before this one nothing is undecided here. */
+  if (peer->queued == 0 && !(push.flags & MLFAB__PUSH_INIT))
+    mlfab__gate_reach(server, worker, push.progress);
   update->worker = worker;
   update->granted = push.eager;
   update->received = frame->bulk_bytes;

@@ -1,9 +1,11 @@
 /* gate.c - the server role: consistency models of the slices. See server.h.
  *
- * A gate is one model with its V_train; every slice has one. Workers have one progress at a server,
- * the number of their whole updates that it has decided, whatever slices those touched. An update
- * may be taken in when all gates that it touches allow it, a pull is answered when all have let it
- * pass, one after another (answer.c).
+ * A gate is one model with its V_train; every slice has one. A worker has one progress, the number of
+ * its whole updates, the same at all servers (push.c), whatever slices those touched. A server knows it
+ * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
+ * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
+ * when all gates that it touches allow it, a pull is answered when all have let it pass, one after
+ * another (answer.c).
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
@@ -165,13 +167,44 @@ static void gate_significance(mlfab__server *server, const mlfab__incoming *upda
   server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
 }
 
+/* A worker's progress was `before`, and is more now. */
+static void gate_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__gate *gate = &server->gates[g];
+    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
+    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  uint64_t before = peer->pushed;
+  if (progress <= before) return;
+  peer->pushed = progress;
+  gate_crossed(server, peer, before);
+}
+
+MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
+                                          const mlfab__frame_in *frame) {
+  mlfab__progress in;
+  if (mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
+      in.progress > MLFAB__PROGRESS_MAX) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PROGRESS that does not parse");
+    return;
+  }
+  if (server->phase != MLFAB__MODEL_STANDS) return;
+  mlfab__gate_reach(server, worker, in.progress);
+  mlfab__intake_advance(server);
+}
+
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code) {
   mlfab__server_peer *peer = &server->peers[update->worker];
+  mlfab__gate_reach(server, update->worker, update->push.progress);
   uint64_t before = peer->pushed;
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) gate_significance(server, update);
-  if (whole) peer->pushed++;
+  if (whole) peer->decided = ++peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
@@ -184,15 +217,11 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
         peer->contributed |= 1u << g;
       }
     }
-    /* One that came too late goes on with the open round. */
-    if (whole && gate->sync.kind == MLFAB_SYNC_DROP && code == MLFAB_ERR_DROPPED)
+    /* Who came too late goes on with the open round, whether what came is dropped or kept. */
+    if (whole && gate->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, gate->v_train);
   }
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    mlfab__gate *gate = &server->gates[g];
-    int crossed = before <= gate->v_train && peer->pushed > gate->v_train;
-    if (crossed || gate->sync.kind == MLFAB_SYNC_USER) gate->due = 1;
-  }
+  gate_crossed(server, peer, before);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {
@@ -234,6 +263,18 @@ static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
   return waits;
 }
 
+/* Live workers whose update of the open round is here; others may be past it because they were late in
+ * it at another server. */
+static uint32_t gate_came(const mlfab__server *server, const mlfab__gate *gate) {
+  uint32_t n = 0, bit = 1u << (gate - server->gates);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    n += gate_live(peer) && peer->pushed > gate->v_train &&
+         (peer->decided > gate->v_train || (peer->contributed & bit));
+  }
+  return n;
+}
+
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
@@ -245,6 +286,8 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   if (most <= gate->v_train) return 0;
   if (gate->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
+  if (gate->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members)
+    state.arrived = gate_came(server, gate);
   return mlfab__sync_complete_round(&gate->sync, &state) || gate_forced(server, gate);
 }
 
@@ -252,6 +295,10 @@ MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) 
   mlfab_sync_state state;
   gate->v_train++;
   if (gate == &server->gates[0]) server->stats->rounds++;
+  /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
+  mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
+  if (gate->sync.kind != MLFAB_SYNC_USER && state.slowest > gate->v_train + MLFAB__SERVER_QUEUED)
+    gate->v_train = state.slowest;
   if (gate->sync.kind == MLFAB_SYNC_DSPS) {
     mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
     mlfab__sync_tune(&gate->sync, &gate->tuner, gate->delayed, state.fastest - state.slowest);
@@ -270,11 +317,12 @@ MLFAB__INTERNAL int mlfab__gate_advance(mlfab__server *server) {
     while (gate->due && gate->used) {
       gate->due = gate_complete(server, gate);
       if (!gate->due) break;
-      if (mlfab__sync_rounds(gate->sync.kind)) {
+      if (mlfab__sync_rounds(gate->sync.kind) && gate->round_members > 0) {
         mlfab__round_begin(server, g);
         return 1;
       }
       mlfab__gate_step(server, gate);
+      server->place_due = 1;
       moved = 1;
     }
     moved |= gate->sync.kind == MLFAB_SYNC_USER;
@@ -455,29 +503,19 @@ MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server) {
   return merged;
 }
 
-/* The iteration that slices which come are in, as it is counted here: servers may have come to
- * different numbers when workers joined. What a worker has in an open round it must not be able to
- * pull before that is closed. */
-static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in,
-                          const uint32_t *words) {
-  uint64_t v_train = UINT64_MAX, least = UINT64_MAX;
-  const uint32_t *middle = words + in->words / 2;
+/* The iteration that slices which come are in. What a worker has in an open round it must not be able
+ * to pull before that is closed. */
+static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *in) {
+  uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->gates[g].used) least = mlfab__min(least, server->gates[g].v_train);
   }
-  if (!mlfab__sync_rounds(in->consistency.kind) || in->members == 0) return least;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    uint64_t pushed = server->peers[w].pushed;
-    if (!(words[w / 32] >> w % 32 & 1) || !gate_live(&server->peers[w])) continue;
-    if (pushed > 0 && !(middle[w / 32] >> w % 32 & 1)) pushed--;
-    v_train = mlfab__min(v_train, pushed);
-  }
-  return v_train == UINT64_MAX ? least : v_train;
+  return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in, words);
+  uint64_t v_train = gate_here(server, in);
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -498,7 +536,7 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in, words);
+  uint64_t v_train = gate_here(server, in);
   uint32_t g = mlfab__gate_match(server, in, words);
   if (g < MLFAB__GATES) return g;
   g = gate_new(server, v_train);

@@ -381,10 +381,8 @@ static int intake_versions(mlfab__server *server, const mlfab__incoming *update,
 
 static void intake_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
                        int code, uint64_t version, uint64_t delay) {
-  uint64_t v_train =
-      code == MLFAB_ERR_DROPPED ? server->peers[worker].pushed : server->gates[0].v_train;
-  mlfab__push_ack ack = {seq,   members, server->peers[worker].generation, code, version,
-                         delay, v_train};
+  const mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__push_ack ack = {seq, members, peer->generation, code, version, delay, peer->pushed};
   uint8_t meta[128];
   server->port.post(server->port.self, worker, MLFAB__PUSH_ACK, meta,
                     mlfab__encode_push_ack(meta, &ack));
@@ -813,8 +811,7 @@ static const char *intake_check(const mlfab__server *server, uint32_t worker,
   if (peer->queued > 0 && push->seq <= peer->last_queued) return "an update number that went back";
   if (peer->queued > 0 && push->progress < peer->last_progress && mlfab__gate_counts(server))
     return "a progress that went back";
-  if (push->progress > peer->pushed + MLFAB__SERVER_QUEUED && mlfab__gate_counts(server))
-    return "a progress that jumps";
+  if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
     if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
       return "a stretch that is not of this server's slices";
@@ -891,6 +888,9 @@ MLFAB__INTERNAL void mlfab__intake_push(mlfab__server *server, uint32_t worker,
     intake_give_back(server, update);
     return;
   }
+  /* Of what came before this one nothing is undecided here. */
+  if (peer->queued == 0 && !(push.flags & MLFAB__PUSH_INIT))
+    mlfab__gate_reach(server, worker, push.progress);
   update->worker = worker;
   update->granted = push.eager;
   update->received = frame->bulk_bytes;

@@ -7,7 +7,18 @@
  *
  * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
  * generation of the stream a part waits, then is a member of groups, one after another, and may at
- * last be sent directly; never the other way round. */
+ * last be sent directly; never the other way round.
+ *
+ * Progress. Whole updates are counted, and an update has one number at all servers:
+ *
+ *    stream->round + (undecided ones before it there) is the same for all streams   (aligned)
+ *
+ * A server knows the number of its last update, or less: of one that it had no part of it has not heard
+ * (ASYNC), and others may have moved the worker on (it joined behind them, or was late in a round that
+ * drops). It hears of it with the next PUSH. One that counts iterations makes others wait for what it
+ * knows, so it is told by PROGRESS when it begins to count, on a new link, when the worker is moved on,
+ * and when its answer shows that it knows less. So no worker waits for ever: the slowest has the same
+ * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
 #include "worker.h"
 
 #include "reduce.h"
@@ -55,6 +66,41 @@ MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t
       ahead++;
   }
   return ahead;
+}
+
+MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  mlfab__progress progress = {stream->round};
+  uint8_t meta[16];
+  if (!worker->stands || !stream->counts || !stream->up || MLFAB__PLANTED(78)) return;
+  worker->port.post(worker->port.self, server, MLFAB__PROGRESS, meta,
+                    mlfab__encode_progress(meta, &progress));
+}
+
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
+  uint64_t most = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->dead) continue;
+    most = mlfab__max(most, stream->round + mlfab__push_ahead(worker, s, worker->next_seq));
+  }
+  for (uint32_t s = 0; s < worker->servers && worker->stands; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    uint64_t next = stream->round + mlfab__push_ahead(worker, s, worker->next_seq);
+    if (stream->dead || next == most) continue;
+    stream->round += most - next;
+    mlfab__push_tell(worker, s);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (reached > stream->round) {
+    stream->round = reached;
+    mlfab__push_align(worker);
+  } else if (reached < stream->round) {
+    mlfab__push_tell(worker, server);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
@@ -347,7 +393,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     /* Only a plan drops one that is not late. */
     int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
     part->late = late ? next : 0;
-    stream->round = mlfab__max(next, part->reached);
+    stream->round = next;
   }
   worker->port.ready(worker->port.self, server);
   push_settle(worker, update, now_ns);
@@ -371,6 +417,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
     part->delay = ack.delay;
     part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
     push_decide(worker, update, server, ack.code, now_ns);
+    mlfab__push_reached(worker, server, ack.v_train);
     return;
   }
 }
@@ -588,6 +635,7 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     update->parts[0].state = MLFAB__PART_QUEUED;
     push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
+  mlfab__push_align(worker); /* who has a part of what has changed */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -625,16 +673,13 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   return code ? mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, "push: %s", text) : 0;
 }
 
-/* The number of the next update: of the first server that has a part of it. */
-static uint64_t push_progress(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  uint32_t s = 0;
-  while (s + 1 < worker->servers && update->parts[s].state == MLFAB__PART_NONE) s++;
-  return worker->streams[s].round + mlfab__push_ahead(worker, s, worker->next_seq);
+/* The number of the next update. */
+static uint64_t push_progress(const mlfab__worker *worker) {
+  return worker->streams[0].round + mlfab__push_ahead(worker, 0, worker->next_seq);
 }
 
-static int push_check_progress(const mlfab__worker *worker, const mlfab__outgoing *update,
-                               uint64_t wanted, mlfab_error *error) {
-  uint64_t next = push_progress(worker, update) + 1;
+static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
+  uint64_t next = push_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                       "push: progress is %llu, this worker's next is %llu",
@@ -759,7 +804,11 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
   worker->order[at] = (uint8_t)slot;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (update->parts[s].state == MLFAB__PART_QUEUED) worker->port.ready(worker->port.self, s);
+    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      worker->port.ready(worker->port.self, s);
+    } else if (push_whole_round(update)) {
+      worker->streams[s].round++; /* it does not hear of this one */
+    }
   }
 }
 
@@ -795,8 +844,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const pus
   if (again) return 0;
   update->kept = 0;
   if (what->sparse) return mlfab__sift_sparse(worker, update, what->sparse, error);
-  if (update->filtered)
-    return mlfab__sift_encode(worker, update, push_progress(worker, update) + 1, error);
+  if (update->filtered) return mlfab__sift_encode(worker, update, push_progress(worker) + 1, error);
   if (update->bytes > MLFAB__WORKER_PACK || worker->define.ghost) return 0;
   if (push_pack(worker, update, what->n))
     return mlfab__error(error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
@@ -845,7 +893,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const push_
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);
-  if (!code) code = push_check_progress(worker, update, options->progress, error);
+  if (!code) code = push_check_progress(worker, options->progress, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
   return code;
@@ -1295,6 +1343,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
    * copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
+  if (!shared) mlfab__push_align(worker);
   const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
                         (int32_t)server, 1, now_ns,

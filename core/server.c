@@ -312,6 +312,8 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
   uint8_t meta[160];
+  /* Slices with another model may have come. */
+  if (server->phase == MLFAB__MODEL_STANDS && !server->held) mlfab__gate_tell(server, worker);
   server_hello_ack(server, worker, 3, &ack);
   server->port.post(server->port.self, worker, MLFAB__HELLO_ACK, meta,
                     mlfab__encode_hello_ack(meta, &ack));
@@ -550,6 +552,8 @@ MLFAB__INTERNAL void mlfab__server_stands(mlfab__server *server) {
                         mlfab__encode_hello_ack(meta, &ack));
     }
     server_define_ack(server, w, code, code ? error.text : "");
+    /* The model of consistency may be another than the definition's by now. */
+    if (!code) mlfab__gate_tell(server, w);
   }
 }
 
@@ -642,7 +646,8 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   server->now_ns = now_ns;
   int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
-             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC;
+             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
+             frame->type == MLFAB__PROGRESS;
   if (server->held && asks) return; /* it says so again when the slices have moved */
   switch (frame->type) {
     case MLFAB__STOP:
@@ -653,6 +658,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       break;
     case MLFAB__SYNC:
       mlfab__gate_ask(server, worker, frame);
+      break;
+    case MLFAB__PROGRESS:
+      mlfab__gate_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
       /* A round may have to be closed for it: see gate_forced. */

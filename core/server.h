@@ -51,6 +51,7 @@ enum {
   MLFAB__GATES = 8,          /* consistency models at a time */
   MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
 };
+#define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
 
 /* An update on its way in. Kept and reused, so that steady state allocates nothing. */
 typedef struct mlfab__incoming {
@@ -125,7 +126,8 @@ typedef struct mlfab__server_pull {
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
   uint32_t contributed; /* gates whose open round has something of it, as bits */
-  uint64_t pushed;      /* its progress: whole updates decided, or where it joined */
+  uint64_t pushed;      /* its progress, as far as it is known here: see gate.c */
+  uint64_t decided;     /* the same right behind its last update that was decided here */
   uint64_t changed;     /* the last change of a consistency model that it was answered */
   uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
   int drained;          /* nothing more of it comes before they have moved */
@@ -323,6 +325,10 @@ MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worke
 /* An update of this worker was decided: its progress, and the rounds that it is part of. */
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code);
+/* It is as far as this, it says: raises what is known. PROGRESS of a worker. */
+MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
+MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
+                                          const mlfab__frame_in *frame);
 /* The progress that a worker which joins begins with. */
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker);
 /* Members came or went: every push condition is to be asked again. */

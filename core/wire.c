@@ -141,6 +141,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_BCAST(N, T) N(number) N(bytes) N(offset) N(root) N(code) N(rank)
 #define WIRE_SYNC_ASK(N, T) N(ask) N(tensor) WIRE_SYNC_IN(N, consistency.)
 #define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
+#define WIRE_PROGRESS(N, T) N(progress)
 #define WIRE_DONE(N, T) N(last_seq)
 #define WIRE_MEET(N, T) N(node) N(incarnation)
 #define WIRE_WHERE(N, T) N(node)
@@ -264,6 +265,7 @@ WIRE_META(barrier, WIRE_BARRIER)
 WIRE_META(bcast, WIRE_BCAST)
 WIRE_META(sync_ask, WIRE_SYNC_ASK)
 WIRE_META(sync_ack, WIRE_SYNC_ACK)
+WIRE_META(progress, WIRE_PROGRESS)
 WIRE_META(done, WIRE_DONE)
 WIRE_META(meet, WIRE_MEET)
 WIRE_META(where, WIRE_WHERE)
@@ -969,6 +971,7 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 #undef WIRE_PULL_CANCEL
 #undef WIRE_BARRIER
 #undef WIRE_BCAST
+#undef WIRE_PROGRESS
 #undef WIRE_DONE
 #undef WIRE_WRITE_N
 #undef WIRE_WRITE_T

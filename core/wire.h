@@ -126,13 +126,14 @@ typedef struct mlfab__header {
   X(ROLL_LEAVE, 80)      \
   X(ROLL_LEFT, 81)       \
   X(COLL, 82)            \
-  X(COLL_ACK, 83)
+  X(COLL_ACK, 83)        \
+  X(PROGRESS, 84)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 84
+      MLFAB__FRAME_TYPES = 85
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -185,7 +186,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t model_stands;          /* 1: this server has a model */
   uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
                                     the credit is news; 3: to STOP */
-  uint64_t v_train;               /* rounds committed: where a joiner starts */
+  uint64_t v_train;               /* the worker's progress at this server */
   uint64_t top;                   /* all updates up to here are decided ... */
   uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
   uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
@@ -251,7 +252,7 @@ typedef struct mlfab__push {
   uint32_t generation; /* of the stream */
   uint32_t flags;
   uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
-  uint64_t progress; /* the worker's iteration, from 0 */
+  uint64_t progress; /* the worker's iteration, from 0: the same at all servers */
   uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
@@ -274,8 +275,8 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
   uint32_t members, generation;
   int32_t code; /* 0: applied */
   uint64_t version,
-      delay; /* largest over the slices, after the commit; delay of the first member */
-  uint64_t v_train;
+      delay;        /* largest over the slices, after the commit; delay of the first member */
+  uint64_t v_train; /* the worker's progress at this server from here on */
 } mlfab__push_ack;
 
 typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
@@ -345,6 +346,10 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
   uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
+
+typedef struct mlfab__progress { /* worker -> server that counts: what it may not have heard */
+  uint64_t progress;             /* whole updates before the first that is not decided there */
+} mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
@@ -758,7 +763,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
   X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(done) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(bcast) X(sync_ask) X(sync_ack) X(progress) X(done) \
   X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
   X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
   X(hop_model) X(pull_done) \

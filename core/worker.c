@@ -383,6 +383,7 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
     worker_free_model(worker);
   } else {
     worker->stands = 1;
+    mlfab__push_align(worker); /* they may have been at different iterations when it came */
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -625,7 +626,9 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
     return;
   }
+  int counted = stream->counts;
   stream->counts = ack.counts != 0;
+  if (!counted) mlfab__push_tell(worker, server);
   if (!stream->changes || ack.ask != change->ask.ask) return;
   stream->changes = 0;
   if (ack.code && !change->code) {
@@ -723,9 +726,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* Rounds may have gone on without us, and the answer that said so may be lost: this one
-   * counts. */
-  stream->round = ack->v_train;
+  /* Rounds may have gone on without us, and answers and PROGRESS may be lost. */
+  if (worker->stands) {
+    mlfab__push_reached(worker, server, ack->v_train);
+  } else {
+    stream->round = ack->v_train;
+  }
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);

@@ -147,7 +147,7 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* whole updates decided: rounds this worker is through with here */
+  uint64_t round;       /* progress of the first update that is not decided here: see push.c */
   uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
   uint8_t stopped;      /* it has answered STOP */
   uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
@@ -332,6 +332,11 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
 /* Whole updates with a number below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__push_ahead(const mlfab__worker *worker, uint32_t server,
                                            uint64_t before);
+/* One progress at all servers: those that are behind are moved on, and told if they count. */
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
+/* A server has said which progress this worker has there; it counts from now on. */
+MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
+MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
 /* 1 while the server has updates of this worker to decide. */
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,

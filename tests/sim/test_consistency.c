@@ -1,19 +1,24 @@
 /* test_consistency.c - every consistency model in whole fabrics: what a pull may have missed, and
  * changes of the model while pulls are buffered.
  *
- * Every worker adds 1 to its own elements of the model, so that what a pull brings tells exactly which
- * updates it has. A failing seed is printed with the command that replays it. */
+ * Every worker adds 1 to its own elements of the tensors that it pushes, so that what a pull brings
+ * tells exactly which updates it has. In two thirds of the fabrics its updates are of some tensors only,
+ * so that not every server has a part of them. A failing seed is printed with the command that replays
+ * it. */
 #include "../unit/world.h"
 #include "../unit/scale.h"
+#include "seeds.h"
 
 #include <cmocka.h>
 
-enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 2 };
+enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 4, TENSORS = 4, PART = COUNT / TENSORS };
 
 typedef struct worker {
   enum { COMPUTES, PUSHES, PULLS, JOINED } phase;
-  uint64_t until;      /* of computing */
-  uint64_t step, lost; /* updates pushed; of those, dropped */
+  uint64_t until;         /* of computing */
+  uint64_t step;          /* updates pushed */
+  uint64_t lost[TENSORS]; /* of those, dropped */
+  uint32_t pulled;        /* tensors of the pull, as bits */
   mlfab_request push, pull;
   uint64_t asked_ns;
   int early; /* the pull was asked for with the push: it may miss that one */
@@ -24,7 +29,8 @@ typedef struct job {
   world w;
   uint64_t random;
   mlfab_sync sync;
-  int change; /* models are changed all the time */
+  int change; /* models are changed, one step in so many; 0: never */
+  int sparse; /* updates and pulls are of some tensors; 2: a worker's are always of the same */
   double speed[MOST];
   worker of[MOST];
   uint64_t seed;
@@ -75,6 +81,28 @@ static mlfab_sync random_sync(job *j) {
   return s;
 }
 
+/* The tensors of a worker's update, as bits: some, but never none. */
+static uint32_t touched(const job *j, uint32_t k, uint64_t step) {
+  if (j->sparse == 2) step = 0;
+  uint32_t bits = (uint32_t)((j->seed * 7919 + k * 131 + step) * 0x9e3779b97f4a7c15u >> 41) % 16;
+  return j->sparse && bits ? bits : (1u << TENSORS) - 1;
+}
+
+/* Of a worker's first so many updates, those that have the tensor. */
+static double with_tensor(const job *j, uint32_t k, double steps, uint32_t tensor) {
+  uint32_t n = 0;
+  for (uint64_t s = 0; (double)s < steps; s++) n += touched(j, k, s) >> tensor & 1;
+  return (double)n;
+}
+
+static uint32_t buffers(mlfab_buf bufs[TENSORS], float *data, uint32_t bits) {
+  uint32_t n = 0;
+  for (uint32_t t = 0; t < TENSORS; t++) {
+    if (bits >> t & 1) bufs[n++] = (mlfab_buf){t, 0, data + (size_t)t * PART, PART};
+  }
+  return n;
+}
+
 static void compute(job *j, uint32_t k) {
   double ms = 10.0 * j->speed[k] * (0.5 + (double)below(j, 1000) / 1000.0);
   j->of[k].phase = COMPUTES;
@@ -93,33 +121,47 @@ static double least(const job *j, double step) {
 
 static void judge(job *j, uint32_t k) {
   const worker *me = &j->of[k];
-  double step = (double)me->step, own = step - (double)me->lost - me->early;
+  double step = (double)me->step;
   for (uint32_t i = 0; i < COUNT; i++) {
-    uint32_t o = i % j->w.workers;
-    double got = (double)me->w[i];
+    uint32_t o = i % j->w.workers, t = i / PART;
+    double got = (double)me->w[i], all = with_tensor(j, o, step, t);
     int done = j->of[o].step == STEPS;
-    if (o == k && (got > step || (got < own && !j->late)))
-      wrong(j, "worker %u has %g of its own %g updates, element %u", k, got, step, i);
+    if (!(me->pulled >> t & 1)) continue;
+    if (o == k) {
+      double early = me->early && (touched(j, k, me->step - 1) >> t & 1);
+      double own = all - (double)me->lost[t] - early;
+      if (got > all || (got < own && !j->late))
+        wrong(j, "worker %u has %g of its own %g updates, element %u", k, got, all, i);
+    }
     if (j->change || o == k) continue;
-    if (j->sync.kind == MLFAB_SYNC_BSP && got != step)
-      wrong(j, "BSP: worker %u at %g got %g of worker %u", k, step, got, o);
-    if (!done && got < least(j, step))
+    if (j->sync.kind == MLFAB_SYNC_BSP && (got > all || got < all))
+      wrong(j, "BSP: worker %u at %g got %g of worker %u, not %g", k, step, got, o, all);
+    if (!done && got < with_tensor(j, o, least(j, step), t))
       wrong(j, "worker %u at %g got %g of worker %u", k, step, got, o);
   }
 }
 
+static void begin_pull(job *j, uint32_t k) {
+  worker *me = &j->of[k];
+  mlfab_buf bufs[TENSORS];
+  me->pulled = j->sparse ? 1 + (uint32_t)below(j, (1u << TENSORS) - 1) : (1u << TENSORS) - 1;
+  uint32_t n = buffers(bufs, me->w, me->pulled);
+  OK(j->w.node[k], mlfab_pull_start(j->w.node[k], bufs, n, NULL, &me->pull));
+}
+
 static void begin_push(job *j, uint32_t k) {
   worker *me = &j->of[k];
-  mlfab_buf u = {0, 0, me->u, COUNT}, w = {0, 0, me->w, COUNT};
+  mlfab_buf bufs[TENSORS];
   for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->w.workers == k ? 1.0f : 0.0f;
-  OK(j->w.node[k], mlfab_push_start(j->w.node[k], &u, 1, NULL, &me->push));
+  uint32_t n = buffers(bufs, me->u, touched(j, k, me->step));
+  OK(j->w.node[k], mlfab_push_start(j->w.node[k], bufs, n, NULL, &me->push));
   me->step++;
   me->phase = PUSHES;
   me->asked_ns = mlfab_sim_clock(j->w.sim);
   /* A pull right behind the push, or after its answer. */
   me->pull = 0;
   me->early = (int)below(j, 2);
-  if (me->early) OK(j->w.node[k], mlfab_pull_start(j->w.node[k], &w, 1, NULL, &me->pull));
+  if (me->early) begin_pull(j, k);
 }
 
 static void advance(job *j, uint32_t k) {
@@ -132,18 +174,15 @@ static void advance(job *j, uint32_t k) {
   if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 5000000000u)
     wrong(j, "worker %u waits for more than 5 s in step %llu", k, (unsigned long long)me->step);
   if (me->phase == PUSHES) {
-    mlfab_buf w = {0, 0, me->w, COUNT};
     OK(node, mlfab_test(node, me->push, &done, &result));
     if (!done) return;
-    if (result.status == MLFAB_ERR_DROPPED && j->late) {
-      me->lost++;
-    } else if (result.status == MLFAB_ERR_PARTIAL && j->late) {
-      me->lost++;
+    if ((result.status == MLFAB_ERR_DROPPED || result.status == MLFAB_ERR_PARTIAL) && j->late) {
+      for (uint32_t t = 0; t < TENSORS; t++) me->lost[t] += touched(j, k, me->step - 1) >> t & 1;
     } else if (result.status) {
       world_expect(node, result.status, 0, "push");
     }
     me->phase = PULLS;
-    if (!me->pull) OK(node, mlfab_pull_start(node, &w, 1, NULL, &me->pull));
+    if (!me->pull) begin_pull(j, k);
   }
   if (me->phase == PULLS) {
     OK(node, mlfab_test(node, me->pull, &done, &result));
@@ -161,7 +200,7 @@ static void advance(job *j, uint32_t k) {
 
 static void change(job *j) {
   mlfab *node = j->w.node[below(j, j->w.workers)];
-  if (below(j, 100)) return;
+  if (below(j, (uint64_t)j->change)) return;
   mlfab_sync s = random_sync(j);
   if (s.kind == MLFAB_SYNC_DROP) j->late = 1;
   uint32_t server = below(j, 3) ? MLFAB_ALL : (uint32_t)below(j, j->w.servers);
@@ -171,19 +210,23 @@ static void change(job *j) {
 
 static void play(uint64_t seed, int changes) {
   static job j;
+  mlfab_buf bufs[TENSORS];
   mlfab_model_options options;
   memset(&j, 0, sizeof j);
   j.seed = seed;
-  j.change = changes;
   j.random = seed;
+  if (changes) j.change = below(&j, 2) ? 100 : 1000;
   uint32_t workers = 2 + (uint32_t)below(&j, MOST - 1);
   uint32_t servers = 1 + (uint32_t)below(&j, SERVERS), dedicated = (uint32_t)below(&j, 2);
+  if (servers > workers) dedicated = 1;
+  if (dedicated && workers + servers > WORLD_NODES) servers = WORLD_NODES - workers;
   world_init(&j.w, workers, servers, dedicated);
   j.w.config.pull_condition = may_pull;
   j.w.config.push_condition = complete;
   if (below(&j, 3) == 0) j.w.config.eager_bytes = 4096; /* updates are granted */
   world_open(&j.w, seed);
   j.sync = random_sync(&j);
+  if (j.change > 100) j.sync.kind = MLFAB_SYNC_ASYNC; /* for long: servers come to differ */
   j.late = j.sync.kind == MLFAB_SYNC_DROP;
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
@@ -191,8 +234,10 @@ static void play(uint64_t seed, int changes) {
   options.consistency = j.sync;
   for (uint32_t k = 0; k < workers; k++) {
     j.speed[k] = 1.0 + (double)below(&j, 30) / 10.0;
-    OK(j.w.node[k], mlfab_tensor_add(j.w.node[k], 0, MLFAB_F32, COUNT));
+    for (uint32_t t = 0; t < TENSORS; t++)
+      OK(j.w.node[k], mlfab_tensor_add(j.w.node[k], t, MLFAB_F32, PART));
   }
+  j.sparse = (int)below(&j, 3);
   for (uint32_t k = 0; k < workers; k++)
     OK(j.w.node[k], mlfab_model_start(j.w.node[k], &options, NULL, 0));
   /* Links that break under way, in some. */
@@ -211,37 +256,29 @@ static void play(uint64_t seed, int changes) {
   }
   mlfab_sim_set_faults(j.w.sim, NULL);
   /* In the end everything that was not dropped is there, once. */
-  mlfab_buf w = {0, 0, j.of[0].w, COUNT};
-  OK(j.w.node[0], mlfab_pull(j.w.node[0], &w, 1, NULL, NULL));
+  uint32_t n = buffers(bufs, j.of[0].w, (1u << TENSORS) - 1);
+  OK(j.w.node[0], mlfab_pull(j.w.node[0], bufs, n, NULL, NULL));
   for (uint32_t i = 0; i < COUNT; i++) {
-    const worker *o = &j.of[i % workers];
-    double got = (double)j.of[0].w[i];
-    if (got > STEPS || got < STEPS - (double)o->lost)
-      wrong(&j, "in the end element %u is %g, of %d updates with %llu dropped", i, got, STEPS,
-            (unsigned long long)o->lost);
+    uint64_t lost = j.of[i % workers].lost[i / PART];
+    double got = (double)j.of[0].w[i], all = with_tensor(&j, i % workers, STEPS, i / PART);
+    if (got > all || got < all - (double)lost)
+      wrong(&j, "in the end element %u is %g, of %g updates with %llu dropped", i, got, all,
+            (unsigned long long)lost);
   }
   world_close(&j.w);
 }
 
-/* One seed from the environment, or many. */
-static void many(uint64_t from, uint64_t n, int changes) {
-  const char *one = getenv("MLFAB_SEED");
-  if (one) {
-    play(strtoull(one, NULL, 10), changes);
-    return;
-  }
-  n = test_cases((double)n);
-  for (uint64_t s = from; s < from + n; s++) play(s, changes);
-}
+static void play_one_model(uint64_t seed) { play(seed, 0); }
+static void play_changing(uint64_t seed) { play(seed, 1); }
 
 static void test_models(void **state) {
   (void)state;
-  many(1, 60, 0);
+  seeds_run("consistency", test_cases(60), play_one_model);
 }
 
 static void test_changes(void **state) {
   (void)state;
-  many(1000, 60, 1);
+  seeds_run("consistency", test_cases(60), play_changing);
 }
 
 /* Some iterations of two workers, each adding 1 to both tensors: `sum` updates are then there. */

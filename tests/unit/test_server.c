@@ -229,7 +229,8 @@ static void test_ghosts_for_real(void **state) {
   assert_int_equal(f->drops, 1);
 }
 
-/* A worker's progress grows by one an update: who says otherwise loses its link. */
+/* A worker's progress grows: who says otherwise loses its link. It may grow by more than one, where this
+ * server had no part of updates, or another one has moved the worker on. */
 static void test_progress_back(void **state) {
   static uint8_t bytes[65536];
   fixture *f = *state;
@@ -245,7 +246,39 @@ static void test_progress_back(void **state) {
   say_push(f, 2, 4, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 1);
   say_push(f, 2, 99, 64, 64, ack.generation, bytes, 64);
+  assert_int_equal(f->drops, 1);
+  assert_int_equal(f->server.peers[0].pushed, 5); /* the first is undecided */
+  say_push(f, 3, MLFAB__PROGRESS_MAX + 1, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 2);
+}
+
+/* PROGRESS of what this server had no part of moves V_train on, at once however much it is; nothing of it
+ * is undone by what is less. */
+static void test_progress_told(void **state) {
+  fixture *f = *state;
+  mlfab__define d;
+  uint8_t meta[16];
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  d.consistency.kind = MLFAB_SYNC_BSP;
+  for (uint32_t w = 0; w < 3; w++) {
+    mlfab__hello h = {w, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+    mlfab__hello_ack ack;
+    assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
+    define_as(f, w, &d);
+  }
+  for (uint32_t w = 0; w < 3; w++) {
+    mlfab__progress told[2] = {{(uint64_t)1 << (40 + w)}, {7}};
+    for (uint32_t i = 0; i < 2; i++) {
+      mlfab__frame_in in = {MLFAB__PROGRESS, mlfab__encode_progress(meta, &told[i]), 0, meta, NULL};
+      mlfab__server_frame(&f->server, w, &in, 1000);
+      assert_true(f->server.peers[w].pushed == told[0].progress);
+    }
+    assert_true(f->server.gates[0].v_train == (w < 2 ? 0 : (uint64_t)1 << 40));
+  }
+  mlfab__progress wrong = {MLFAB__PROGRESS_MAX + 1};
+  frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &wrong), NULL, 0);
+  assert_int_equal(f->drops, 1);
 }
 
 /* Who comes back while a round is applied that went on without it pushes into the next one, and is
@@ -329,6 +362,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_rejoin_while_round_is_applied, open_server,
                                       close_server),
       cmocka_unit_test_setup_teardown(test_refusal_reaches_all, open_three, close_server),
+      cmocka_unit_test_setup_teardown(test_progress_told, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

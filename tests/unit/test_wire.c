@@ -81,6 +81,7 @@ static const codec codecs[] = {
     CODEC(pull_via, 8 + 2 * 4),
     CODEC(hop_model, 5 * 8 + 5 * 4),
     CODEC(pull_done, 8),
+    CODEC(progress, 8),
     CODEC(reduce, 2 * 8 + 4 * 4),
     CODEC(reduce_done, 8 + 2 * 4),
     CODEC(tree_join, 2 * 8),

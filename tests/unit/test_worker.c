@@ -1118,7 +1118,58 @@ static void test_dropped_and_abandoned(void **state) {
   assert_int_equal(f->stats.updates_dropped, 1);
 }
 
-/* Rounds without it went on: this worker's next update is the open one's, and pulls ask for it. */
+/* The last frame that a server was sent, a PROGRESS. */
+static uint64_t told_progress(const fixture *f, uint32_t server) {
+  mlfab__progress m;
+  assert_int_equal(f->server.post_type, MLFAB__PROGRESS);
+  assert_int_equal(f->server.post_peer, server);
+  assert_int_equal(mlfab__decode_progress(f->server.post_meta, f->server.post_bytes, &m), 0);
+  return m.progress;
+}
+
+static void news_of_counting(fixture *f, uint32_t server, uint32_t counts) {
+  mlfab__sync_ack m;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&m, 0, sizeof m);
+  m.counts = counts;
+  from_server(f, server, MLFAB__SYNC_ACK, meta, mlfab__encode_sync_ack(meta, &m), NULL, 0);
+}
+
+/* Updates of one server's tensor count at the other too, which hears of it when it begins to count, on a
+ * new link, and when its answer shows that it does not know; as long as it does not count, never. */
+static void test_progress_of_others(void **state) {
+  fixture *f = *state;
+  mlfab__window window = {4, {15}, {0}, 0};
+  for (uint64_t i = 1; i <= 3; i++) {
+    push_first_shard(f);
+    ack_reached(f, 0, i, 0, i);
+    assert_int_equal(f->worker.streams[0].round, i);
+    assert_int_equal(f->worker.streams[1].round, i);
+  }
+  assert_int_equal(f->server.posts, 0);
+  push_announced(f);
+  ack_reached(f, 0, 4, 0, 4);
+  ack_reached(f, 1, 4, 0, 1); /* it knows of this one only */
+  assert_int_equal(f->server.posts, 0);
+  news_of_counting(f, 1, 1);
+  assert_int_equal(told_progress(f, 1), 4);
+  news_of_counting(f, 1, 1);
+  assert_int_equal(f->server.posts, 1);
+  push_one(f, 0);
+  assert_int_equal(announced(f, 0).progress, 4);
+  assert_int_equal(announced(f, 1).progress, 4); /* also of what has no bytes for it */
+  ack_reached(f, 1, 5, 0, 2);
+  assert_int_equal(told_progress(f, 1), 5);
+  ack_reached(f, 0, 5, 0, 5);
+  assert_int_equal(f->server.posts, 2);
+  lose_server(f, 1);
+  window.top = 5;
+  greet(f, 1, 2, &window);
+  assert_int_equal(told_progress(f, 1), 5);
+}
+
+/* Rounds without it went on: this worker's next update is the open one's at all servers, and pulls ask
+ * for it. */
 static void test_dropped_late(void **state) {
   (void)state;
   static fixture f;
@@ -1131,17 +1182,23 @@ static void test_dropped_late(void **state) {
   define(&f, &options);
   mlfab__request *request = push_announced(&f);
   ack_reached(&f, 0, 1, MLFAB_ERR_DROPPED, 7);
-  ack_reached(&f, 1, 1, MLFAB_ERR_DROPPED, 1); /* which is no further than it is */
+  assert_int_equal(told_progress(&f, 1), 6);
+  ack_reached(&f, 1, 1, MLFAB_ERR_DROPPED, 1); /* it has not heard of that yet */
   assert_int_equal(request->result.status, MLFAB_ERR_DROPPED);
   assert_string_equal(f.requests.last.text,
                       "update 1: too late at server 0: iteration 0 was complete");
   assert_int_equal(f.worker.streams[0].round, 7);
-  assert_int_equal(f.worker.streams[1].round, 1);
+  assert_int_equal(f.worker.streams[1].round, 7);
+  assert_int_equal(told_progress(&f, 1), 7);
   push_one(&f, MLFAB_ALL);
   assert_int_equal(announced(&f, 0).progress, 7);
-  assert_int_equal(announced(&f, 1).progress, 1);
-  ack_reached(&f, 0, 2, 0, 9); /* of an applied one it is only news */
-  assert_int_equal(f.worker.streams[0].round, 8);
+  assert_int_equal(announced(&f, 1).progress, 7);
+  ack_reached(&f, 0, 2, 0, 9); /* late and kept */
+  assert_int_equal(f.worker.streams[0].round, 9);
+  assert_int_equal(told_progress(&f, 1), 8); /* before the update that is under way there */
+  ack_reached(&f, 1, 2, 0, 9);
+  assert_int_equal(f.worker.streams[1].round, 9);
+  assert_int_equal(f.server.posts, 3);
   mlfab__worker_free(&f.worker);
 }
 
@@ -2574,6 +2631,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_dropped_in_part, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_and_worse, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped_and_abandoned, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_progress_of_others, open_worker, close_worker),
       cmocka_unit_test(test_dropped_late),
       cmocka_unit_test(test_lost_drop),
       cmocka_unit_test_setup_teardown(test_progress_is_checked, open_worker, close_worker),
