@@ -815,6 +815,7 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
   uint32_t accumulators; /* that this worker offers as an aggregator */
   uint64_t host;         /* nodes of one host share its links */
+  uint64_t nonce;        /* of this process, as in its JOIN */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -831,8 +832,11 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
 
+/* Whoever gets a PROBE says ANSWER at once. */
+enum { MLFAB__BEAT = 0, MLFAB__BEAT_PROBE = 1, MLFAB__BEAT_ANSWER = 2 };
 typedef struct mlfab__heartbeat {
-  uint64_t sent_ns; /* the sender's clock */
+  uint64_t sent_ns; /* the sender's clock; of an answer: the probe's */
+  uint32_t kind;
 } mlfab__heartbeat;
 
 typedef struct mlfab__bye { /* a regular end, or being given up */
@@ -996,6 +1000,7 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
+  uint64_t nonce; /* of this process */
 } mlfab__meet;
 
 typedef struct
@@ -1623,13 +1628,13 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
-#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
+#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce)
 #define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
 #define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
   N(epoch) N(stopped)
-#define WIRE_HEARTBEAT(N, T) N(sent_ns)
+#define WIRE_HEARTBEAT(N, T) N(sent_ns) N(kind)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
 #define WIRE_SYNC_IN(N, in)                                                                      \
@@ -1660,7 +1665,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
 #define WIRE_PROGRESS(N, T) N(progress)
 #define WIRE_DONE(N, T) N(last_seq)
-#define WIRE_MEET(N, T) N(node) N(incarnation)
+#define WIRE_MEET(N, T) N(node) N(incarnation) N(nonce)
 #define WIRE_WHERE(N, T) N(node)
 #define WIRE_CAPACITY(N, T) N(host) N(in) N(out)
 #define WIRE_STATION(N, T) N(worker) N(incarnation) N(alive) N(accumulators) N(host)
@@ -35952,6 +35957,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * A link is a transport's connection with a purpose:
  *
  *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER
+ *    CLAIM    it wants a number that another process has: see Numbers
  *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
@@ -35973,6 +35979,23 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * Strangers: until its first frame has shown the job and the secret, the other end of a link is told
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
+ *
+ * Numbers. A process shows who it is by a nonce that it draws when it opens. Whoever says JOIN or HELLO
+ * for a number whose link another process holds makes a claim, and waits:
+ *
+ *    first frame --nobody has a link, or the same process: its old one goes--> admitted at once
+ *         |
+ *         +--another process has--> CLAIM, PROBE to the holder --ANSWER--> refused, RANK_TAKEN
+ *                                     |--the holder's link ends--> its first frame is looked at again
+ *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
+ *                                     |--5 beats, any other holder--> its link is given up, as above
+ *                                     +--the caller hangs up--> forgotten
+ *
+ * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
+ * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
+ * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
+ * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
+ * number it is turned away, and calls again for as long as it has something to say.
  *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
  * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
@@ -36012,7 +36035,8 @@ enum mlfab__link_kind {
   MLFAB__LINK_HOP,
   MLFAB__LINK_MEMBER,
   MLFAB__LINK_SHIFT,
-  MLFAB__LINK_PEER
+  MLFAB__LINK_PEER,
+  MLFAB__LINK_CLAIM
 };
 
 /* Pairs of links inside a node. */
@@ -36038,7 +36062,14 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns; /* when a probe was answered last: the far side's system was up */
+  uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
+  uint64_t nonce;    /* of the process at the other end, where it has a number */
+  uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
+  /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
+  uint32_t holder;
+  uint32_t claim_bytes;
+  uint8_t claim_type;
+  uint8_t *claim;
 } mlfab__link;
 
 /* What this node knows of another, by node id. */
@@ -36135,6 +36166,8 @@ struct mlfab_node {
   uint32_t actions_begin, actions_count, actions_room;
   uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
   int doomed;                      /* a link is */
+  uint32_t claims;                 /* links that are claims */
+  int claim_due;                   /* one is to be looked at again */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
@@ -36220,6 +36253,12 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; behind the routes: + rank of the aggregator */
 
+/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
+ * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
+MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
+                                      uint64_t nonce, const mlfab__frame_in *frame);
+/* How people call a node: "worker 3", "server 1". */
+MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The server that a route leads to. */
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
@@ -36412,8 +36451,19 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
   mlfab__node_ready_link(node, index);
 }
 
+/* It claims nothing any more. */
+static void node_unclaim(mlfab_node *node, mlfab__link *link) {
+  if (link->kind != MLFAB__LINK_CLAIM) return;
+  mlfab__free(&node->env, link->claim, link->claim_bytes);
+  link->claim = NULL;
+  link->claim_bytes = 0;
+  link->kind = MLFAB__LINK_NEW;
+  node->claims--;
+}
+
 static void node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
+  node_unclaim(node, link);
   if (link->id) mlfab__map_remove(&node->by_id, link->id);
   mlfab__free(&node->env, link->queue, link->queue_room);
   uint8_t listed = link->listed;
@@ -36687,6 +36737,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
+  node->nonce = mlfab__hash(node->nonce, node->secret, sizeof node->secret);
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
@@ -36715,8 +36766,10 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
   mlfab__comm_free(&node->comm);
-  for (uint32_t i = 0; i < node->nlinks; i++)
+  for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
+    mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
+  }
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
@@ -36856,6 +36909,12 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->out = MLFAB__OUT_NONE;
   if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__boot_lost(node, index);
   node_free_link(node, index);
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *claim = &node->links[i];
+    if (claim->kind != MLFAB__LINK_CLAIM || claim->holder != index) continue;
+    claim->holder = MLFAB__NO_LINK;
+    node->claim_due = 1;
+  }
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
     node_route_down(node, link.peer, &link, why);
@@ -36887,6 +36946,120 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   assert(!node->links[index].self);
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* --- numbers that two processes want --- */
+
+static void node_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind, uint64_t sent_ns) {
+  mlfab__heartbeat beat = {sent_ns, kind};
+  uint8_t meta[16];
+  node->links[index].sent_ns = node->now_ns;
+  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
+}
+
+MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
+                                      uint64_t nonce, const mlfab__frame_in *frame) {
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
+      MLFAB__PLANTED(84))
+    return 1;
+  mlfab__link *link = &node->links[index];
+  uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
+  if (!claim) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
+    return 0;
+  }
+  memcpy(claim, frame->meta, frame->meta_bytes);
+  link->kind = MLFAB__LINK_CLAIM;
+  link->claim = claim;
+  link->claim_bytes = frame->meta_bytes;
+  link->claim_type = frame->type;
+  link->holder = holder;
+  node->claims++;
+  if (node->links[holder].probe_ns == 0) {
+    node->links[holder].probe_ns = node->now_ns;
+    node_heartbeat(node, holder, MLFAB__BEAT_PROBE, node->now_ns);
+  }
+  return 0;
+}
+
+/* The holder lives: whoever claims its number is another process. */
+static void node_claims_refuse(mlfab_node *node, uint32_t holder) {
+  const mlfab__link *other = &node->links[holder];
+  char name[32], text[96];
+  uint32_t id =
+      other->kind == MLFAB__LINK_PEER ? mlfab__node_of_server(node, other->peer) : other->peer;
+  snprintf(
+      text, sizeof text, "%s is another process that is here already",
+      other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__boot_name(node, id, name));
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind != MLFAB__LINK_CLAIM || link->holder != holder) continue;
+    node_unclaim(node, link);
+    mlfab__node_refuse(node, i, MLFAB_ERR_RANK_TAKEN, (int32_t)other->peer, text);
+  }
+}
+
+static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame);
+
+/* The number that they claim is free, or another's by now: they are heard anew. */
+static void node_claims_again(mlfab_node *node) {
+  while (node->claim_due) {
+    node->claim_due = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (link->kind != MLFAB__LINK_CLAIM || link->holder != MLFAB__NO_LINK) continue;
+      uint8_t *claim = link->claim;
+      uint32_t bytes = link->claim_bytes;
+      mlfab__frame_in frame = {link->claim_type, bytes, 0, claim, NULL};
+      link->claim = NULL;
+      link->claim_bytes = 0;
+      node_unclaim(node, link);
+      node_dispatch(node, i, &frame);
+      mlfab__free(&node->env, claim, bytes);
+    }
+  }
+}
+
+/* Asked whether we live, or told that the holder of a number does. */
+static void node_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  mlfab__heartbeat beat;
+  if (mlfab__decode_heartbeat(frame->meta, frame->meta_bytes, &beat)) return;
+  if (beat.kind == MLFAB__BEAT_PROBE) node_heartbeat(node, index, MLFAB__BEAT_ANSWER, beat.sent_ns);
+  if (beat.kind != MLFAB__BEAT_ANSWER || link->probe_ns == 0 || beat.sent_ns != link->probe_ns)
+    return;
+  link->probe_ns = 0;
+  node_claims_refuse(node, index);
+}
+
+static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->server.peers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_SHIFT:
+    case MLFAB__LINK_PEER:
+      return across[link->peer].hand;
+    default:
+      return 0;
+  }
+}
+
+/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+static void node_scan_probe(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < 5 * node->config.heartbeat_ns) return;
+  link->probe_ns = 0;
+  if (node_is_hand(node, link)) {
+    node_claims_refuse(node, index);
+  } else {
+    mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
+  }
 }
 
 /* The inner links broke too, for want of memory: the roles forget what was under way, and greet
@@ -36961,8 +37134,9 @@ static void node_coordinator_greeted(mlfab_node *node) {
 /* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation,         node->config.roles,
-                        0,        node->config.accumulators, node->config.host};
+  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
+                        0,          node->config.accumulators, node->config.host,
+                        node->nonce};
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
@@ -37053,7 +37227,8 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
 }
 
 /* The scheduler says who it is on a new link to our server role. */
-static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                                 const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers, old = node->worker_links[self];
   if (node->is_scheduler && !MLFAB__PLANTED(82)) {
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
@@ -37063,11 +37238,13 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
   }
+  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_SCHEDULER;
   link->peer = self;
+  link->nonce = hello->nonce;
   link->greeted = 1;
   node->worker_links[self] = index;
   node->worker_heard[self] = node->now_ns;
@@ -37084,7 +37261,8 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
 }
 
 /* Another server says who it is on a new link to our server role. */
-static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                            const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
@@ -37092,11 +37270,13 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
     return;
   }
   uint32_t old = node->peer_links[server];
+  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_PEER;
   link->peer = server;
+  link->nonce = hello->nonce;
   link->greeted = 1;
   node->peer_links[server] = index;
   mlfab__hello_ack ack;
@@ -37112,14 +37292,14 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   mlfab__hello_ack ack;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
-    node_scheduler_hello(node, index, &hello);
+    node_scheduler_hello(node, index, &hello, frame);
     return;
   }
   if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
-    node_peer_hello(node, index, &hello);
+    node_peer_hello(node, index, &hello, frame);
     return;
   }
-  if (!parsed || hello.node >= node->config.workers) {
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO that does not fit this node");
     return;
@@ -37132,13 +37312,15 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
-               (node->is_coordinator && hello.incarnation != node->peers[worker].incarnation);
+               (node->is_coordinator && (hello.incarnation != node->peers[worker].incarnation ||
+                                         hello.nonce != node->peers[worker].nonce));
   if (fenced) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
                        "a newer process has this rank");
     return;
   }
   uint32_t old = node->worker_links[worker];
+  if (!mlfab__node_claim(node, index, old, hello.nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index) {
     mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
@@ -37146,6 +37328,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_WORKER;
   link->peer = worker;
+  link->nonce = hello.nonce;
   link->greeted = 1;
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
@@ -37364,6 +37547,9 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     if (frame->type == MLFAB__BYE) node_doom(node, index);
     return;
   }
+  if (frame->type == MLFAB__HEARTBEAT && link->kind != MLFAB__LINK_NEW &&
+      link->kind != MLFAB__LINK_CLAIM)
+    node_beat(node, index, frame);
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
       node->routes[link->peer].heard_ns = node->now_ns;
@@ -37401,6 +37587,12 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
         mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                            "neither JOIN, HELLO nor MEET came first");
       }
+      break;
+    case MLFAB__LINK_CLAIM:
+      if (frame->type == MLFAB__HEARTBEAT) break;
+      node_unclaim(node, link);
+      mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                         "a frame before its number was settled");
       break;
     case MLFAB__LINK_JOIN_IN:
     case MLFAB__LINK_JOIN_OUT:
@@ -37533,6 +37725,7 @@ static void node_epilogue(mlfab_node *node) {
   }
   if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
+  node_claims_again(node);
   node_run_self(node);
   if (node->parting) node_part(node);
 }
@@ -37570,7 +37763,8 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
                         roles[role],
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
-                        node->config.host};
+                        node->config.host,
+                        node->nonce};
   uint8_t meta[64];
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
@@ -37867,7 +38061,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   header.type = frame->type;
   header.meta_bytes = frame->meta_bytes;
   header.bulk_bytes = frame->bulk_bytes;
-  if (link->kind != MLFAB__LINK_NEW) {
+  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM) {
     header.job = node->job;
     header.epoch = node->epoch;
     header.sender = node->id;
@@ -37995,31 +38189,6 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
 
 /* --- time --- */
 
-static void node_heartbeat(mlfab_node *node, uint32_t index) {
-  mlfab__heartbeat beat = {node->now_ns};
-  uint8_t meta[16];
-  node->links[index].sent_ns = node->now_ns;
-  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
-}
-
-static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
-  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
-  switch (link->kind) {
-    case MLFAB__LINK_WORKER:
-      return node->server.peers[link->peer].hand;
-    case MLFAB__LINK_JOIN_IN:
-      return node->peers[link->peer].hand;
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return node->routes[link->peer].hand;
-    case MLFAB__LINK_SHIFT:
-    case MLFAB__LINK_PEER:
-      return across[link->peer].hand;
-    default:
-      return 0;
-  }
-}
-
 /* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
 static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
@@ -38070,9 +38239,11 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   if (link->kind == MLFAB__LINK_FREE || link->self) return;
-  if (link->kind != MLFAB__LINK_NEW && node->now_ns - link->sent_ns >= beat &&
-      link->queue_begin == link->queue_end)
-    node_heartbeat(node, index);
+  int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
+  if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+    node_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
+  node_scan_probe(node, index);
+  if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
     if (silent < 5 * beat) return;
@@ -38716,8 +38887,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
   return node->config.dedicated ? node->config.workers + server : server;
 }
 
-/* How people call a node: "worker 3", "server 1". */
-static const char *boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
+MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
   uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
   if (id >= others) {
     snprintf(buffer, 32, "the scheduler");
@@ -38772,7 +38942,7 @@ static void boot_list_missing(mlfab_node *node) {
     char name[32];
     if (node->peers[id].joined) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
-                     boot_name(node, id, name));
+                     mlfab__boot_name(node, id, name));
     at += (size_t)n;
   }
 }
@@ -38803,8 +38973,8 @@ static void boot_complete(mlfab_node *node) {
 }
 
 /* Why a JOIN cannot be granted: 0, or a code and a text. */
-static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, uint32_t *id_p,
-                      char *text, size_t room) {
+static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
+                      size_t room) {
   const mlfab_config *c = &node->config;
   if (node->phase == MLFAB__BOOT_FAILED) {
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
@@ -38834,13 +39004,8 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
   if (own) *id_p = node->nodes - 1;
-  const mlfab__peer *peer = &node->peers[*id_p];
-  int here = *id_p == node->id || (peer->joined && peer->nonce != join->nonce &&
-                                   peer->link != MLFAB__NO_LINK && peer->link != link);
-  if (here) {
-    char name[32];
-    snprintf(text, room, "%s is another process that is here already",
-             boot_name(node, *id_p, name));
+  if (*id_p == node->id) {
+    snprintf(text, room, "this rank is server 0's own process");
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
@@ -38854,8 +39019,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
     return;
   }
-  int code = node->is_coordinator ? boot_judge(node, link, &join, &id, text, sizeof text)
-                                  : MLFAB_ERR_REFUSED;
+  int code =
+      node->is_coordinator ? boot_judge(node, &join, &id, text, sizeof text) : MLFAB_ERR_REFUSED;
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
   if (code) {
@@ -38867,6 +39032,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     return;
   }
   mlfab__peer *peer = &node->peers[id];
+  uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
+  if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
   if (!peer->addresses) {
     mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
@@ -38882,6 +39049,7 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   memcpy(peer->addresses, join.addresses, MLFAB__ADDRESSES_MAX);
   node->links[link].kind = MLFAB__LINK_JOIN_IN;
   node->links[link].peer = id;
+  node->links[link].nonce = join.nonce;
   if (node->phase != MLFAB__BOOT_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);
@@ -39193,8 +39361,8 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   link->kind = MLFAB__LINK_HOP;
   link->peer = (uint32_t)rank;
   link->greeted = 1;
-  mlfab__meet meet = {node->id, node->incarnation};
-  uint8_t meta[16];
+  mlfab__meet meet = {node->id, node->incarnation, node->nonce};
+  uint8_t meta[32];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
   mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
   mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
@@ -39216,10 +39384,16 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
     return;
   }
   uint32_t old = node->member_links[meet.node];
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
+                       "another process is here as this worker");
+    return;
+  }
   if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_MEMBER;
   link->peer = meet.node;
+  link->nonce = meet.nonce;
   link->greeted = 1;
   node->member_links[meet.node] = index;
   if (node->aggregator.env)

@@ -165,8 +165,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
   return node->config.dedicated ? node->config.workers + server : server;
 }
 
-/* How people call a node: "worker 3", "server 1". */
-static const char *boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
+MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
   uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
   if (id >= others) {
     snprintf(buffer, 32, "the scheduler");
@@ -221,7 +220,7 @@ static void boot_list_missing(mlfab_node *node) {
     char name[32];
     if (node->peers[id].joined) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
-                     boot_name(node, id, name));
+                     mlfab__boot_name(node, id, name));
     at += (size_t)n;
   }
 }
@@ -252,8 +251,8 @@ static void boot_complete(mlfab_node *node) {
 }
 
 /* Why a JOIN cannot be granted: 0, or a code and a text. */
-static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, uint32_t *id_p,
-                      char *text, size_t room) {
+static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
+                      size_t room) {
   const mlfab_config *c = &node->config;
   if (node->phase == MLFAB__BOOT_FAILED) {
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
@@ -283,13 +282,8 @@ static int boot_judge(mlfab_node *node, uint32_t link, const mlfab__join *join, 
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
   if (own) *id_p = node->nodes - 1;
-  const mlfab__peer *peer = &node->peers[*id_p];
-  int here = *id_p == node->id || (peer->joined && peer->nonce != join->nonce &&
-                                   peer->link != MLFAB__NO_LINK && peer->link != link);
-  if (here) {
-    char name[32];
-    snprintf(text, room, "%s is another process that is here already",
-             boot_name(node, *id_p, name));
+  if (*id_p == node->id) {
+    snprintf(text, room, "this rank is server 0's own process");
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
@@ -303,8 +297,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
     return;
   }
-  int code = node->is_coordinator ? boot_judge(node, link, &join, &id, text, sizeof text)
-                                  : MLFAB_ERR_REFUSED;
+  int code =
+      node->is_coordinator ? boot_judge(node, &join, &id, text, sizeof text) : MLFAB_ERR_REFUSED;
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
   if (code) {
@@ -316,6 +310,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     return;
   }
   mlfab__peer *peer = &node->peers[id];
+  uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
+  if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
   if (!peer->addresses) {
     mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
@@ -331,6 +327,7 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   memcpy(peer->addresses, join.addresses, MLFAB__ADDRESSES_MAX);
   node->links[link].kind = MLFAB__LINK_JOIN_IN;
   node->links[link].peer = id;
+  node->links[link].nonce = join.nonce;
   if (node->phase != MLFAB__BOOT_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);

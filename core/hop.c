@@ -108,8 +108,8 @@ MLFAB__INTERNAL int mlfab__hop_up(mlfab_node *node, uint64_t rank, uint32_t inde
   link->kind = MLFAB__LINK_HOP;
   link->peer = (uint32_t)rank;
   link->greeted = 1;
-  mlfab__meet meet = {node->id, node->incarnation};
-  uint8_t meta[16];
+  mlfab__meet meet = {node->id, node->incarnation, node->nonce};
+  uint8_t meta[32];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
   mlfab__tree_hop_up(&node->tree, (uint32_t)rank);
   mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
@@ -131,10 +131,16 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
     return;
   }
   uint32_t old = node->member_links[meet.node];
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
+                       "another process is here as this worker");
+    return;
+  }
   if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_MEMBER;
   link->peer = meet.node;
+  link->nonce = meet.nonce;
   link->greeted = 1;
   node->member_links[meet.node] = index;
   if (node->aggregator.env)

@@ -125,8 +125,19 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
   mlfab__node_ready_link(node, index);
 }
 
+/* It claims nothing any more. */
+static void node_unclaim(mlfab_node *node, mlfab__link *link) {
+  if (link->kind != MLFAB__LINK_CLAIM) return;
+  mlfab__free(&node->env, link->claim, link->claim_bytes);
+  link->claim = NULL;
+  link->claim_bytes = 0;
+  link->kind = MLFAB__LINK_NEW;
+  node->claims--;
+}
+
 static void node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
+  node_unclaim(node, link);
   if (link->id) mlfab__map_remove(&node->by_id, link->id);
   mlfab__free(&node->env, link->queue, link->queue_room);
   uint8_t listed = link->listed;
@@ -400,6 +411,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
+  node->nonce = mlfab__hash(node->nonce, node->secret, sizeof node->secret);
   if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
@@ -428,8 +440,10 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__reslice_free(&node->reslice);
   mlfab__tree_free(&node->tree);
   mlfab__comm_free(&node->comm);
-  for (uint32_t i = 0; i < node->nlinks; i++)
+  for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
+    mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
+  }
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
@@ -569,6 +583,12 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
     node->out = MLFAB__OUT_NONE;
   if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__boot_lost(node, index);
   node_free_link(node, index);
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *claim = &node->links[i];
+    if (claim->kind != MLFAB__LINK_CLAIM || claim->holder != index) continue;
+    claim->holder = MLFAB__NO_LINK;
+    node->claim_due = 1;
+  }
   if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index) mlfab__boot_down(node, why);
   if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
     node_route_down(node, link.peer, &link, why);
@@ -600,6 +620,120 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   assert(!node->links[index].self);
   node_link_down(node, index, why);
   if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* --- numbers that two processes want --- */
+
+static void node_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind, uint64_t sent_ns) {
+  mlfab__heartbeat beat = {sent_ns, kind};
+  uint8_t meta[16];
+  node->links[index].sent_ns = node->now_ns;
+  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
+}
+
+MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
+                                      uint64_t nonce, const mlfab__frame_in *frame) {
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
+      MLFAB__PLANTED(84))
+    return 1;
+  mlfab__link *link = &node->links[index];
+  uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
+  if (!claim) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
+    return 0;
+  }
+  memcpy(claim, frame->meta, frame->meta_bytes);
+  link->kind = MLFAB__LINK_CLAIM;
+  link->claim = claim;
+  link->claim_bytes = frame->meta_bytes;
+  link->claim_type = frame->type;
+  link->holder = holder;
+  node->claims++;
+  if (node->links[holder].probe_ns == 0) {
+    node->links[holder].probe_ns = node->now_ns;
+    node_heartbeat(node, holder, MLFAB__BEAT_PROBE, node->now_ns);
+  }
+  return 0;
+}
+
+/* The holder lives: whoever claims its number is another process. */
+static void node_claims_refuse(mlfab_node *node, uint32_t holder) {
+  const mlfab__link *other = &node->links[holder];
+  char name[32], text[96];
+  uint32_t id =
+      other->kind == MLFAB__LINK_PEER ? mlfab__node_of_server(node, other->peer) : other->peer;
+  snprintf(
+      text, sizeof text, "%s is another process that is here already",
+      other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__boot_name(node, id, name));
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind != MLFAB__LINK_CLAIM || link->holder != holder) continue;
+    node_unclaim(node, link);
+    mlfab__node_refuse(node, i, MLFAB_ERR_RANK_TAKEN, (int32_t)other->peer, text);
+  }
+}
+
+static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame);
+
+/* The number that they claim is free, or another's by now: they are heard anew. */
+static void node_claims_again(mlfab_node *node) {
+  while (node->claim_due) {
+    node->claim_due = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (link->kind != MLFAB__LINK_CLAIM || link->holder != MLFAB__NO_LINK) continue;
+      uint8_t *claim = link->claim;
+      uint32_t bytes = link->claim_bytes;
+      mlfab__frame_in frame = {link->claim_type, bytes, 0, claim, NULL};
+      link->claim = NULL;
+      link->claim_bytes = 0;
+      node_unclaim(node, link);
+      node_dispatch(node, i, &frame);
+      mlfab__free(&node->env, claim, bytes);
+    }
+  }
+}
+
+/* Asked whether we live, or told that the holder of a number does. */
+static void node_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  mlfab__heartbeat beat;
+  if (mlfab__decode_heartbeat(frame->meta, frame->meta_bytes, &beat)) return;
+  if (beat.kind == MLFAB__BEAT_PROBE) node_heartbeat(node, index, MLFAB__BEAT_ANSWER, beat.sent_ns);
+  if (beat.kind != MLFAB__BEAT_ANSWER || link->probe_ns == 0 || beat.sent_ns != link->probe_ns)
+    return;
+  link->probe_ns = 0;
+  node_claims_refuse(node, index);
+}
+
+static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->server.peers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_SHIFT:
+    case MLFAB__LINK_PEER:
+      return across[link->peer].hand;
+    default:
+      return 0;
+  }
+}
+
+/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+static void node_scan_probe(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < 5 * node->config.heartbeat_ns) return;
+  link->probe_ns = 0;
+  if (node_is_hand(node, link)) {
+    node_claims_refuse(node, index);
+  } else {
+    mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
+  }
 }
 
 /* The inner links broke too, for want of memory: the roles forget what was under way, and greet
@@ -674,8 +808,9 @@ static void node_coordinator_greeted(mlfab_node *node) {
 /* The roles of this node greet each other, where they have links inside. */
 static void node_greet_self(mlfab_node *node, int fresh) {
   uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id, node->incarnation,         node->config.roles,
-                        0,        node->config.accumulators, node->config.host};
+  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
+                        0,          node->config.accumulators, node->config.host,
+                        node->nonce};
   mlfab__hello_ack ack;
   node->self_lost = 0;
   if (node->pairs[MLFAB__PAIR_HOP][0] != MLFAB__NO_LINK) mlfab__hop_met_self(node);
@@ -766,7 +901,8 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
 }
 
 /* The scheduler says who it is on a new link to our server role. */
-static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                                 const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers, old = node->worker_links[self];
   if (node->is_scheduler && !MLFAB__PLANTED(82)) {
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
@@ -776,11 +912,13 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
   }
+  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_SCHEDULER;
   link->peer = self;
+  link->nonce = hello->nonce;
   link->greeted = 1;
   node->worker_links[self] = index;
   node->worker_heard[self] = node->now_ns;
@@ -797,7 +935,8 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
 }
 
 /* Another server says who it is on a new link to our server role. */
-static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello) {
+static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                            const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
@@ -805,11 +944,13 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
     return;
   }
   uint32_t old = node->peer_links[server];
+  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer link");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_PEER;
   link->peer = server;
+  link->nonce = hello->nonce;
   link->greeted = 1;
   node->peer_links[server] = index;
   mlfab__hello_ack ack;
@@ -825,14 +966,14 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   mlfab__hello_ack ack;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
-    node_scheduler_hello(node, index, &hello);
+    node_scheduler_hello(node, index, &hello, frame);
     return;
   }
   if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
-    node_peer_hello(node, index, &hello);
+    node_peer_hello(node, index, &hello, frame);
     return;
   }
-  if (!parsed || hello.node >= node->config.workers) {
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO that does not fit this node");
     return;
@@ -845,13 +986,15 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
-               (node->is_coordinator && hello.incarnation != node->peers[worker].incarnation);
+               (node->is_coordinator && (hello.incarnation != node->peers[worker].incarnation ||
+                                         hello.nonce != node->peers[worker].nonce));
   if (fenced) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
                        "a newer process has this rank");
     return;
   }
   uint32_t old = node->worker_links[worker];
+  if (!mlfab__node_claim(node, index, old, hello.nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index) {
     mlfab__node_hang_up(node, old, "replaced by a newer link");
     node->stats.reconnects++;
@@ -859,6 +1002,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_WORKER;
   link->peer = worker;
+  link->nonce = hello.nonce;
   link->greeted = 1;
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
@@ -1077,6 +1221,9 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
     if (frame->type == MLFAB__BYE) node_doom(node, index);
     return;
   }
+  if (frame->type == MLFAB__HEARTBEAT && link->kind != MLFAB__LINK_NEW &&
+      link->kind != MLFAB__LINK_CLAIM)
+    node_beat(node, index, frame);
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
       node->routes[link->peer].heard_ns = node->now_ns;
@@ -1114,6 +1261,12 @@ static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_i
         mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                            "neither JOIN, HELLO nor MEET came first");
       }
+      break;
+    case MLFAB__LINK_CLAIM:
+      if (frame->type == MLFAB__HEARTBEAT) break;
+      node_unclaim(node, link);
+      mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                         "a frame before its number was settled");
       break;
     case MLFAB__LINK_JOIN_IN:
     case MLFAB__LINK_JOIN_OUT:
@@ -1246,6 +1399,7 @@ static void node_epilogue(mlfab_node *node) {
   }
   if (node->is_server) mlfab__shift_check(&node->server);
   node_settle(node);
+  node_claims_again(node);
   node_run_self(node);
   if (node->parting) node_part(node);
 }
@@ -1283,7 +1437,8 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
                         roles[role],
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
-                        node->config.host};
+                        node->config.host,
+                        node->nonce};
   uint8_t meta[64];
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
@@ -1580,7 +1735,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   header.type = frame->type;
   header.meta_bytes = frame->meta_bytes;
   header.bulk_bytes = frame->bulk_bytes;
-  if (link->kind != MLFAB__LINK_NEW) {
+  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM) {
     header.job = node->job;
     header.epoch = node->epoch;
     header.sender = node->id;
@@ -1708,31 +1863,6 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
 
 /* --- time --- */
 
-static void node_heartbeat(mlfab_node *node, uint32_t index) {
-  mlfab__heartbeat beat = {node->now_ns};
-  uint8_t meta[16];
-  node->links[index].sent_ns = node->now_ns;
-  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
-}
-
-static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
-  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
-  switch (link->kind) {
-    case MLFAB__LINK_WORKER:
-      return node->server.peers[link->peer].hand;
-    case MLFAB__LINK_JOIN_IN:
-      return node->peers[link->peer].hand;
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return node->routes[link->peer].hand;
-    case MLFAB__LINK_SHIFT:
-    case MLFAB__LINK_PEER:
-      return across[link->peer].hand;
-    default:
-      return 0;
-  }
-}
-
 /* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
 static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
@@ -1783,9 +1913,11 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns;
   if (link->kind == MLFAB__LINK_FREE || link->self) return;
-  if (link->kind != MLFAB__LINK_NEW && node->now_ns - link->sent_ns >= beat &&
-      link->queue_begin == link->queue_end)
-    node_heartbeat(node, index);
+  int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
+  if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+    node_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
+  node_scan_probe(node, index);
+  if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
     if (silent < 5 * beat) return;

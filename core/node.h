@@ -3,6 +3,7 @@
  * A link is a transport's connection with a purpose:
  *
  *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER
+ *    CLAIM    it wants a number that another process has: see Numbers
  *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
@@ -24,6 +25,23 @@
  * Strangers: until its first frame has shown the job and the secret, the other end of a link is told
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
  * lives here (no heartbeats).
+ *
+ * Numbers. A process shows who it is by a nonce that it draws when it opens. Whoever says JOIN or HELLO
+ * for a number whose link another process holds makes a claim, and waits:
+ *
+ *    first frame --nobody has a link, or the same process: its old one goes--> admitted at once
+ *         |
+ *         +--another process has--> CLAIM, PROBE to the holder --ANSWER--> refused, RANK_TAKEN
+ *                                     |--the holder's link ends--> its first frame is looked at again
+ *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
+ *                                     |--5 beats, any other holder--> its link is given up, as above
+ *                                     +--the caller hangs up--> forgotten
+ *
+ * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
+ * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
+ * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
+ * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
+ * number it is turned away, and calls again for as long as it has something to say.
  *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
  * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
@@ -81,7 +99,8 @@ enum mlfab__link_kind {
   MLFAB__LINK_HOP,
   MLFAB__LINK_MEMBER,
   MLFAB__LINK_SHIFT,
-  MLFAB__LINK_PEER
+  MLFAB__LINK_PEER,
+  MLFAB__LINK_CLAIM
 };
 
 /* Pairs of links inside a node. */
@@ -107,7 +126,14 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns; /* when a probe was answered last: the far side's system was up */
+  uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
+  uint64_t nonce;    /* of the process at the other end, where it has a number */
+  uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
+  /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
+  uint32_t holder;
+  uint32_t claim_bytes;
+  uint8_t claim_type;
+  uint8_t *claim;
 } mlfab__link;
 
 /* What this node knows of another, by node id. */
@@ -204,6 +230,8 @@ struct mlfab_node {
   uint32_t actions_begin, actions_count, actions_room;
   uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
   int doomed;                      /* a link is */
+  uint32_t claims;                 /* links that are claims */
+  int claim_due;                   /* one is to be looked at again */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
@@ -289,6 +317,12 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; behind the routes: + rank of the aggregator */
 
+/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
+ * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
+MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
+                                      uint64_t nonce, const mlfab__frame_in *frame);
+/* How people call a node: "worker 3", "server 1". */
+MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The server that a route leads to. */
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);

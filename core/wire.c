@@ -106,13 +106,13 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
 #define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
-#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host)
+#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce)
 #define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
 #define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
   N(epoch) N(stopped)
-#define WIRE_HEARTBEAT(N, T) N(sent_ns)
+#define WIRE_HEARTBEAT(N, T) N(sent_ns) N(kind)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
 #define WIRE_SYNC_IN(N, in)                                                                      \
@@ -143,7 +143,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
 #define WIRE_PROGRESS(N, T) N(progress)
 #define WIRE_DONE(N, T) N(last_seq)
-#define WIRE_MEET(N, T) N(node) N(incarnation)
+#define WIRE_MEET(N, T) N(node) N(incarnation) N(nonce)
 #define WIRE_WHERE(N, T) N(node)
 #define WIRE_CAPACITY(N, T) N(host) N(in) N(out)
 #define WIRE_STATION(N, T) N(worker) N(incarnation) N(alive) N(accumulators) N(host)

@@ -178,6 +178,7 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
   uint32_t accumulators; /* that this worker offers as an aggregator */
   uint64_t host;         /* nodes of one host share its links */
+  uint64_t nonce;        /* of this process, as in its JOIN */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -194,8 +195,11 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
 } mlfab__hello_ack;
 
+/* Whoever gets a PROBE says ANSWER at once. */
+enum { MLFAB__BEAT = 0, MLFAB__BEAT_PROBE = 1, MLFAB__BEAT_ANSWER = 2 };
 typedef struct mlfab__heartbeat {
-  uint64_t sent_ns; /* the sender's clock */
+  uint64_t sent_ns; /* the sender's clock; of an answer: the probe's */
+  uint32_t kind;
 } mlfab__heartbeat;
 
 typedef struct mlfab__bye { /* a regular end, or being given up */
@@ -359,6 +363,7 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
+  uint64_t nonce; /* of this process */
 } mlfab__meet;
 
 typedef struct

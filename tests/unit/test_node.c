@@ -38,6 +38,9 @@ typedef struct net {
   mlfab__header heard_header;
   char heard_text[MLFAB__TEXT_MAX];
   int refused; /* sends to links that refuse */
+  mlfab__heartbeat heard_beat;
+  uint32_t heard_incarnation; /* in WELCOME */
+  uint64_t nonce[NODES];      /* of the nodes that joined */
   uint32_t heard_generation;
   int32_t heard_code;
 } net;
@@ -75,6 +78,17 @@ static void hear(const mlfab_action *a) {
   mlfab__wire_open((const uint8_t *)a->head, &header);
   n.heard_all++;
   n.heard_header = header;
+  if (header.type == MLFAB__HEARTBEAT)
+    assert_int_equal(mlfab__decode_heartbeat((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
+                                             header.meta_bytes, &n.heard_beat),
+                     0);
+  if (header.type == MLFAB__WELCOME) {
+    mlfab__welcome welcome;
+    assert_int_equal(mlfab__decode_welcome((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
+                                           header.meta_bytes, &welcome),
+                     0);
+    n.heard_incarnation = welcome.incarnation;
+  }
   if (header.type == MLFAB__REFUSE) {
     mlfab__refuse refuse;
     assert_int_equal(mlfab__decode_refuse((const uint8_t *)a->head + MLFAB_HEADER_BYTES,
@@ -180,7 +194,8 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret) {
+static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret, uint32_t servers,
+                     int by_hand) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
   mlfab_model_options o;
@@ -200,10 +215,13 @@ static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret) {
     c.eager_bytes = 4096;
     c.scheduler = scheduler;
     strcpy(c.secret, secret);
+    c.servers = servers;
+    if (i == by_hand) c.progress = MLFAB_PROGRESS_HAND;
     c.timeout_ns = 20000000000u;
     strcpy(c.coordinator, "queue:0");
     snprintf(address, sizeof address, "queue:%d", i);
     assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
+    n.nonce[i] = n.node[i]->nonce;
   }
   for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
   for (int i = 0; i < NODES; i++) {
@@ -215,7 +233,9 @@ static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret) {
   return 0;
 }
 
-static int setup_with(uint32_t sync, uint32_t scheduler) { return setup_job(sync, scheduler, ""); }
+static int setup_with(uint32_t sync, uint32_t scheduler) {
+  return setup_job(sync, scheduler, "", 1, -1);
+}
 
 static int setup(void **state) {
   (void)state;
@@ -262,17 +282,19 @@ static mlfab_stats stats(int i) {
 
 /* --- the outside --- */
 
-static uint32_t dial(void) {
+static uint32_t dial_to(int to) {
   mlfab_io_event e;
   memset(&e, 0, sizeof e);
   e.kind = MLFAB_IO_UP;
-  e.link = new_link(OUTSIDE, 0);
-  post(0, e);
+  e.link = new_link(OUTSIDE, to);
+  post(to, e);
   run(50000);
   n.closed = n.heard = n.heard_all = n.heard_type = 0;
   n.heard_text[0] = 0;
   return e.link;
 }
+
+static uint32_t dial(void) { return dial_to(0); }
 
 /* A frame to be: head in place, meta behind it. */
 typedef struct made {
@@ -300,7 +322,7 @@ static void deliver(uint32_t link, const void *head, uint32_t head_bytes, const 
   e.link = link;
   e.head = copy(head, e.head_bytes = head_bytes);
   e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
-  post(0, e);
+  post(n.link[link].from == OUTSIDE ? n.link[link].to : 0, e);
   run(100000);
 }
 
@@ -310,16 +332,17 @@ static void send(uint32_t link, made *m) {
   deliver(link, m->head, MLFAB_HEADER_BYTES + m->h.meta_bytes, m->bulk, m->h.bulk_bytes);
 }
 
-static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, uint32_t roles) {
+static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, uint32_t roles,
+                         uint64_t nonce) {
   made m;
-  mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0};
+  mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0, nonce};
   uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, bytes, 0);
   send(link, &m);
 }
 
 static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
-  say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER);
+  say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER, worker < NODES ? n.nonce[worker] : 0);
 }
 
 /* A link that is dead: node 0 hung up on it. */
@@ -359,7 +382,7 @@ static void again(uint32_t *link) {
 static void test_damage(void **state) {
   float before[COUNT];
   made m;
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
   (void)state;
   pull(1, before);
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
@@ -395,7 +418,7 @@ static void test_strangers(void **state) {
   pull(1, before);
   uint64_t strangers = stats(0).strangers_refused;
   uint32_t link = dial();
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, meta, 0);
   m.h.job++;
@@ -419,7 +442,8 @@ static void test_strangers(void **state) {
 
 static int setup_secret(void **state) {
   (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "0000000000000001FEDCba9876543210");
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "0000000000000001FEDCba9876543210", 1,
+                   -1);
 }
 
 /* What a stranger was told: no more than why, neither the job nor who is here. */
@@ -537,7 +561,7 @@ static void test_roles_beside(void **state) {
   pull(1, before);
   for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
     uint32_t link = dial();
-    say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER);
+    say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
     assert_int_equal(n.heard_type, MLFAB__REFUSE);
     given_up(link, "a second scheduler");
     link = dial();
@@ -550,6 +574,179 @@ static void test_roles_beside(void **state) {
   assert_int_equal(n.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
   assert_int_equal(n.node[0]->worker_links[NODES], planner[1]);
   all_is_well(before);
+}
+
+/* --- numbers that two processes want --- */
+
+enum { BEAT = 500000000 };
+
+static int setup_two_servers(void **state) {
+  (void)state;
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "", 2, -1);
+}
+
+static int setup_by_hand(void **state) {
+  (void)state;
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "", 2, 2);
+}
+
+static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
+  made m;
+  mlfab__join join;
+  memset(&join, 0, sizeof join);
+  join.rank = rank;
+  join.roles = MLFAB_ROLE_WORKER;
+  join.workers = NODES;
+  join.servers = 2;
+  join.nonce = nonce;
+  uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
+  made_begin(&m, MLFAB__JOIN, bytes, 0);
+  send(link, &m);
+}
+
+static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
+  made m;
+  mlfab__heartbeat beat = {sent_ns, kind};
+  uint32_t bytes = mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat);
+  made_begin(&m, MLFAB__HEARTBEAT, bytes, 0);
+  send(link, &m);
+}
+
+/* Node 2's process is gone without a word, and nobody has noticed. */
+static void vanish(void) {
+  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
+  mlfab_node_close(&n.node[2]);
+}
+
+static void taken(uint32_t link, const char *what) {
+  given_up(link, what);
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(n.heard_code, MLFAB_ERR_RANK_TAKEN);
+}
+
+/* A process that lives keeps its number, whatever incarnation another one says that it has. */
+static void test_number_of_a_live_process(void **state) {
+  float before[COUNT];
+  (void)state;
+  pull(1, before);
+  uint32_t number = incarnation_of(2);
+  uint32_t link = dial();
+  say_join(link, 2, 77);
+  taken(link, "a second JOIN");
+  assert_non_null(strstr(n.heard_text, "worker 2"));
+  for (uint32_t i = 0; i < 3; i++) {
+    link = dial_to(1);
+    say_hello_as(link, 2, i == 2 ? UINT32_MAX : number + i, MLFAB_ROLE_WORKER, 77);
+    taken(link, "a second HELLO");
+  }
+  link = dial();
+  say_hello_as(link, 2, number, MLFAB_ROLE_WORKER, 77);
+  given_up(link, "another process at server 0, which knows who joined");
+  assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
+  assert_int_equal(n.node[1]->server.peers[2].incarnation, number);
+  assert_int_equal(n.node[0]->peers[2].incarnation, number);
+  assert_int_equal(stats(0).reconnects + stats(1).reconnects, 0);
+  all_is_well(before);
+  /* The same process does not wait, and its old link goes. */
+  link = dial_to(1);
+  say_hello(link, 2, number);
+  assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+  assert_int_equal(stats(1).reconnects, 1);
+}
+
+/* One that was restarted waits until the probe of its predecessor has failed; what that one said
+ * before it died is no answer. Two who wait do not both come in. */
+static void test_number_of_a_dead_process(void **state) {
+  (void)state;
+  uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  vanish();
+  uint32_t link = dial();
+  say_join(link, 2, 77);
+  say_beat(last, n.now, MLFAB__BEAT);
+  say_beat(last, 12345, MLFAB__BEAT_ANSWER);
+  run(2ull * BEAT);
+  assert_true(n.link[link].up);
+  assert_int_equal(n.heard_all, 0);
+  uint32_t second = dial();
+  say_join(second, 2, 78);
+  run(4ull * BEAT);
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  assert_true(n.heard_incarnation > old);
+  assert_int_equal(n.node[0]->peers[2].nonce, 77);
+  assert_true(n.link[second].up);
+  /* The second waits for the first, which answers. */
+  say_beat(link, n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
+  assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
+  taken(second, "the second");
+  /* At the other server likewise: its link to the dead process has gone meanwhile, or goes. */
+  link = dial_to(1);
+  say_hello_as(link, 2, n.heard_incarnation, MLFAB_ROLE_WORKER, 77);
+  run(6ull * BEAT);
+  assert_int_equal(n.node[1]->server.peers[2].incarnation, n.heard_incarnation);
+  assert_int_equal(n.node[1]->claims + n.node[0]->claims, 0);
+}
+
+/* A hand-driven process may compute: while its connection stands the number is its own. */
+static void test_number_of_a_silent_process(void **state) {
+  (void)state;
+  vanish();
+  uint32_t link = dial();
+  say_join(link, 2, 77);
+  run(4ull * BEAT);
+  assert_true(n.link[link].up);
+  run(2ull * BEAT);
+  taken(link, "a number whose process computes");
+  /* When it breaks, whoever waits is heard at once. */
+  link = dial();
+  say_join(link, 2, 77);
+  mlfab_io_event down;
+  memset(&down, 0, sizeof down);
+  down.kind = MLFAB_IO_DOWN;
+  down.link = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  post(0, down);
+  run(100000);
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+}
+
+/* Whoever hangs up while it waits is forgotten; whoever speaks on is refused. */
+static void test_claims_end(void **state) {
+  mlfab_io_event down;
+  (void)state;
+  vanish();
+  uint32_t link = dial(), second = dial();
+  say_join(link, 2, 77);
+  say_join(second, 2, 78);
+  assert_int_equal(n.node[0]->claims, 2);
+  memset(&down, 0, sizeof down);
+  down.kind = MLFAB_IO_DOWN;
+  down.link = link;
+  post(0, down);
+  say_join(second, 2, 78);
+  run(100000);
+  assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
+  assert_int_equal(n.node[0]->claims, 0);
+}
+
+/* Links between workers: another process is turned away while the first has its link. */
+static void test_meets(void **state) {
+  made m;
+  uint32_t links[3];
+  static const uint64_t nonces[] = {77, 78, 77};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    mlfab__meet meet = {2, UINT32_MAX, nonces[i]};
+    links[i] = dial_to(1);
+    uint32_t bytes = mlfab__encode_meet(m.head + MLFAB_HEADER_BYTES, &meet);
+    made_begin(&m, MLFAB__MEET, bytes, 0);
+    send(links[i], &m);
+    run(100000);
+    assert_int_equal(n.link[links[0]].up, i < 2);
+  }
+  assert_false(n.link[links[1]].up);
+  assert_true(n.link[links[2]].up);
+  say_beat(links[2], 4711, MLFAB__BEAT_PROBE);
+  assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_ANSWER);
+  assert_int_equal(n.heard_beat.sent_ns, 4711);
 }
 
 /* --- a worker that breaks the rules --- */
@@ -1091,6 +1288,11 @@ int main(void) {
       HOSTILE(test_first_frames),
       HOSTILE(test_incarnations),
       cmocka_unit_test_setup_teardown(test_roles_beside, setup_beside, teardown),
+      cmocka_unit_test_setup_teardown(test_number_of_a_live_process, setup_two_servers, teardown),
+      cmocka_unit_test_setup_teardown(test_number_of_a_dead_process, setup_two_servers, teardown),
+      cmocka_unit_test_setup_teardown(test_number_of_a_silent_process, setup_by_hand, teardown),
+      cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
+      cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
       HOSTILE(test_wrong_types),
       HOSTILE(test_wrong_pushes),
       HOSTILE(test_few_versions),

@@ -48,7 +48,7 @@ static void frame(fixture *f, uint8_t type, const uint8_t *meta, uint32_t bytes,
 }
 
 static mlfab__hello_ack hello(fixture *f, uint32_t incarnation) {
-  mlfab__hello h = {0, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0};
+  mlfab__hello h = {0, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
   mlfab__hello_ack ack;
   assert_int_equal(mlfab__server_hello(&f->server, 0, &h, &ack, 1000), 0);
   return ack;

@@ -43,9 +43,9 @@ static const codec codecs[] = {
     CODEC_TEXT(join, addresses, 8 * 4 + 8 + 2),
     CODEC(welcome, 8),
     CODEC_TEXT(refuse, text, 8 + 2),
-    CODEC(hello, 5 * 4 + 8),
+    CODEC(hello, 5 * 4 + 2 * 8),
     CODEC(hello_ack, 7 * 4 + 10 * 8),
-    CODEC(heartbeat, 8),
+    CODEC(heartbeat, 8 + 4),
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
     CODEC(define, 11 * 4 + 8 * 8 + 52),
@@ -63,7 +63,7 @@ static const codec codecs[] = {
     CODEC(sync_ask, 8 + 4 + 52),
     CODEC_TEXT(sync_ack, text, 8 + 2 * 4 + 2),
     CODEC(done, 8),
-    CODEC(meet, 8),
+    CODEC(meet, 2 * 4 + 8),
     CODEC(where, 4),
     CODEC(capacity, 3 * 8),
     CODEC(station, 4 * 4 + 8),
@@ -886,15 +886,16 @@ static int receive(const frame *f) {
 }
 
 static void test_golden_frame(void **state) {
-  static const uint8_t golden[72] = {
-      0x4d, 0x4c, 0x46, 0x42, 5,    6,    0,    0,    0,    0,    0,    0,    0,    0,    0,
-      0,    8,    0,    0,    0,    0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
-      0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0,
-      0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,
-      0,    0,    0,    0,    0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51};
-  mlfab__heartbeat m = {0x5152535455565758u};
+  static const uint8_t golden[76] = {
+      0x4d, 0x4c, 0x46, 0x42, 5,    6,    0,    0,    0,    0,    0,    0,    0,
+      0,    0,    0,    12,   0,    0,    0,    0,    0,    0,    0,    0x18, 0x17,
+      0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32,
+      0x31, 0x44, 0x43, 0x42, 0x41, 0,    0,    0,    0,    0,    0,    0,    0,
+      0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0x58,
+      0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51, 2,    0,    0,    0};
+  mlfab__heartbeat m = {0x5152535455565758u, MLFAB__BEAT_ANSWER};
   mlfab__header h = {0}, back;
-  uint8_t head[72], expected[72];
+  uint8_t head[76], expected[76];
   uint32_t crc, head_bytes, bulk_bytes;
   (void)state;
   h.type = MLFAB__HEARTBEAT;
@@ -906,21 +907,21 @@ static void test_golden_frame(void **state) {
   mlfab__wire_seal(head, &h, NULL);
 
   memcpy(expected, golden, sizeof golden);
-  crc = mlfab__crc32c_portable(0, golden + 64, 8);
+  crc = mlfab__crc32c_portable(0, golden + 64, 12);
   for (int b = 0; b < 4; b++) expected[12 + b] = (uint8_t)(crc >> (8 * b));
   crc = mlfab__crc32c_portable(0, expected, 64);
   for (int b = 0; b < 4; b++) expected[8 + b] = (uint8_t)(crc >> (8 * b));
   assert_memory_equal(head, expected, sizeof head);
 
   assert_int_equal(mlfab_frame_check(head, &head_bytes, &bulk_bytes), 0);
-  assert_int_equal(head_bytes, 72);
+  assert_int_equal(head_bytes, 76);
   assert_int_equal(bulk_bytes, 0);
-  assert_int_equal(mlfab_frame_verify(head, 72, NULL, 0), 0);
+  assert_int_equal(mlfab_frame_verify(head, 76, NULL, 0), 0);
   mlfab__wire_open(head, &back);
   assert_int_equal(back.protocol, MLFAB_PROTOCOL);
   assert_true(back.type == h.type && back.flags == 0 && back.job == h.job);
   assert_true(back.epoch == h.epoch && back.sender == h.sender);
-  assert_true(back.incarnation == h.incarnation && back.meta_bytes == 8 && back.bulk_bytes == 0);
+  assert_true(back.incarnation == h.incarnation && back.meta_bytes == 12 && back.bulk_bytes == 0);
 }
 
 /* The tag travels in the first frames of links, and in no others. */
