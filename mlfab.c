@@ -13887,6 +13887,7 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
+  uint64_t announced; /* the newest of our updates that it was told of, on any link */
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
   uint64_t round;       /* progress of the first update that is not decided here: see push.c */
@@ -14027,6 +14028,10 @@ MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t s
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns);
 
+/* Has the server decided updates of ours that we never told it of? Then another process speaks under our
+ * number there, and what the server calls applied may be in no model. */
+MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t top);
 /* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
@@ -14909,6 +14914,11 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
+MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t top) {
+  return top > worker->streams[server].announced;
+}
+
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -14969,6 +14979,10 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
   mlfab__resend resend;
   if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
+    return;
+  }
+  if (mlfab__worker_usurped(worker, server, resend.top)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
     return;
   }
   worker_resync(worker, server, resend.generation, resend.top, resend.applied, resend.dropped,
@@ -16291,6 +16305,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
   mlfab__stream *stream = &worker->streams[server];
   if (frame->note[0]) {
     part->state = MLFAB__PART_ANNOUNCED;
+    stream->announced = mlfab__max(stream->announced, update->seq + update->members - 1);
     part->eager = (uint32_t)frame->note[1];
     part->granted = part->eager;
     stream->eager_used += part->eager;
@@ -37439,6 +37454,13 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       return;
     case MLFAB__HELLO_ACK:
       if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
+      if (mlfab__worker_usurped(&node->worker, server, ack.top)) {
+        node_server_dead(node, server,
+                         "it has updates of this worker that it never sent: another "
+                         "process uses its rank");
+        node_doom(node, index);
+        return;
+      }
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);

@@ -1113,6 +1113,13 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       return;
     case MLFAB__HELLO_ACK:
       if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
+      if (mlfab__worker_usurped(&node->worker, server, ack.top)) {
+        node_server_dead(node, server,
+                         "it has updates of this worker that it never sent: another "
+                         "process uses its rank");
+        node_doom(node, index);
+        return;
+      }
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);

@@ -1221,6 +1221,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
   mlfab__stream *stream = &worker->streams[server];
   if (frame->note[0]) {
     part->state = MLFAB__PART_ANNOUNCED;
+    stream->announced = mlfab__max(stream->announced, update->seq + update->members - 1);
     part->eager = (uint32_t)frame->note[1];
     part->granted = part->eager;
     stream->eager_used += part->eager;

@@ -707,6 +707,11 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
+MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t top) {
+  return top > worker->streams[server].announced;
+}
+
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -767,6 +772,10 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
   mlfab__resend resend;
   if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
+    return;
+  }
+  if (mlfab__worker_usurped(worker, server, resend.top)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
     return;
   }
   worker_resync(worker, server, resend.generation, resend.top, resend.applied, resend.dropped,

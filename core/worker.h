@@ -145,6 +145,7 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
+  uint64_t announced; /* the newest of our updates that it was told of, on any link */
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
   uint64_t round;       /* progress of the first update that is not decided here: see push.c */
@@ -285,6 +286,10 @@ MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t s
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns);
 
+/* Has the server decided updates of ours that we never told it of? Then another process speaks under our
+ * number there, and what the server calls applied may be in no model. */
+MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t top);
 /* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);

@@ -708,6 +708,35 @@ static void test_number_of_a_silent_process(void **state) {
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
 }
 
+/* A server whose window for a worker is ahead of what the worker has sent has listened to another
+ * process: what it calls applied is not taken for ours. */
+static void test_window_ahead(void **state) {
+  float one[COUNT] = {0};
+  mlfab_buf u = {0, 0, one, COUNT};
+  mlfab_request request;
+  mlfab__window *window = &n.node[0]->server.dedup.windows[2];
+  (void)state;
+  for (int ahead = 0; ahead < 2; ahead++) {
+    /* What it sent itself is no reason to complain. */
+    assert_int_equal(mlfab_node_push(n.node[2], &u, 1, NULL, n.now, &request), 0);
+    assert_int_equal(finish(2, request), 0);
+    if (ahead) {
+      window->top += 200;
+      memset(window->applied, 0xff, sizeof window->applied);
+    }
+    mlfab_io_event down;
+    memset(&down, 0, sizeof down);
+    down.kind = MLFAB_IO_DOWN;
+    down.link = n.node[2]->links[n.node[2]->routes[0].link].id;
+    n.link[down.link].up = 0;
+    post(0, down);
+    post(2, down);
+    run(BEAT);
+  }
+  assert_int_equal(mlfab_node_push(n.node[2], &u, 1, NULL, n.now, &request), MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(n.node[2]->routes[0].dead, 1);
+}
+
 /* Whoever hangs up while it waits is forgotten; whoever speaks on is refused. */
 static void test_claims_end(void **state) {
   mlfab_io_event down;
@@ -1291,6 +1320,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_number_of_a_live_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_dead_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_silent_process, setup_by_hand, teardown),
+      HOSTILE(test_window_ahead),
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
       HOSTILE(test_wrong_types),
