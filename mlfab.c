@@ -18300,6 +18300,9 @@ typedef struct mlfab__server {
   mlfab__schedule schedule; /* as set last */
   int scheduled;            /* the fabric has a scheduler; small and large differ */
   int scheduler_up;
+  /* How long something announced has waited since the last plan, and the last look. What passes while
+   * this server itself stands still does not count. */
+  uint64_t unplanned_ns, looked_ns;
   mlfab__incoming *unplaced_first, *unplaced_last;
   int place_due;          /* something may be placed or announced that could not before */
   uint64_t place_walk;    /* numbers the looks at the unplaced */
@@ -18394,6 +18397,9 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
 
 /* Is this large enough to be planned, and is there a scheduler? */
+/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
+ * one, counts as lost: its link is given up, and the server grants first come, first served. */
+enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
 /* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
  * stand). */
@@ -18547,6 +18553,9 @@ MLFAB__INTERNAL int mlfab__place_late(const mlfab__server *server, mlfab__incomi
                                       uint64_t delay);
 /* Gives places that need no plan, announces, tells of drops. */
 MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
+/* Is something announced that no plan has placed? answer.c: pulls likewise. */
+MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server);
+MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
@@ -18855,6 +18864,7 @@ static void server_tell_capacity(mlfab__server *server, uint64_t host, double in
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->scheduler_up = 1;
+  server->unplanned_ns = 0;
   server_tell_schedule(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
@@ -18894,6 +18904,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                        "neither PLAN nor SCHEDULE that parses");
     return;
   }
+  server->unplanned_ns = 0;
   if (plan.rate_in > 0.0)
     mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
@@ -19384,8 +19395,21 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   }
 }
 
+static void server_watch_scheduler(mlfab__server *server) {
+  uint64_t passed = mlfab__min(server->now_ns - server->looked_ns, server->heartbeat_ns);
+  server->looked_ns = server->now_ns;
+  if (!server->scheduler_up) return;
+  int waits = mlfab__place_waits(server) || mlfab__answer_waits(server);
+  server->unplanned_ns = waits ? server->unplanned_ns + passed : 0;
+  if (server->unplanned_ns < MLFAB__SERVER_PLAN_BEATS * server->heartbeat_ns) return;
+  server->unplanned_ns = 0;
+  mlfab__server_drop(server, server->workers, MLFAB_ERR_TIMEOUT,
+                     "the scheduler plans nothing of what it was told");
+}
+
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
+  server_watch_scheduler(server);
   mlfab__intake_tick(server);
   mlfab__answer_tick(server);
 }
@@ -22097,6 +22121,12 @@ MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server) {
   if (server->late > 0) place_tell_dropped(server);
 }
 
+MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server) {
+  const mlfab__incoming *update = server->unplaced_first;
+  while (update && !(update->announced && place_planned(update))) update = update->next;
+  return update != NULL;
+}
+
 /* --- groups --- */
 
 static mlfab__incoming *place_next_member(const mlfab__incoming *update) {
@@ -23100,6 +23130,16 @@ MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan
     answer_row(server, &entries[i], next - i);
   }
   answer_turns(server);
+}
+
+MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->held == ANSWER_FOR_PLAN) return 1;
+    }
+  }
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__answer_announce_all(mlfab__server *server) {
@@ -33886,6 +33926,10 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
  * 10 Gbit/s.
  *
+ * A server for which something waits gets a plan once a heartbeat, without entries when there is nothing
+ * to place: it tells a scheduler that holds transfers back from one that is no scheduler, and takes the
+ * latter for lost (server.h).
+ *
  * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
  * expects beyond the prediction (late transfers, small updates, what was placed before this
  * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
@@ -34010,6 +34054,7 @@ typedef struct mlfab__served {
   int pulled; /* last_pull_ns is one */
   mlfab__booking in, out;
   uint64_t in_until_ns, out_until_ns; /* booked until then */
+  uint64_t told_ns;                   /* when it got a plan last */
 } mlfab__served;
 
 /* What is kept of a plan for people. */
@@ -34035,6 +34080,7 @@ struct mlfab__scheduler {
   mlfab_stats *stats;
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
+  uint64_t reassure_ns; /* when to look next for servers whose items wait for long */
   mlfab__prng prng;
   mlfab__schedule schedule; /* server 0's */
   int told;                 /* it is known */
@@ -34799,9 +34845,27 @@ static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t s
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns) {
-  mlfab__scheduler *s = scheduler;
-  s->now_ns = now_ns;
+/* Tells the servers whose items wait, and that have had no plan for a heartbeat, that they are not
+ * forgotten. */
+static void scheduler_reassure(mlfab__scheduler *s) {
+  if (s->now_ns < s->reassure_ns || s->waiting.first == MLFAB__NO_ITEM) return;
+  s->reassure_ns = s->now_ns + s->heartbeat_ns;
+  for (uint32_t k = 0; k < s->servers; k++) {
+    mlfab__served *served = &s->served[k];
+    uint32_t i = s->waiting.first;
+    if (!served->live || s->now_ns - served->told_ns < s->heartbeat_ns) continue;
+    while (i != MLFAB__NO_ITEM && mlfab__scheduler_part(s, i, k)->state != MLFAB__ITEM_WAITING)
+      i = s->items[i].next;
+    if (i == MLFAB__NO_ITEM) continue;
+    mlfab__plan nothing = {.serial = s->serial, .rate_in = -1.0, .rate_out = -1.0};
+    served->told_ns = s->now_ns;
+    s->port.post(s->port.self, k, MLFAB__PLAN, s->meta,
+                 mlfab__encode_plan(s->meta, &nothing, s->entries));
+  }
+}
+
+static void scheduler_look(mlfab__scheduler *s) {
+  uint64_t now_ns = s->now_ns;
   if (!s->dirty && now_ns < s->due_ns) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
@@ -34823,8 +34887,16 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
   }
 }
 
+MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns) {
+  scheduler->now_ns = now_ns;
+  scheduler_look(scheduler);
+  scheduler_reassure(scheduler);
+}
+
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler) {
-  return scheduler->dirty ? scheduler->now_ns : scheduler->due_ns;
+  if (scheduler->dirty) return scheduler->now_ns;
+  int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
+  return waits ? mlfab__min(scheduler->due_ns, scheduler->reassure_ns) : scheduler->due_ns;
 }
 
 /* ==============================================================================================
@@ -35284,6 +35356,7 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
     if (item->kind == MLFAB__TRANSFER_PUSH && !item->dropped) served->estimate += item->members;
   }
   if (plan.entries == 0) return;
+  served->told_ns = s->now_ns;
   s->port.post(s->port.self, server, MLFAB__PLAN, s->meta,
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }

@@ -645,6 +645,16 @@ MLFAB__INTERNAL void mlfab__answer_plan(mlfab__server *server, const mlfab__plan
   answer_turns(server);
 }
 
+MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0 && pull->held == ANSWER_FOR_PLAN) return 1;
+    }
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL void mlfab__answer_announce_all(mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {

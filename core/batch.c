@@ -453,6 +453,7 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
     if (item->kind == MLFAB__TRANSFER_PUSH && !item->dropped) served->estimate += item->members;
   }
   if (plan.entries == 0) return;
+  served->told_ns = s->now_ns;
   s->port.post(s->port.self, server, MLFAB__PLAN, s->meta,
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }

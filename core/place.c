@@ -179,6 +179,12 @@ MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server) {
   if (server->late > 0) place_tell_dropped(server);
 }
 
+MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server) {
+  const mlfab__incoming *update = server->unplaced_first;
+  while (update && !(update->announced && place_planned(update))) update = update->next;
+  return update != NULL;
+}
+
 /* --- groups --- */
 
 static mlfab__incoming *place_next_member(const mlfab__incoming *update) {

@@ -686,9 +686,27 @@ static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t s
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns) {
-  mlfab__scheduler *s = scheduler;
-  s->now_ns = now_ns;
+/* Tells the servers whose items wait, and that have had no plan for a heartbeat, that they are not
+ * forgotten. */
+static void scheduler_reassure(mlfab__scheduler *s) {
+  if (s->now_ns < s->reassure_ns || s->waiting.first == MLFAB__NO_ITEM) return;
+  s->reassure_ns = s->now_ns + s->heartbeat_ns;
+  for (uint32_t k = 0; k < s->servers; k++) {
+    mlfab__served *served = &s->served[k];
+    uint32_t i = s->waiting.first;
+    if (!served->live || s->now_ns - served->told_ns < s->heartbeat_ns) continue;
+    while (i != MLFAB__NO_ITEM && mlfab__scheduler_part(s, i, k)->state != MLFAB__ITEM_WAITING)
+      i = s->items[i].next;
+    if (i == MLFAB__NO_ITEM) continue;
+    mlfab__plan nothing = {.serial = s->serial, .rate_in = -1.0, .rate_out = -1.0};
+    served->told_ns = s->now_ns;
+    s->port.post(s->port.self, k, MLFAB__PLAN, s->meta,
+                 mlfab__encode_plan(s->meta, &nothing, s->entries));
+  }
+}
+
+static void scheduler_look(mlfab__scheduler *s) {
+  uint64_t now_ns = s->now_ns;
   if (!s->dirty && now_ns < s->due_ns) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
@@ -710,6 +728,14 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
   }
 }
 
+MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns) {
+  scheduler->now_ns = now_ns;
+  scheduler_look(scheduler);
+  scheduler_reassure(scheduler);
+}
+
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler) {
-  return scheduler->dirty ? scheduler->now_ns : scheduler->due_ns;
+  if (scheduler->dirty) return scheduler->now_ns;
+  int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
+  return waits ? mlfab__min(scheduler->due_ns, scheduler->reassure_ns) : scheduler->due_ns;
 }

@@ -26,6 +26,10 @@
  * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
  * 10 Gbit/s.
  *
+ * A server for which something waits gets a plan once a heartbeat, without entries when there is nothing
+ * to place: it tells a scheduler that holds transfers back from one that is no scheduler, and takes the
+ * latter for lost (server.h).
+ *
  * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
  * expects beyond the prediction (late transfers, small updates, what was placed before this
  * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
@@ -157,6 +161,7 @@ typedef struct mlfab__served {
   int pulled; /* last_pull_ns is one */
   mlfab__booking in, out;
   uint64_t in_until_ns, out_until_ns; /* booked until then */
+  uint64_t told_ns;                   /* when it got a plan last */
 } mlfab__served;
 
 /* What is kept of a plan for people. */
@@ -182,6 +187,7 @@ struct mlfab__scheduler {
   mlfab_stats *stats;
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
+  uint64_t reassure_ns; /* when to look next for servers whose items wait for long */
   mlfab__prng prng;
   mlfab__schedule schedule; /* server 0's */
   int told;                 /* it is known */

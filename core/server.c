@@ -177,6 +177,7 @@ static void server_tell_capacity(mlfab__server *server, uint64_t host, double in
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->scheduler_up = 1;
+  server->unplanned_ns = 0;
   server_tell_schedule(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
@@ -216,6 +217,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                        "neither PLAN nor SCHEDULE that parses");
     return;
   }
+  server->unplanned_ns = 0;
   if (plan.rate_in > 0.0)
     mlfab__meter_rate(&server->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
@@ -706,8 +708,21 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   }
 }
 
+static void server_watch_scheduler(mlfab__server *server) {
+  uint64_t passed = mlfab__min(server->now_ns - server->looked_ns, server->heartbeat_ns);
+  server->looked_ns = server->now_ns;
+  if (!server->scheduler_up) return;
+  int waits = mlfab__place_waits(server) || mlfab__answer_waits(server);
+  server->unplanned_ns = waits ? server->unplanned_ns + passed : 0;
+  if (server->unplanned_ns < MLFAB__SERVER_PLAN_BEATS * server->heartbeat_ns) return;
+  server->unplanned_ns = 0;
+  mlfab__server_drop(server, server->workers, MLFAB_ERR_TIMEOUT,
+                     "the scheduler plans nothing of what it was told");
+}
+
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
+  server_watch_scheduler(server);
   mlfab__intake_tick(server);
   mlfab__answer_tick(server);
 }

@@ -202,6 +202,9 @@ typedef struct mlfab__server {
   mlfab__schedule schedule; /* as set last */
   int scheduled;            /* the fabric has a scheduler; small and large differ */
   int scheduler_up;
+  /* How long something announced has waited since the last plan, and the last look. What passes while
+   * this server itself stands still does not count. */
+  uint64_t unplanned_ns, looked_ns;
   mlfab__incoming *unplaced_first, *unplaced_last;
   int place_due;          /* something may be placed or announced that could not before */
   uint64_t place_walk;    /* numbers the looks at the unplaced */
@@ -296,6 +299,9 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 /* --- between the files of the role: server.c, intake.c (updates), answer.c (pulls) --- */
 
 /* Is this large enough to be planned, and is there a scheduler? */
+/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
+ * one, counts as lost: its link is given up, and the server grants first come, first served. */
+enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 MLFAB__INTERNAL int mlfab__server_plans(const mlfab__server *server, uint64_t bytes);
 /* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
  * stand). */
@@ -449,6 +455,9 @@ MLFAB__INTERNAL int mlfab__place_late(const mlfab__server *server, mlfab__incomi
                                       uint64_t delay);
 /* Gives places that need no plan, announces, tells of drops. */
 MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
+/* Is something announced that no plan has placed? answer.c: pulls likewise. */
+MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server);
+MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */

@@ -800,6 +800,44 @@ static void test_plan_of_strangers(void **state) {
   finish(&f);
 }
 
+/* A scheduler that is told of an update and plans nothing counts as lost after eight heartbeats; one that
+ * says that it waits, and one that owes nothing, does not. Time in which this server stood still does not
+ * count. */
+static void test_scheduler_that_plans_nothing(void **state) {
+  (void)state;
+  static fixture f;
+  static uint8_t meta[MLFAB_META_MAX];
+  start(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN);
+  mlfab__plan frame = {1, -1.0, -1.0, 0};
+  mlfab__frame_in nothing = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, NULL), 0, meta, NULL};
+  for (int beats = 0; beats < 40; beats++) {
+    f.now += BEAT;
+    mlfab__server_tick(&f.server, f.now);
+  }
+  begin_push(&f, 0);
+  assert_non_null(f.server.unplaced_first);
+  for (int beats = 0; beats < 40; beats++) {
+    f.now += BEAT;
+    mlfab__server_tick(&f.server, f.now);
+    if (beats % 6 == 5) mlfab__server_scheduler_frame(&f.server, &nothing, f.now);
+  }
+  mlfab__server_scheduler_frame(&f.server, &nothing, f.now);
+  f.now += 100ull * BEAT;
+  mlfab__server_tick(&f.server, f.now);
+  assert_int_equal(f.broken, 0);
+  assert_non_null(f.server.unplaced_first);
+  for (int quarters = 0; quarters < 28; quarters++) {
+    assert_int_equal(f.broken, 0);
+    f.now += BEAT / 4;
+    mlfab__server_tick(&f.server, f.now);
+  }
+  assert_int_equal(f.broken, 1);
+  /* The node gives the link up, and tells. */
+  mlfab__server_scheduler_lost(&f.server, f.now);
+  assert_null(f.server.unplaced_first);
+  finish(&f);
+}
+
 /* What the plan drops is told at once, with the delay that it would have had, and never granted. */
 static void test_dropped_by_plan(void **state) {
   (void)state;
@@ -836,6 +874,7 @@ int main(void) {
                                      cmocka_unit_test(test_weights_of_integers),
                                      cmocka_unit_test(test_random_plans),
                                      cmocka_unit_test(test_plan_of_strangers),
+                                     cmocka_unit_test(test_scheduler_that_plans_nothing),
                                      cmocka_unit_test(test_dropped_by_plan)};
   return cmocka_run_group_tests_name("place", tests, NULL, NULL);
 }
