@@ -36085,6 +36085,11 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
  * number it is turned away, and calls again for as long as it has something to say.
  *
+ * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
+ * everybody's incarnation and nonce from JOIN; the others know from WELCOME which incarnation each server
+ * has. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
+ * process, and nothing there tells one that server 0 has not issued.
+ *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
  * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
  * destroyed by frames that the peer sends meanwhile. Where a send finds the peer gone, its BYE may
@@ -36184,6 +36189,8 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint64_t retry_ns, heard_ns, connect_ns;
   uint8_t hand;
+  uint32_t
+      incarnation; /* that server 0 gave to the server when the fabric was made; 0: not told yet */
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128]; /* the last failure */
 } mlfab__route;
@@ -37314,6 +37321,18 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
   }
 }
 
+/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
+ * MLFAB__NO_NODE. */
+static int node_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+  if (node->is_coordinator) {
+    const mlfab__peer *peer = &node->peers[hello->node];
+    return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
+  }
+  uint32_t known = server == MLFAB__NO_NODE ? 0 : node->routes[server].incarnation;
+  /* Server 0 is never restarted. */
+  return server == 0 && known ? hello->incarnation == known : hello->incarnation >= known;
+}
+
 /* The scheduler says who it is on a new link to our server role. */
 static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                                  const mlfab__frame_in *frame) {
@@ -37322,7 +37341,14 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
     return;
   }
-  if (hello->incarnation < node->scheduler_incarnation) {
+  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
+  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that is no scheduler");
+    return;
+  }
+  if (hello->incarnation < node->scheduler_incarnation ||
+      !node_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
   }
@@ -37355,6 +37381,11 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO of a server that there is not");
+    return;
+  }
+  if (!node_issued(node, hello, server)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                       "not the process that joined as this server");
     return;
   }
   uint32_t old = node->peer_links[server];
@@ -37400,8 +37431,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
-               (node->is_coordinator && (hello.incarnation != node->peers[worker].incarnation ||
-                                         hello.nonce != node->peers[worker].nonce));
+               !node_issued(node, &hello, MLFAB__NO_NODE);
   if (fenced) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
                        "a newer process has this rank");
@@ -39062,6 +39092,7 @@ static void boot_complete(mlfab_node *node) {
     memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     node->routes[r].hand = peer->hand;
+    node->routes[r].incarnation = peer->incarnation;
   }
   mlfab__node_greet(node);
   mlfab__boot_check(node);
@@ -39227,6 +39258,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
     for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
       memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
       node->routes[r].hand = info.hand != 0;
+      node->routes[r].incarnation = info.incarnation;
     }
   }
   node->incarnation = welcome.incarnation;

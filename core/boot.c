@@ -245,6 +245,7 @@ static void boot_complete(mlfab_node *node) {
     memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     node->routes[r].hand = peer->hand;
+    node->routes[r].incarnation = peer->incarnation;
   }
   mlfab__node_greet(node);
   mlfab__boot_check(node);
@@ -410,6 +411,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
     for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
       memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
       node->routes[r].hand = info.hand != 0;
+      node->routes[r].incarnation = info.incarnation;
     }
   }
   node->incarnation = welcome.incarnation;

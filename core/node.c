@@ -900,6 +900,18 @@ MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
   }
 }
 
+/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
+ * MLFAB__NO_NODE. */
+static int node_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+  if (node->is_coordinator) {
+    const mlfab__peer *peer = &node->peers[hello->node];
+    return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
+  }
+  uint32_t known = server == MLFAB__NO_NODE ? 0 : node->routes[server].incarnation;
+  /* Server 0 is never restarted. */
+  return server == 0 && known ? hello->incarnation == known : hello->incarnation >= known;
+}
+
 /* The scheduler says who it is on a new link to our server role. */
 static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                                  const mlfab__frame_in *frame) {
@@ -908,7 +920,14 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
     return;
   }
-  if (hello->incarnation < node->scheduler_incarnation) {
+  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
+  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that is no scheduler");
+    return;
+  }
+  if (hello->incarnation < node->scheduler_incarnation ||
+      !node_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
     return;
   }
@@ -941,6 +960,11 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO of a server that there is not");
+    return;
+  }
+  if (!node_issued(node, hello, server)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                       "not the process that joined as this server");
     return;
   }
   uint32_t old = node->peer_links[server];
@@ -986,8 +1010,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   }
   int fresh = hello.incarnation != node->server.peers[worker].incarnation;
   int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
-               (node->is_coordinator && (hello.incarnation != node->peers[worker].incarnation ||
-                                         hello.nonce != node->peers[worker].nonce));
+               !node_issued(node, &hello, MLFAB__NO_NODE);
   if (fenced) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
                        "a newer process has this rank");

@@ -43,6 +43,11 @@
  * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
  * number it is turned away, and calls again for as long as it has something to say.
  *
+ * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
+ * everybody's incarnation and nonce from JOIN; the others know from WELCOME which incarnation each server
+ * has. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
+ * process, and nothing there tells one that server 0 has not issued.
+ *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
  * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
  * destroyed by frames that the peer sends meanwhile. Where a send finds the peer gone, its BYE may
@@ -160,6 +165,8 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint64_t retry_ns, heard_ns, connect_ns;
   uint8_t hand;
+  uint32_t
+      incarnation; /* that server 0 gave to the server when the fabric was made; 0: not told yet */
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128]; /* the last failure */
 } mlfab__route;

@@ -708,6 +708,53 @@ static void test_number_of_a_silent_process(void **state) {
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
 }
 
+static int setup_beside_two(void **state) {
+  (void)state;
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE, "", 2, -1);
+}
+
+static void fenced(uint32_t link, const char *what) {
+  given_up(link, what);
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
+}
+
+/* Who says that it is a server, or the scheduler, is believed only as far as server 0 knows, or has told. */
+static void test_roles_that_were_not_given(void **state) {
+  float before[COUNT];
+  const uint32_t first = incarnation_of(0), second = incarnation_of(1);
+  (void)state;
+  pull(2, before);
+  uint32_t link = dial_to(1);
+  for (uint32_t i = 1; i < 4; i++) {
+    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i, MLFAB_ROLE_SERVER, 77);
+    fenced(link, "server 0 of another incarnation");
+    link = dial_to(1);
+    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i, MLFAB_ROLE_SCHEDULER, 77);
+    fenced(link, "a scheduler of another incarnation");
+    link = dial_to(1);
+  }
+  say_hello_as(link, 2, first, MLFAB_ROLE_SCHEDULER, 77);
+  given_up(link, "a worker as the scheduler");
+  link = dial_to(1);
+  say_hello_as(link, 0, first, MLFAB_ROLE_SCHEDULER, 77);
+  taken(link, "a second scheduler");
+  link = dial();
+  say_hello_as(link, 1, second, MLFAB_ROLE_SERVER, 77);
+  fenced(link, "another process as server 1");
+  link = dial();
+  say_hello_as(link, 1, second + 1, MLFAB_ROLE_SERVER, n.nonce[1]);
+  fenced(link, "another incarnation of server 1");
+  assert_int_equal(n.node[1]->peer_links[0], MLFAB__NO_LINK);
+  assert_int_equal(n.node[0]->peer_links[1], MLFAB__NO_LINK);
+  assert_int_equal(n.node[1]->scheduler_incarnation, first);
+  for (int i = 2; i < NODES; i++) {
+    float w[COUNT];
+    pull(i, w);
+    assert_memory_equal(w, before, sizeof w);
+  }
+}
+
 /* A server whose window for a worker is ahead of what the worker has sent has listened to another
  * process: what it calls applied is not taken for ours. */
 static void test_window_ahead(void **state) {
@@ -1320,6 +1367,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_number_of_a_live_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_dead_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_silent_process, setup_by_hand, teardown),
+      cmocka_unit_test_setup_teardown(test_roles_that_were_not_given, setup_beside_two, teardown),
       HOSTILE(test_window_ahead),
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
