@@ -36058,6 +36058,12 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
+ * Before admission a peer gets little. Of links that somebody else called and that no role knows yet there are
+ * NODE_STRANGERS at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
+ * node id: a newer one of the same process takes its place. It ends with its node's silence,
+ * or 20 heartbeats after WELCOME was due. A JOIN for a server of its own, which has no link to server 0, waits
+ * until that was called: it is refused while the server that has the number answers.
+ *
  * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
  * until the node closes, and nobody outside can say HELLO in its place. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
@@ -36147,6 +36153,7 @@ typedef struct mlfab__link {
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
   uint8_t silent;           /* it is hung up for that */
+  uint8_t called;           /* by somebody else */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;
@@ -36158,6 +36165,7 @@ typedef struct mlfab__link {
   uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
   uint64_t nonce;    /* of the process at the other end, where it has a number */
   uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
+  uint64_t since_ns; /* NEW: it is up; JOIN_IN: WELCOME is due */
   /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
   uint32_t holder;
   uint32_t claim_bytes;
@@ -36171,7 +36179,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN or WORKER at server 0 */
   uint32_t incarnation;
   uint64_t nonce;
-  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
+  uint64_t probe_ns; /* a server: called since then, as another process wants its number; 0: not */
+  char *addresses;   /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
 /* Our worker role's way to an aggregator's node; made when it is first wanted. */
@@ -36310,6 +36319,8 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node);
 /* A node that joins hung up or broke down before WELCOME. */
 MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link);
+/* Does a node that was welcomed keep its JOIN_IN link for too long? */
+MLFAB__INTERNAL int mlfab__boot_overdue(const mlfab_node *node, const mlfab__link *link);
 /* Looks whether every server has greeted us: then the node is ready. */
 MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, int is_server,
@@ -36375,6 +36386,8 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
+/* Opens the link to another server's server role, where there is none. */
+MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server);
 /* Opens the ways to all servers. */
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
@@ -36424,7 +36437,7 @@ MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok);
 
 #include <stdio.h>
 
-enum { NODE_QUEUE_MAX = 4 << 20 };
+enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a
  * server. */
@@ -36682,6 +36695,10 @@ static void node_want_across(void *self, uint32_t server) {
     route->heard_ns = node->now_ns;
     if (!route->connecting) node_call(node, index);
   }
+}
+
+MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server) {
+  node_want_across(node, server);
 }
 
 static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
@@ -37894,6 +37911,20 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
+/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. */
+static void node_bound_strangers(mlfab_node *node) {
+  uint32_t count = 0, oldest = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
+    count++;
+    if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
+  }
+  if (count <= NODE_STRANGERS || MLFAB__PLANTED(87)) return;
+  node->stats.strangers_refused++;
+  mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
+}
+
 static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index = node_new_link(node);
   if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
@@ -37907,7 +37938,9 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->kind = MLFAB__LINK_NEW;
   link->id = event->link;
   link->caps = event->caps;
-  link->heard_ns = link->sent_ns = node->now_ns;
+  link->called = event->token == 0;
+  link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
+  if (link->called) node_bound_strangers(node);
   if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOT_JOINING) {
     mlfab__boot_up(node, index);
   } else if (event->token >= MLFAB__TOKEN_SERVER &&
@@ -38368,7 +38401,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
     node_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
   node_scan_probe(node, index);
-  if (link->kind == MLFAB__LINK_FREE) return;
+  /* How long a claim waits depends on the holder. */
+  if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
     if (silent < 5 * beat) return;
@@ -38376,6 +38410,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
                         link->closing                   ? "closed"
                         : link->kind == MLFAB__LINK_NEW ? "said nothing"
                                                         : "silent");
+  } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__boot_overdue(node, link)) {
+    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
   } else if (silent >= 3 * beat) {
     node_suspect(node, index);
   }
@@ -39082,6 +39118,7 @@ static void boot_complete(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
     node->links[i].welcome = 1;
+    node->links[i].since_ns = node->now_ns;
     mlfab__node_ready_link(node, i);
   }
   node->phase = MLFAB__BOOT_GREETING;
@@ -39137,6 +39174,43 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
+/* Does the server that has a number still answer? 1; 0: no; -1: it is being called. */
+static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
+  mlfab__route *route = &node->routes[2 * node->config.servers + server];
+  uint64_t beat = node->config.heartbeat_ns;
+  if (peer->probe_ns == 0 || node->now_ns - peer->probe_ns >= 10 * beat) {
+    peer->probe_ns = mlfab__max(node->now_ns, 1);
+    mlfab__node_across(node, server);
+  }
+  const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
+  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return 1;
+  if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
+  return -1;
+}
+
+/* May this process have the number of a server, which has no link here by which one would know that it lives?
+ * 0 when it was refused, or is to call again. */
+static int boot_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
+  mlfab__peer *peer = &node->peers[id];
+  uint32_t workers = node->config.workers;
+  int known = node->phase != MLFAB__BOOT_JOINING && peer->joined && peer->nonce != join->nonce;
+  if (!known || !node->config.dedicated || id < workers || id - workers >= node->config.servers)
+    return 1;
+  int answers = boot_answers(node, peer, id - workers);
+  if (answers < 0) {
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return 0;
+  }
+  peer->probe_ns = 0;
+  if (!answers) return 1;
+  char name[32], text[96];
+  snprintf(text, sizeof text, "%s is another process that is here already",
+           mlfab__boot_name(node, id, name));
+  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
+  return 0;
+}
+
 static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[160];
@@ -39160,12 +39234,16 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   mlfab__peer *peer = &node->peers[id];
   uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
   if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
+  if (!boot_vacant(node, link, id, &join)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
   if (!peer->addresses) {
     mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
+  uint32_t old = peer->link;
+  if (old != MLFAB__NO_LINK && old != link && node->links[old].kind == MLFAB__LINK_JOIN_IN)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -39176,12 +39254,18 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   node->links[link].kind = MLFAB__LINK_JOIN_IN;
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
+  node->links[link].since_ns = node->now_ns;
   if (node->phase != MLFAB__BOOT_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);
   } else if (node->joined == node->nodes) {
     boot_complete(node);
   }
+}
+
+MLFAB__INTERNAL int mlfab__boot_overdue(const mlfab_node *node, const mlfab__link *link) {
+  return node->phase != MLFAB__BOOT_JOINING &&
+         node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
 }
 
 MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link) {
@@ -42296,6 +42380,11 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
  *
+ * Before admission a peer gets little: of strangers there are TCP_WAITING_ROOM at most, and the oldest goes
+ * when another comes or the process has no descriptor left. A stranger's first frame, and every frame of
+ * a connection on which a node joins, is at most TCP_FIRST_BYTES long: one that announces more is refused
+ * before anything is allocated for it.
+ *
  * Invariants. A link that has anything to report, or input that was not looked at, is in the list
  * `ready`, which poll serves round robin, one event a turn. Output of a link is a queue of pieces:
  * copied ones refer to a counted buffer, borrowed ones to the caller's memory; a socket is watched
@@ -42330,6 +42419,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -42354,8 +42444,6 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
-#else
-#include <poll.h>
 #endif
 
 #ifdef MSG_NOSIGNAL
@@ -42382,6 +42470,7 @@ enum {
   TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
   TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
   TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
+  TCP_FIRST_BYTES = 4 << 10,  /* of a frame before admission: JOIN is the longest */
   TCP_ACCEPTS = 16,           /* a look */
   TCP_TURNS = 8,              /* events between two looks at the sockets */
   TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
@@ -42458,6 +42547,7 @@ typedef struct tcp_link {
   uint32_t id, interest;
   uint8_t state, told_up, readable;
   uint8_t whole;         /* `frame` is complete and verified */
+  uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused;       /* a send was, so WRITABLE is owed */
   uint8_t large;         /* counts down from the last large frame */
   int32_t write_failed;  /* errno: nothing can be sent any more */
@@ -43177,6 +43267,19 @@ static int tcp_trusted(int fd) {
   return uid == geteuid() || uid == 0;
 }
 
+/* The process has no descriptor left: whoever has waited longest without a frame gives up its own, or a link
+ * that we have left. Those that have shown a frame keep theirs. */
+static int tcp_spare(tcp_self *self) {
+  if (self->strangers.next != &self->strangers) {
+    tcp_link_end(self, TCP_LINK_OF(self->strangers.next, group), MLFAB_ERR_LIMIT,
+                 "sent no frame and was dropped for a newer connection");
+    return 1;
+  }
+  if (self->lingering.next == &self->lingering) return 0;
+  tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
+  return 1;
+}
+
 /* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
@@ -43188,8 +43291,15 @@ static void tcp_accept(tcp_self *self) {
 #else
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+      /* The kernel looks for a descriptor first, and says so though nobody may be waiting. */
+      struct pollfd waiting = {.fd = self->listener, .events = POLLIN};
+      int code = errno;
+      if (poll(&waiting, 1, 0) != 1) return;
+      if (tcp_spare(self)) continue;
+      errno = code;
       tcp_listener_pause(self);
+    }
     if (fd < 0) return;
     tcp_link *link;
     fd = tcp_socket_prepare(fd, from.at.any.sa_family);
@@ -43199,6 +43309,7 @@ static void tcp_accept(tcp_self *self) {
       continue;
     }
     link->fd = fd;
+    link->small = 1;
     link->counted = (uint8_t)tcp_counts(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
@@ -43587,6 +43698,8 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     int foreign = status == MLFAB_ERR_PROTOCOL_OLDER || status == MLFAB_ERR_PROTOCOL_NEWER;
     if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(link);
     if (status) return status;
+    if (link->small && (uint64_t)link->head_bytes + link->bulk_bytes > TCP_FIRST_BYTES)
+      return MLFAB_ERR_LIMIT;
     link->frame = tcp_buffer_get(self, TCP_ROUND64(link->head_bytes) + link->bulk_bytes);
     if (!link->frame) return MLFAB_ERR_MEMORY;
     link->got = 0;
@@ -43840,6 +43953,9 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
   if (!link->whole) return 0;
   if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
+  mlfab__header first;
+  mlfab__wire_open(tcp_payload(link->frame), &first);
+  link->small = first.type == MLFAB__JOIN;
   tcp_group_leave(self, link);
   link->state = TCP_LINK_OPEN;
   return tcp_tell_up(link, event);

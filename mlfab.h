@@ -1462,7 +1462,9 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
  *
  * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of
  * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
- * anything is allocated; a transport of messages need not look inside.
+ * anything is allocated; a transport of messages need not look inside. The first frame that a caller sends
+ * on a link has 4096 bytes at most, and so has every frame of a link that begins with JOIN: a
+ * transport may give up one that announces more.
  */
 #define MLFAB_TRANSPORT_ABI 3
 #define MLFAB_HEADER_BYTES 64

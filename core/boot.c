@@ -235,6 +235,7 @@ static void boot_complete(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
     node->links[i].welcome = 1;
+    node->links[i].since_ns = node->now_ns;
     mlfab__node_ready_link(node, i);
   }
   node->phase = MLFAB__BOOT_GREETING;
@@ -290,6 +291,43 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
+/* Does the server that has a number still answer? 1; 0: no; -1: it is being called. */
+static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
+  mlfab__route *route = &node->routes[2 * node->config.servers + server];
+  uint64_t beat = node->config.heartbeat_ns;
+  if (peer->probe_ns == 0 || node->now_ns - peer->probe_ns >= 10 * beat) {
+    peer->probe_ns = mlfab__max(node->now_ns, 1);
+    mlfab__node_across(node, server);
+  }
+  const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
+  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return 1;
+  if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
+  return -1;
+}
+
+/* May this process have the number of a server, which has no link here by which one would know that it lives?
+ * 0 when it was refused, or is to call again. */
+static int boot_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
+  mlfab__peer *peer = &node->peers[id];
+  uint32_t workers = node->config.workers;
+  int known = node->phase != MLFAB__BOOT_JOINING && peer->joined && peer->nonce != join->nonce;
+  if (!known || !node->config.dedicated || id < workers || id - workers >= node->config.servers)
+    return 1;
+  int answers = boot_answers(node, peer, id - workers);
+  if (answers < 0) {
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return 0;
+  }
+  peer->probe_ns = 0;
+  if (!answers) return 1;
+  char name[32], text[96];
+  snprintf(text, sizeof text, "%s is another process that is here already",
+           mlfab__boot_name(node, id, name));
+  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
+  return 0;
+}
+
 static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[160];
@@ -313,12 +351,16 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   mlfab__peer *peer = &node->peers[id];
   uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
   if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
+  if (!boot_vacant(node, link, id, &join)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
   if (!peer->addresses) {
     mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
+  uint32_t old = peer->link;
+  if (old != MLFAB__NO_LINK && old != link && node->links[old].kind == MLFAB__LINK_JOIN_IN)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -329,12 +371,18 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
   node->links[link].kind = MLFAB__LINK_JOIN_IN;
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
+  node->links[link].since_ns = node->now_ns;
   if (node->phase != MLFAB__BOOT_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);
   } else if (node->joined == node->nodes) {
     boot_complete(node);
   }
+}
+
+MLFAB__INTERNAL int mlfab__boot_overdue(const mlfab_node *node, const mlfab__link *link) {
+  return node->phase != MLFAB__BOOT_JOINING &&
+         node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
 }
 
 MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link) {

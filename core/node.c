@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { NODE_QUEUE_MAX = 4 << 20 };
+enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a
  * server. */
@@ -261,6 +261,10 @@ static void node_want_across(void *self, uint32_t server) {
     route->heard_ns = node->now_ns;
     if (!route->connecting) node_call(node, index);
   }
+}
+
+MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server) {
+  node_want_across(node, server);
 }
 
 static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
@@ -1473,6 +1477,20 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
+/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. */
+static void node_bound_strangers(mlfab_node *node) {
+  uint32_t count = 0, oldest = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
+    count++;
+    if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
+  }
+  if (count <= NODE_STRANGERS || MLFAB__PLANTED(87)) return;
+  node->stats.strangers_refused++;
+  mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
+}
+
 static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index = node_new_link(node);
   if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
@@ -1486,7 +1504,9 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->kind = MLFAB__LINK_NEW;
   link->id = event->link;
   link->caps = event->caps;
-  link->heard_ns = link->sent_ns = node->now_ns;
+  link->called = event->token == 0;
+  link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
+  if (link->called) node_bound_strangers(node);
   if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOT_JOINING) {
     mlfab__boot_up(node, index);
   } else if (event->token >= MLFAB__TOKEN_SERVER &&
@@ -1947,7 +1967,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
     node_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
   node_scan_probe(node, index);
-  if (link->kind == MLFAB__LINK_FREE) return;
+  /* How long a claim waits depends on the holder. */
+  if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
     if (silent < 5 * beat) return;
@@ -1955,6 +1976,8 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
                         link->closing                   ? "closed"
                         : link->kind == MLFAB__LINK_NEW ? "said nothing"
                                                         : "silent");
+  } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__boot_overdue(node, link)) {
+    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
   } else if (silent >= 3 * beat) {
     node_suspect(node, index);
   }

@@ -16,6 +16,12 @@
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
+ * Before admission a peer gets little. Of links that somebody else called and that no role knows yet there are
+ * NODE_STRANGERS at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
+ * node id: a newer one of the same process takes its place. It ends with its node's silence,
+ * or 20 heartbeats after WELCOME was due. A JOIN for a server of its own, which has no link to server 0, waits
+ * until that was called: it is refused while the server that has the number answers.
+ *
  * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
  * until the node closes, and nobody outside can say HELLO in its place. Frames to go
  * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
@@ -123,6 +129,7 @@ typedef struct mlfab__link {
   uint8_t welcome;          /* a WELCOME is to be sent */
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
   uint8_t silent;           /* it is hung up for that */
+  uint8_t called;           /* by somebody else */
   uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
   uint32_t id;        /* the driver's number */
   uint32_t caps;
@@ -134,6 +141,7 @@ typedef struct mlfab__link {
   uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
   uint64_t nonce;    /* of the process at the other end, where it has a number */
   uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
+  uint64_t since_ns; /* NEW: it is up; JOIN_IN: WELCOME is due */
   /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
   uint32_t holder;
   uint32_t claim_bytes;
@@ -147,7 +155,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN or WORKER at server 0 */
   uint32_t incarnation;
   uint64_t nonce;
-  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
+  uint64_t probe_ns; /* a server: called since then, as another process wants its number; 0: not */
+  char *addresses;   /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
 /* Our worker role's way to an aggregator's node; made when it is first wanted. */
@@ -286,6 +295,8 @@ MLFAB__INTERNAL void mlfab__boot_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node);
 /* A node that joins hung up or broke down before WELCOME. */
 MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link);
+/* Does a node that was welcomed keep its JOIN_IN link for too long? */
+MLFAB__INTERNAL int mlfab__boot_overdue(const mlfab_node *node, const mlfab__link *link);
 /* Looks whether every server has greeted us: then the node is ready. */
 MLFAB__INTERNAL void mlfab__boot_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__boot_fail(mlfab_node *node, int code, int32_t rank, int is_server,
@@ -351,6 +362,8 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
+/* Opens the link to another server's server role, where there is none. */
+MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server);
 /* Opens the ways to all servers. */
 MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,

@@ -15,6 +15,11 @@
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
  *
+ * Before admission a peer gets little: of strangers there are TCP_WAITING_ROOM at most, and the oldest goes
+ * when another comes or the process has no descriptor left. A stranger's first frame, and every frame of
+ * a connection on which a node joins, is at most TCP_FIRST_BYTES long: one that announces more is refused
+ * before anything is allocated for it.
+ *
  * Invariants. A link that has anything to report, or input that was not looked at, is in the list
  * `ready`, which poll serves round robin, one event a turn. Output of a link is a queue of pieces:
  * copied ones refer to a counted buffer, borrowed ones to the caller's memory; a socket is watched
@@ -52,6 +57,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -76,8 +82,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
-#else
-#include <poll.h>
 #endif
 
 #ifdef MSG_NOSIGNAL
@@ -104,6 +108,7 @@ enum {
   TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
   TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
   TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
+  TCP_FIRST_BYTES = 4 << 10,  /* of a frame before admission: JOIN is the longest */
   TCP_ACCEPTS = 16,           /* a look */
   TCP_TURNS = 8,              /* events between two looks at the sockets */
   TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
@@ -180,6 +185,7 @@ typedef struct tcp_link {
   uint32_t id, interest;
   uint8_t state, told_up, readable;
   uint8_t whole;         /* `frame` is complete and verified */
+  uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused;       /* a send was, so WRITABLE is owed */
   uint8_t large;         /* counts down from the last large frame */
   int32_t write_failed;  /* errno: nothing can be sent any more */
@@ -899,6 +905,19 @@ static int tcp_trusted(int fd) {
   return uid == geteuid() || uid == 0;
 }
 
+/* The process has no descriptor left: whoever has waited longest without a frame gives up its own, or a link
+ * that we have left. Those that have shown a frame keep theirs. */
+static int tcp_spare(tcp_self *self) {
+  if (self->strangers.next != &self->strangers) {
+    tcp_link_end(self, TCP_LINK_OF(self->strangers.next, group), MLFAB_ERR_LIMIT,
+                 "sent no frame and was dropped for a newer connection");
+    return 1;
+  }
+  if (self->lingering.next == &self->lingering) return 0;
+  tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
+  return 1;
+}
+
 /* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
@@ -910,8 +929,15 @@ static void tcp_accept(tcp_self *self) {
 #else
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+      /* The kernel looks for a descriptor first, and says so though nobody may be waiting. */
+      struct pollfd waiting = {.fd = self->listener, .events = POLLIN};
+      int code = errno;
+      if (poll(&waiting, 1, 0) != 1) return;
+      if (tcp_spare(self)) continue;
+      errno = code;
       tcp_listener_pause(self);
+    }
     if (fd < 0) return;
     tcp_link *link;
     fd = tcp_socket_prepare(fd, from.at.any.sa_family);
@@ -921,6 +947,7 @@ static void tcp_accept(tcp_self *self) {
       continue;
     }
     link->fd = fd;
+    link->small = 1;
     link->counted = (uint8_t)tcp_counts(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
@@ -1309,6 +1336,8 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     int foreign = status == MLFAB_ERR_PROTOCOL_OLDER || status == MLFAB_ERR_PROTOCOL_NEWER;
     if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(link);
     if (status) return status;
+    if (link->small && (uint64_t)link->head_bytes + link->bulk_bytes > TCP_FIRST_BYTES)
+      return MLFAB_ERR_LIMIT;
     link->frame = tcp_buffer_get(self, TCP_ROUND64(link->head_bytes) + link->bulk_bytes);
     if (!link->frame) return MLFAB_ERR_MEMORY;
     link->got = 0;
@@ -1562,6 +1591,9 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
   if (!link->whole) return 0;
   if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
+  mlfab__header first;
+  mlfab__wire_open(tcp_payload(link->frame), &first);
+  link->small = first.type == MLFAB__JOIN;
   tcp_group_leave(self, link);
   link->state = TCP_LINK_OPEN;
   return tcp_tell_up(link, event);

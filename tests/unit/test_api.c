@@ -392,6 +392,44 @@ static void test_misfits(void **state) {
   misfit(3, spoil_address, MLFAB_ERR_REFUSED, "not server 0");
 }
 
+/* A second server under the number of one that lives is refused, whoever has called it before; one that comes
+ * when the first is gone is not. */
+static void test_second_server(void **state) {
+  (void)state;
+  for (uint32_t gone = 0; gone < 2; gone++) {
+    world w;
+    mlfab *second = NULL;
+    mlfab_error error;
+    world_init(&w, 2, 2, 1);
+    w.nodes++; /* a host for the second one */
+    world_network(&w, 1 + gone);
+    w.nodes--;
+    for (uint32_t i = 0; i < w.nodes; i++) {
+      mlfab_config c = world_config(&w, i);
+      assert_int_equal(mlfab_sim_open(w.sim, i, &c, &w.node[i], NULL), 0);
+    }
+    for (uint32_t i = 0; i < w.nodes; i += mlfab_is_ready(w.node[i], NULL) == 1)
+      assert_true(mlfab_sim_step(w.sim));
+    if (gone) assert_int_equal(mlfab_sim_crash(w.sim, 3), 0);
+    for (uint32_t again = 0; again < 2; again++) {
+      mlfab_config c = world_config(&w, 3);
+      int ready = 0;
+      c.timeout_ns = 10 * (uint64_t)WORLD_S;
+      assert_int_equal(mlfab_sim_open(w.sim, w.nodes, &c, &second, &error), 0);
+      while ((ready = mlfab_is_ready(second, &error)) == 0) assert_true(mlfab_sim_step(w.sim));
+      if (!gone && !strstr(error.text, "server 1 is another process that is here already"))
+        fail_msg("%s", error.text);
+      assert_int_equal(ready, gone ? 1 : MLFAB_ERR_RANK_TAKEN);
+      mlfab_abandon(&second);
+      mlfab_sim_run(w.sim, 20 * (uint64_t)WORLD_S);
+      if (gone) break;
+    }
+    if (gone) w.node[3] = NULL;
+    assert_int_equal(world_saw(&w, MLFAB_EVENT_DEAD, 1, 1), gone);
+    world_close(&w);
+  }
+}
+
 /* Joining ends at its deadline, and names who is missing. */
 static void test_missing(void **state) {
   world w;
@@ -1555,6 +1593,7 @@ int main(void) {
       cmocka_unit_test(test_configurations),
       cmocka_unit_test(test_sockets),
       cmocka_unit_test(test_misfits),
+      cmocka_unit_test(test_second_server),
       cmocka_unit_test(test_missing),
       cmocka_unit_test(test_close_twice),
       cmocka_unit_test(test_close_when_full),

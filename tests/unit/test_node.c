@@ -508,6 +508,75 @@ static void test_secret_of_the_caller(void **state) {
   all_is_well(before);
 }
 
+/* Links of the outside that stand. */
+static uint32_t standing_outside(uint32_t from) {
+  uint32_t count = 0;
+  for (uint32_t i = from; i <= n.links; i++)
+    count += n.link[i].up && (n.link[i].from == OUTSIDE || n.link[i].to == OUTSIDE);
+  return count;
+}
+
+/* Callers that say nothing do not pile up: the oldest go, and the newest is heard. */
+static void test_many_strangers(void **state) {
+  float before[COUNT];
+  uint32_t links[200];
+  (void)state;
+  pull(1, before);
+  for (uint32_t i = 0; i < MLFAB__COUNT(links); i++) links[i] = dial();
+  run(1000000);
+  assert_int_equal(standing_outside(links[0]), 64);
+  for (uint32_t i = 0; i < MLFAB__COUNT(links); i++)
+    assert_int_equal(n.link[links[i]].up, i >= MLFAB__COUNT(links) - 64);
+  uint32_t link = dial();
+  made m;
+  made_begin(&m, MLFAB__HEARTBEAT, 12, 0);
+  send(link, &m);
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  all_is_well(before);
+  run(6 * 500000000ull);
+  assert_int_equal(standing_outside(links[0]), 0);
+}
+
+static uint32_t dial_join(int32_t rank, uint64_t nonce) {
+  made m;
+  mlfab__join join;
+  uint32_t link = dial();
+  memset(&join, 0, sizeof join);
+  join.rank = rank;
+  join.roles = MLFAB_ROLE_WORKER;
+  join.workers = NODES;
+  join.servers = 1;
+  join.nonce = nonce;
+  strcpy(join.addresses, "queue:2");
+  made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
+  send(link, &m);
+  return link;
+}
+
+/* A process that joins again and again has one connection, and not for ever, whatever it says. */
+static void test_joins_again_and_again(void **state) {
+  (void)state;
+  while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
+  mlfab_node_close(&n.node[2]);
+  run(6 * 500000000ull); /* until nobody has its rank */
+  uint32_t first = n.links + 1, link = 0;
+  for (uint32_t i = 0; i < 50; i++) {
+    link = dial_join(2, 77);
+    assert_int_equal(n.heard_type, MLFAB__WELCOME);
+    assert_int_equal(standing_outside(first), 1);
+    assert_int_equal(n.link[link].up, 1);
+  }
+  for (int i = 0; i < 24 && n.link[link].up; i++) {
+    made m;
+    mlfab__heartbeat beat = {n.now, MLFAB__BEAT};
+    run(500000000ull);
+    made_begin(&m, MLFAB__HEARTBEAT, mlfab__encode_heartbeat(m.head + MLFAB_HEADER_BYTES, &beat),
+               0);
+    if (n.link[link].up) send(link, &m);
+  }
+  assert_int_equal(standing_outside(first), 0);
+}
+
 /* The first frame of a link must say who it is. */
 static void test_first_frames(void **state) {
   float before[COUNT];
@@ -1361,6 +1430,8 @@ int main(void) {
       HOSTILE(test_strangers),
       cmocka_unit_test_setup_teardown(test_secret, setup_secret, teardown),
       HOSTILE(test_secret_of_the_caller),
+      HOSTILE(test_many_strangers),
+      HOSTILE(test_joins_again_and_again),
       HOSTILE(test_first_frames),
       HOSTILE(test_incarnations),
       cmocka_unit_test_setup_teardown(test_roles_beside, setup_beside, teardown),

@@ -154,6 +154,16 @@ static uint32_t frame(uint8_t head[128], uint8_t protocol) {
   return MLFAB_HEADER_BYTES + header.meta_bytes;
 }
 
+/* The first frame of a connection, which is a small one. */
+static void greet(end *a, end *b) {
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  int before = b->frames;
+  assert_int_equal(tcp()->send(a->self, a->link, head, bytes, NULL, 0, 0), 0);
+  UNTIL(a, b, b->frames == before + 1);
+  b->frames = before;
+}
+
 /* --- addresses -------------------------------------------------------------------------------- */
 
 static void test_addresses(void **state) {
@@ -386,6 +396,83 @@ static void test_slow_strangers(void **state) {
   end_close(&b);
 }
 
+/* A header alone, which announces `bulk` bytes. */
+static void announce(int fd, uint8_t type, uint32_t bulk) {
+  uint8_t head[MLFAB_HEADER_BYTES];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = type, .bulk_bytes = bulk};
+  mlfab__wire_seal(head, &header, NULL);
+  assert_int_equal(send(fd, head, sizeof head, MSG_NOSIGNAL), sizeof head);
+}
+
+/* Before admission nothing large is begun: not as a first frame, and not behind a JOIN. */
+static void test_little_before_admission(void **state) {
+  enum { MANY = 40 };
+  uint8_t head[MLFAB_HEADER_BYTES + 2048];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__JOIN};
+  mlfab__join join;
+  int fds[MANY];
+  end e;
+  (void)state;
+  memset(&join, 0, sizeof join);
+  memset(join.addresses, 'x', sizeof join.addresses - 1); /* the longest that there is */
+  header.meta_bytes = mlfab__encode_join(head + MLFAB_HEADER_BYTES, &join);
+  mlfab__wire_seal(head, &header, NULL);
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  for (int i = 0; i < MANY; i++) {
+    fds[i] = stranger(&e);
+    announce(fds[i], MLFAB__PUSH, MLFAB_BULK_MAX);
+  }
+  UNTIL(&e, &e, e.refused == MANY);
+  assert_int_equal(e.code, MLFAB_ERR_LIMIT);
+  for (int i = 0; i < MANY; i++) {
+    ssize_t bytes = (ssize_t)(MLFAB_HEADER_BYTES + header.meta_bytes);
+    close(fds[i]);
+    fds[i] = stranger(&e);
+    assert_int_equal(send(fds[i], head, (size_t)bytes, MSG_NOSIGNAL), bytes);
+  }
+  UNTIL(&e, &e, e.ups == MANY && e.frames == MANY);
+  for (int i = 0; i < MANY; i++) announce(fds[i], MLFAB__PUSH, MLFAB_BULK_MAX);
+  UNTIL(&e, &e, e.downs == MANY);
+  assert_int_equal(e.code, MLFAB_ERR_LIMIT);
+  assert_true(e.bytes < 4 << 20);
+  for (int i = 0; i < MANY; i++) close(fds[i]);
+  end_close(&e);
+}
+
+/* The process has no descriptor left: who waits for admission gives one up, for a newer caller. */
+static void test_descriptors_for_newcomers(void **state) {
+  enum { MANY = 10, MOST = 4096 };
+  static int taken[MOST];
+  int fds[MANY], n = 0;
+  struct rlimit before, few;
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  for (int i = 0; i < MANY; i++) fds[i] = stranger(&e);
+  for (int i = 0; i < 200; i++) {
+    end_poll(&e);
+    usleep(100);
+  }
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = before;
+  few.rlim_cur = mlfab__min(before.rlim_cur, 256);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
+  assert_int_equal(errno, EMFILE);
+  close(taken[--n]);
+  int fd = stranger(&e);
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+  UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
+  assert_int_equal(e.refused, 1);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  while (n > 0) close(taken[--n]);
+  for (int i = 0; i < MANY; i++) close(fds[i]);
+  close(fd);
+  end_close(&e);
+}
+
 static void test_protocol(void **state) {
   static const struct {
     uint8_t protocol;
@@ -480,6 +567,7 @@ static void test_detach_all(void **state) {
   assert_int_equal(end_open(&b, "tcp:127.0.0.1:0", "", 0), 0);
   assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
   UNTIL(&a, &b, a.ups == 1);
+  greet(&a, &b);
   uint8_t *bulk = malloc(BYTES), head[128];
   int sent = 0, came = 0, wrong = 0;
   assert_non_null(bulk);
@@ -512,7 +600,6 @@ static void test_detach_all(void **state) {
   end_close(&b);
 }
 
-/* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
 /* The process has used up its descriptors when somebody calls, and gives some back later: he is let in
  * then, though no link of this transport's has gone. */
 static void test_no_descriptors(void **state) {
@@ -540,7 +627,7 @@ static void test_no_descriptors(void **state) {
   while (n > 0) close(taken[--n]);
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
   end_poll(&e);
-  assert_int_equal(e.ups, 0);                 /* not before its time */
+  assert_int_equal(e.ups, 0);               /* not before its time */
   tcp()->wait(e.self, 10ull * 1000000000u); /* looks again before that */
   e.now_ns += 100000000;
   UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
@@ -655,14 +742,17 @@ static void test_probe_of_a_child(void **state) {
 }
 #endif
 
+/* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
 static void test_out_of_memory(void **state) {
-  uint8_t head[128];
+  uint8_t head[128], first[128];
+  uint32_t first_bytes;
   static uint8_t bulk[100000];
   mlfab__header header = {
       .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
   end a, b;
   (void)state;
   mlfab__wire_seal(head, &header, bulk);
+  first_bytes = frame(first, MLFAB_PROTOCOL);
   for (int k = 0, clean = 0; !clean; k++) {
     int status = end_open_limited(&a, "", "", 0, k);
     if (status) {
@@ -674,12 +764,16 @@ static void test_out_of_memory(void **state) {
     assert_int_equal(end_open_limited(&b, "", "", 0, 6), 0);
     b.allocations_left = k;
     status = tcp()->connect(a.self, b.address, 1);
+    int greeted = 0;
     for (int i = 0; !status && i < 50; i++) {
       end_poll(&a);
       end_poll(&b);
       usleep(100);
       if (!a.ups || i % 10) continue;
-      int sent = tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, sizeof bulk, 0);
+      int sent = greeted
+                     ? tcp()->send(a.self, a.link, head, MLFAB_HEADER_BYTES, bulk, sizeof bulk, 0)
+                     : tcp()->send(a.self, a.link, first, first_bytes, NULL, 0, 0);
+      greeted |= sent == 0;
       assert_true(sent == 0 || sent == MLFAB_ERR_MEMORY || sent == MLFAB_ERR_PEER_CLOSED);
     }
     assert_true(status == 0 || status == MLFAB_ERR_MEMORY);
@@ -878,6 +972,7 @@ static void test_measure_within_the_host(void **state) {
   a.now_ns = b.now_ns = SLICE;
   assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
   UNTIL(&a, &b, a.ups);
+  greet(&a, &b);
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &m), 0);
   for (int round = 0; round < 20; round++) {
@@ -1032,6 +1127,8 @@ int main(void) {
       cmocka_unit_test(test_unix_path),
       cmocka_unit_test(test_other_user),
       cmocka_unit_test(test_slow_strangers),
+      cmocka_unit_test(test_little_before_admission),
+      cmocka_unit_test(test_descriptors_for_newcomers),
       cmocka_unit_test(test_protocol),
       cmocka_unit_test(test_linger),
       cmocka_unit_test(test_idle_links),
