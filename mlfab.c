@@ -36059,7 +36059,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Before admission a peer gets little. Of links that somebody else called and that no role knows yet there are
- * NODE_STRANGERS at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
+ * as many as nodes and 64 at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
  * node id: a newer one of the same process takes its place. It ends with its node's silence,
  * or 20 heartbeats after WELCOME was due. A JOIN for a server of its own, which has no link to server 0, waits
  * until that was called: it is refused while the server that has the number answers.
@@ -37911,16 +37911,17 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. */
+/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
+ * call at the same time. */
 static void node_bound_strangers(mlfab_node *node) {
-  uint32_t count = 0, oldest = MLFAB__NO_LINK;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
+  uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
+  for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
     const mlfab__link *link = &node->links[i];
     if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
     count++;
     if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
   }
-  if (count <= NODE_STRANGERS || MLFAB__PLANTED(87)) return;
+  if (count <= most || MLFAB__PLANTED(87)) return;
   node->stats.strangers_refused++;
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }

@@ -1477,16 +1477,17 @@ static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. */
+/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
+ * call at the same time. */
 static void node_bound_strangers(mlfab_node *node) {
-  uint32_t count = 0, oldest = MLFAB__NO_LINK;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
+  uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
+  for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
     const mlfab__link *link = &node->links[i];
     if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
     count++;
     if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
   }
-  if (count <= NODE_STRANGERS || MLFAB__PLANTED(87)) return;
+  if (count <= most || MLFAB__PLANTED(87)) return;
   node->stats.strangers_refused++;
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }

@@ -17,7 +17,7 @@
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Before admission a peer gets little. Of links that somebody else called and that no role knows yet there are
- * NODE_STRANGERS at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
+ * as many as nodes and 64 at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
  * node id: a newer one of the same process takes its place. It ends with its node's silence,
  * or 20 heartbeats after WELCOME was due. A JOIN for a server of its own, which has no link to server 0, waits
  * until that was called: it is refused while the server that has the number answers.
