@@ -7,6 +7,10 @@
  * forwarded line by line with the rank in front, signals are passed on, and a rank that fails is named
  * together with its exit status or signal; --on-failure says what then becomes of the others.
  *
+ * Where this program's output is a terminal, the workers' is one too, so that their C library hands out
+ * lines as they are printed. Worker 0 has the standard input: the descriptor itself, or, when that is a
+ * terminal, a pipe that is filled from it, as only this program may read there.
+ *
  * One thread and one poll loop. Nothing outlives this program: ranks are in process groups of their
  * own, which are ended with it, and on Linux the kernel ends them even when it is killed. */
 #ifndef _GNU_SOURCE
@@ -25,8 +29,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -93,6 +99,14 @@ static uint64_t phase_until;
 static int exit_status; /* of the first rank that failed */
 static int interrupted; /* the signal that was passed on: nobody is started again */
 static int signal_pipe[2];
+static int joined_pipe[2] = {-1, -1}; /* the built-in server 0 writes a byte when all have joined */
+
+/* What is typed for worker 0, where the standard input is a terminal. */
+static struct {
+  int to; /* -1: to nobody */
+  size_t at, fill;
+  char bytes[4096];
+} input = {.to = -1};
 
 static uint64_t now_ns(void) {
   struct timespec t;
@@ -146,8 +160,8 @@ static int server_failed(const char *doing, const mlfab_error *error) {
   return 1;
 }
 
-/* Serves, or schedules, until every worker has left. */
-static int server_main(int verbose) {
+/* Serves, or schedules, until every worker has left. `report`: where it says that all have joined, or -1. */
+static int server_main(int verbose, int report) {
   mlfab_env env;
   memset(&env, 0, sizeof env);
   env.size = sizeof env;
@@ -161,6 +175,9 @@ static int server_main(int verbose) {
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
+  if (report >= 0 && write(report, "j", 1) < 0)
+    fprintf(stderr, "cannot report: %s\n", strerror(errno));
+  if (report >= 0) close(report);
   int status = 0;
   if (mlfab_serve(fabric, 0)) {
     mlfab_last_error(fabric, &error);
@@ -271,6 +288,8 @@ static void set_environment(const rank *r) {
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
 }
 
+static int takes_input(const rank *r) { return !r->is_server && r->number == 0; }
+
 /* In the child: becomes the rank's program. Only returns when that fails, with errno set. */
 static void become(const rank *r, pid_t parent) {
   setpgid(0, 0);
@@ -280,10 +299,11 @@ static void become(const rank *r, pid_t parent) {
 #else
   (void)parent;
 #endif
-  /* A rank cannot read the terminal: it is not in the foreground, and there are many of them. */
-  int null = open("/dev/null", O_RDONLY);
+  /* There is one input and there are many ranks: worker 0 has it. */
+  int null = takes_input(r) ? -1 : open("/dev/null", O_RDONLY);
   if (null >= 0) dup2(null, STDIN_FILENO);
   signal(SIGPIPE, SIG_DFL);
+  signal(SIGTTIN, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
   signal(SIGHUP, SIG_DFL);
@@ -302,17 +322,45 @@ static void become(const rank *r, pid_t parent) {
     return;
   }
   char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, verbose[] = "verbose", quiet[] = "quiet";
-  char *server[] = {name, argument, options.verbose ? verbose : quiet, NULL};
+  char report[16];
+  int to = r->is_scheduler || r->number > 0 ? -1 : joined_pipe[1];
+  if (to >= 0) fcntl(to, F_SETFD, 0);
+  snprintf(report, sizeof report, "%d", to);
+  char *server[] = {name, argument, options.verbose ? verbose : quiet, report, NULL};
 #ifdef __linux__
   /* Started anew rather than forked only, so that it looks like what it is in a list of processes. */
   execv("/proc/self/exe", server);
 #endif
-  exit(server_main(options.verbose));
+  exit(server_main(options.verbose, to));
 }
 
-static int open_stream(stream *s, int to, int *write_end_p) {
+/* A terminal as large as ours, whose output comes as it was written: the end to read from and the ranks'. */
+static int open_terminal(int like, int ends[2]) {
+  struct termios mode;
+  struct winsize size;
+  const char *name = NULL;
+  ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
+  if (ends[0] < 0) return -1;
+  if (grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0) name = ptsname(ends[0]);
+  ends[1] = name ? open(name, O_RDWR | O_NOCTTY) : -1;
+  if (ends[1] < 0 || tcgetattr(ends[1], &mode) < 0) {
+    if (ends[1] >= 0) close(ends[1]);
+    close(ends[0]);
+    return -1;
+  }
+  mode.c_oflag &= ~(tcflag_t)OPOST;
+  mode.c_lflag &= ~(tcflag_t)(ECHO | ICANON | ISIG);
+  tcsetattr(ends[1], TCSANOW, &mode);
+  if (ioctl(like, TIOCGWINSZ, &size) == 0) ioctl(ends[1], TIOCSWINSZ, &size);
+  return 0;
+}
+
+/* A worker's output is a terminal where ours is one. */
+static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
   int ends[2];
-  if (pipe(ends) < 0) return -1;
+  if (r->is_server || !isatty(to) || open_terminal(to, ends) < 0) {
+    if (pipe(ends) < 0) return -1;
+  }
   fcntl(ends[0], F_SETFD, FD_CLOEXEC);
   fcntl(ends[1], F_SETFD, FD_CLOEXEC);
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -332,21 +380,54 @@ static void finish_stream(const rank *r, stream *s) {
   s->fd = -1;
 }
 
+/* The end of a pipe that worker 0 reads from, where its input is a terminal; else -1. */
+static int open_input(const rank *r) {
+  int ends[2];
+  if (!takes_input(r) || !isatty(STDIN_FILENO) || pipe(ends) < 0) return -1;
+  for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
+  fcntl(ends[1], F_SETFL, O_NONBLOCK);
+  if (input.to >= 0) close(input.to);
+  input.to = ends[1];
+  input.at = input.fill = 0;
+  return ends[0];
+}
+
+/* Passes on what was typed. Nobody reads it, or the end of the input: then the pipe ends too. */
+static void pass_input(const struct pollfd *from, const struct pollfd *to) {
+  ssize_t n = 0;
+  if (from->revents) n = read(STDIN_FILENO, input.bytes, sizeof input.bytes);
+  if (n < 0 && (errno == EINTR || errno == EAGAIN || tcgetpgrp(STDIN_FILENO) != getpgrp())) return;
+  int over = from->revents && n <= 0;
+  if (from->revents && n > 0) {
+    input.at = 0;
+    input.fill = (size_t)n;
+  } else if (to->revents) {
+    n = write(input.to, input.bytes + input.at, input.fill - input.at);
+    if (n > 0) input.at += (size_t)n;
+    over = n < 0 && errno != EAGAIN && errno != EINTR;
+  }
+  if (!over) return;
+  close(input.to);
+  input.to = -1;
+}
+
 /* Starts a rank: 0, or an exit status when it cannot be started. */
 static int start(rank *r) {
   int out = -1, err = -1, report[2];
   finish_stream(r, &r->out);
   finish_stream(r, &r->err);
-  if (pipe(report) < 0 || (options.prefix && (open_stream(&r->out, STDOUT_FILENO, &out) < 0 ||
-                                              open_stream(&r->err, STDERR_FILENO, &err) < 0))) {
+  if (pipe(report) < 0 || (options.prefix && (open_stream(r, &r->out, STDOUT_FILENO, &out) < 0 ||
+                                              open_stream(r, &r->err, STDERR_FILENO, &err) < 0))) {
     say("cannot make a pipe for %s %d: %s", kind(r), r->number, strerror(errno));
     return 1;
   }
   fcntl(report[0], F_SETFD, FD_CLOEXEC);
   fcntl(report[1], F_SETFD, FD_CLOEXEC);
   pid_t parent = getpid();
+  int in = open_input(r);
   pid_t pid = fork();
   if (pid == 0) {
+    if (in >= 0) dup2(in, STDIN_FILENO);
     if (out >= 0) dup2(out, STDOUT_FILENO);
     if (err >= 0) dup2(err, STDERR_FILENO);
     become(r, parent);
@@ -354,6 +435,7 @@ static int start(rank *r) {
     if (write(report[1], &code, sizeof code) < 0) _exit(1);
     _exit(EXIT_NOT_FOUND);
   }
+  if (in >= 0) close(in);
   if (out >= 0) close(out);
   if (err >= 0) close(err);
   close(report[1]);
@@ -493,6 +575,17 @@ static void read_signals(void) {
 
 /* ---- the loop ---- */
 
+/* The workers have ended well, and the servers wait for them to this day. */
+static void tell_unjoined(void) {
+  char byte;
+  if (joined_pipe[0] < 0 || exit_status != 0 || interrupted) return;
+  if (read(joined_pipe[0], &byte, 1) > 0) return;
+  say("no rank joined: %d worker%s of %s ended with status 0, and the server still waits for them. "
+      "Does the "
+      "program call mlfab_open, and was it built with mlfab?",
+      options.workers, options.workers > 1 ? "s" : "", options.command[0]);
+}
+
 /* Moves on from one phase to the next. Returns 0 when all is over. */
 static int advance(uint64_t now, uint64_t run_until) {
   if (!is_running(0) && !is_running(1)) return 0;
@@ -507,6 +600,7 @@ static int advance(uint64_t now, uint64_t run_until) {
     phase_until = interrupted && exit_status != 0 ? now : now + SERVERS_GRACE_NS;
   }
   if (phase == PHASE_SERVERS && now >= phase_until) {
+    tell_unjoined();
     if (options.verbose) say("the servers have not ended by themselves: ending them");
     end_all();
   }
@@ -523,6 +617,10 @@ static int advance(uint64_t now, uint64_t run_until) {
 static void wait_and_forward(struct pollfd *fds, uint64_t until) {
   nfds_t n = 0;
   fds[n++] = (struct pollfd){signal_pipe[0], POLLIN, 0};
+  /* A terminal is read in the foreground only. */
+  int typed = input.to >= 0 && input.at == input.fill && tcgetpgrp(STDIN_FILENO) == getpgrp();
+  fds[n++] = (struct pollfd){typed ? STDIN_FILENO : -1, POLLIN, 0};
+  fds[n++] = (struct pollfd){input.at < input.fill ? input.to : -1, POLLOUT, 0};
   for (int i = 0; i < rank_count; i++) {
     /* poll passes over negative descriptors. */
     fds[n++] = (struct pollfd){ranks[i].out.fd, POLLIN, 0};
@@ -531,9 +629,10 @@ static void wait_and_forward(struct pollfd *fds, uint64_t until) {
   uint64_t now = now_ns(), left = until > now ? (until - now + 999999) / 1000000 : 0;
   if (poll(fds, n, left > 1000 ? 1000 : (int)left) <= 0) return;
   if (fds[0].revents) read_signals();
+  if (fds[1].revents || fds[2].revents) pass_input(&fds[1], &fds[2]);
   for (int i = 0; i < rank_count; i++) {
-    if (fds[1 + 2 * i].revents) forward(&ranks[i], &ranks[i].out);
-    if (fds[2 + 2 * i].revents) forward(&ranks[i], &ranks[i].err);
+    if (fds[3 + 2 * i].revents) forward(&ranks[i], &ranks[i].out);
+    if (fds[4 + 2 * i].revents) forward(&ranks[i], &ranks[i].err);
   }
 }
 
@@ -544,7 +643,7 @@ static int open_outputs(void) {
 }
 
 static int run(void) {
-  struct pollfd *fds = calloc((size_t)rank_count * 2 + 1, sizeof *fds);
+  struct pollfd *fds = calloc((size_t)rank_count * 2 + 3, sizeof *fds);
   if (!fds) return 1;
   uint64_t run_until =
       options.timeout_s > 0 ? now_ns() + (uint64_t)(options.timeout_s * 1e9) : UINT64_MAX;
@@ -594,6 +693,11 @@ static const char usage_text[] =
     "  --timeout S            ends the run after S seconds\n"
     "  --verbose              tells what starts and ends\n"
     "  --help                 this text\n"
+    "\n"
+    "Worker 0 has the standard input, the others have none. Where the output is a terminal, the\n"
+    "workers' is one too, and lines are shown as they are printed. When all workers end with 0 "
+    "and\n"
+    "none has joined the built-in server, a line on stderr says so.\n"
     "\n"
     "Exit status: 0 when all workers exited with 0, else that of the first rank that failed (128 + "
     "n\n"
@@ -808,12 +912,17 @@ static int catch_signals(void) {
   for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
     if (sigaction(caught[i], &action, NULL) < 0) return -1;
   signal(SIGPIPE, SIG_IGN); /* a reader that goes away does not end the run */
+  signal(SIGTTIN, SIG_IGN); /* nor does a terminal that went to somebody else stop it */
+  if (!options.dedicated || options.server_program) return 0;
+  if (pipe(joined_pipe) < 0) return -1;
+  for (int i = 0; i < 2; i++) fcntl(joined_pipe[i], F_SETFD, FD_CLOEXEC);
+  fcntl(joined_pipe[0], F_SETFL, O_NONBLOCK);
   return 0;
 }
 
 int main(int argc, char **argv) {
-  if (argc == 3 && strcmp(argv[1], SERVER_ARGUMENT) == 0)
-    return server_main(strcmp(argv[2], "verbose") == 0);
+  if ((argc == 3 || argc == 4) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
+    return server_main(strcmp(argv[2], "verbose") == 0, argc == 4 ? atoi(argv[3]) : -1);
   parse(argc, argv);
   if (make_secret() < 0 || choose_meeting_point() < 0) return 1;
   int services = options.servers + options.scheduler;

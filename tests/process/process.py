@@ -32,8 +32,8 @@ def clean_environment(**more):
 
 def start(*command, **more):
     environment = more.pop("env", None) or clean_environment()
-    return subprocess.Popen([str(c) for c in command], env=environment, text=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    more.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen([str(c) for c in command], env=environment, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, **more)
 
 

@@ -2,8 +2,12 @@
 """mlfab-run: prefixes, exit statuses, signals, what --on-failure does. The ranks are shell scripts,
 so that nothing here depends on the library but the built-in server of the cases that ask for it."""
 import os
+import pty
 import re
+import select
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -72,6 +76,68 @@ def test_long_lines_lose_nothing():
 def test_no_prefix_passes_through():
     result = launch("-n", 1, "-s", 0, "--no-prefix", *shell("echo plain"))
     expect(result.out == "plain\n", "as it was written", result)
+
+
+def test_the_input_is_worker_0s():
+    process = start(RUN, "-n", 3, "-s", 0, *shell('read -r line; echo "got <$line>"; cat'),
+                    stdin=subprocess.PIPE)
+    process.stdin.write("a line\nand more\n")
+    process.stdin.close()
+    process.stdin = None
+    result = finish(process)
+    expect(result.code == 0, "exit status", result)
+    expect("[worker 0] got <a line>\n[worker 0] and more\n" in result.out, "all of it", result)
+    expect("[worker 1] got <>" in result.out and "[worker 2] got <>" in result.out,
+           "the others have none", result)
+
+
+def in_terminal(arguments, typed, until):
+    """Runs mlfab-run in the foreground of a terminal of its own: what it shows up to the text `until`, or to
+    its end. The terminal then goes away."""
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execve(RUN, [RUN] + [str(a) for a in arguments], clean_environment(TERM="dumb"))
+    shown, sent, end = "", False, time.monotonic() + 60
+    while until not in shown and time.monotonic() < end:
+        if not sent and (typed is None or "ready" in shown):
+            sent = True
+            os.write(master, (typed or "").encode())
+        if not select.select([master], [], [], 1)[0]:
+            continue
+        try:
+            shown += os.read(master, 65536).decode()
+        except OSError:  # the end of it
+            break
+    if until not in shown:
+        os.kill(pid, signal.SIGKILL)
+    os.close(master)
+    os.waitpid(pid, 0)
+    return shown
+
+
+def test_lines_are_shown_when_they_are_printed():
+    program = "import sys, time; print('here', sys.stdout.isatty()); time.sleep(60)"
+    shown = in_terminal(["-n", 2, "-s", 0, sys.executable, "-c", program], None,
+                           "[worker 1] here True\r\n")
+    expect("[worker 1] here True\r\n" in shown, "before the program ends", shown)
+    expect("\r\r" not in shown, "as it was written", shown)
+
+
+def test_what_is_typed_comes_to_worker_0():
+    shown = in_terminal(["-n", 2, "-s", 0, "sh", "-c", "echo ready; read x; echo got $x; exec cat"],
+                           "a word\nanother\n\x04", "[worker 0] another")
+    expect("[worker 0] got a word" in shown and "[worker 1] got a" not in shown, "and to nobody else",
+           shown)
+
+
+def test_nobody_joined():
+    result = launch("-n", 2, "-s", 1, *shell("exit 0"))
+    expect(result.code == 0, "the programs' own status", result)
+    expect("no rank joined: 2 workers of sh ended with status 0" in result.err, "it is said", result)
+    result = launch("-n", 2, "-s", 1, helper("probe"))
+    expect(result.code == 0 and "joined" not in result.err, "nothing to say", result)
+    result = launch("-n", 1, "-s", 1, *shell("exit 3"))
+    expect(result.code == 3 and "joined" not in result.err, "that is said already", result)
 
 
 def test_no_colour_in_a_pipe():
