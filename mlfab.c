@@ -45033,14 +45033,25 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   atomic_store(&t->look, true);
 }
 
+/* Somebody calls, and the process has no descriptor left: whoever has connected first and said nothing gives
+ * up its own. Without one watching on would only spin: the caller waits until it is tried again, a little
+ * later. 1 when somebody was refused. */
+static int shm_spare(struct shm *t, mlfab_io_event *event) {
+  struct shm_link *oldest = NULL;
+  for (struct shm_link *link = t->half; link != NULL; link = link->next)
+    if (link->inbound) oldest = link;
+  if (oldest != NULL)
+    return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
+  epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
+  atomic_store(&t->deaf_ns, shm_now());
+  return 0;
+}
+
 /* Takes one connection; 1 when it, or one that had to make room, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-    /* No descriptor is left: watching on would only spin. It is tried again a little later. */
-    epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, t->listen_fd, NULL);
-    atomic_store(&t->deaf_ns, shm_now());
-  }
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+    return shm_spare(t, event);
   if (fd < 0) return 0;
   if (!shm_trusted(fd, &pid)) {
     close(fd);
