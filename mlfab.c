@@ -31214,6 +31214,10 @@ MLFAB__INTERNAL int mlfab__gossip_close(mlfab__comm *comm, uint32_t id, mlfab_er
  * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
  * lowest rank count), with both calls in words.
  *
+ * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
+ * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
+ * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ *
  * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
  * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
  * its last bytes.
@@ -31241,9 +31245,10 @@ typedef struct mlfab__roll_entry { /* a worker */
   uint8_t alive, done;             /* alive: also while it is awaited at first */
   uint8_t asked;                   /* for the epoch that forms */
   uint8_t member, ready, arena;    /* of the epoch that stands */
-  uint8_t left;                    /* a member that takes no further part ... */
-  uint64_t calls;                  /* ... but for so many calls */
-  uint32_t over_owed;              /* epoch whose verdict it has not confirmed; 0: none */
+  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;       /* a member that takes no further part ... */
+  uint64_t calls;     /* ... but for so many calls */
+  uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
   uint32_t lead;   /* the lowest rank among the members of its host */
@@ -31488,12 +31493,12 @@ static void roll_make_list(mlfab__roll *roll) {
   roll->list_bytes = mlfab__encode_roll_list(roll->list, &list, roll->table);
 }
 
-/* More have asked than an epoch can have: it is over as it begins. */
-static void roll_refuse(mlfab__roll *roll, uint32_t asked) {
-  roll->verdict = (mlfab__roll_over){roll->epoch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, {0}};
-  snprintf(roll->verdict.text, sizeof roll->verdict.text,
-           "%u workers call collectives, which are for %u at most", asked, roll_room(roll));
+/* The epoch is over as it begins, for all who have asked. */
+static void roll_refuse(mlfab__roll *roll, int32_t code, int32_t rank, const char *text) {
+  roll->verdict = (mlfab__roll_over){roll->epoch, code, rank, {0}};
+  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
   for (uint32_t w = 0; w < roll->workers; w++) {
+    roll->entries[w].lost = 0;
     if (!roll->entries[w].asked) continue;
     roll->entries[w].asked = 0;
     roll->entries[w].over_owed = roll->epoch;
@@ -31501,13 +31506,30 @@ static void roll_refuse(mlfab__roll *roll, uint32_t asked) {
   }
 }
 
+/* May those who have asked be an epoch? Else it is refused. */
+static int roll_may_form(mlfab__roll *roll, uint32_t asked) {
+  char text[128];
+  if (asked > roll_room(roll)) {
+    snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
+             roll_room(roll));
+    roll_refuse(roll, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    return 0;
+  }
+  for (uint32_t w = 0; w < roll->workers && !MLFAB__PLANTED(73); w++) {
+    int32_t lost = roll->entries[w].lost;
+    if (!lost) continue;
+    snprintf(text, sizeof text,
+             lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
+    roll_refuse(roll, lost, (int32_t)w, text);
+    return 0;
+  }
+  return 1;
+}
+
 /* Those who have asked are the next epoch. */
 static void roll_form(mlfab__roll *roll, uint32_t asked) {
   roll->epoch++;
-  if (asked > roll_room(roll)) {
-    roll_refuse(roll, asked);
-    return;
-  }
+  if (!roll_may_form(roll, asked)) return;
   roll->phase = MLFAB__ROLL_LISTED;
   for (uint32_t w = 0; w < roll->workers; w++) {
     mlfab__roll_entry *entry = &roll->entries[w];
@@ -31758,10 +31780,18 @@ static void roll_fails(mlfab__roll *roll, uint32_t worker, const mlfab__roll_ove
                known ? in->rank : (int32_t)worker, in->text);
 }
 
+/* It takes no further part, and is no member: others are told when they begin one without it. */
+static void roll_lose(mlfab__roll *roll, uint32_t worker, int32_t code) {
+  mlfab__roll_entry *entry = &roll->entries[worker];
+  int counted = entry->alive && !entry->done && !entry->member;
+  if (counted && !roll_stands(roll)) entry->lost = code;
+}
+
 /* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
 static void roll_leaves(mlfab__roll *roll, uint32_t worker, const mlfab__roll_leave *in) {
   mlfab__roll_entry *entry = &roll->entries[worker];
   uint8_t meta[32];
+  roll_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
   if (!entry->member) {
@@ -31866,6 +31896,7 @@ MLFAB__INTERNAL void mlfab__roll_hello(mlfab__roll *roll, uint32_t worker, uint3
   mlfab__roll_entry *entry = &roll->entries[worker];
   (void)now_ns;
   if (entry->incarnation == incarnation) {
+    if (!entry->alive) entry->lost = 0;
     entry->alive = 1;
     entry->missing = ROLL_UNTOLD;
     roll_repeat(roll, worker);
@@ -31887,6 +31918,7 @@ MLFAB__INTERNAL void mlfab__roll_gone(mlfab__roll *roll, uint32_t worker, int le
                                       uint64_t now_ns) {
   mlfab__roll_entry *entry = &roll->entries[worker];
   (void)now_ns;
+  roll_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
   if (entry->member && left && entry->left) { /* as it has said */
     entry->ready = 1;
@@ -31902,6 +31934,7 @@ MLFAB__INTERNAL void mlfab__roll_gone(mlfab__roll *roll, uint32_t worker, int le
 
 MLFAB__INTERNAL void mlfab__roll_done(mlfab__roll *roll, uint32_t worker, uint64_t now_ns) {
   (void)now_ns;
+  roll_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
   roll->entries[worker].done = 1;
   roll->entries[worker].asked = 0;
   roll_check(roll);

@@ -20,6 +20,10 @@
  * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
  * lowest rank count), with both calls in words.
  *
+ * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
+ * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
+ * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ *
  * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
  * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
  * its last bytes.
@@ -52,9 +56,10 @@ typedef struct mlfab__roll_entry { /* a worker */
   uint8_t alive, done;             /* alive: also while it is awaited at first */
   uint8_t asked;                   /* for the epoch that forms */
   uint8_t member, ready, arena;    /* of the epoch that stands */
-  uint8_t left;                    /* a member that takes no further part ... */
-  uint64_t calls;                  /* ... but for so many calls */
-  uint32_t over_owed;              /* epoch whose verdict it has not confirmed; 0: none */
+  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;       /* a member that takes no further part ... */
+  uint64_t calls;     /* ... but for so many calls */
+  uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
   uint32_t lead;   /* the lowest rank among the members of its host */

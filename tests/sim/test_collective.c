@@ -1137,6 +1137,32 @@ static void test_crash(void **state) {
   }
 }
 
+/* One dies or closes before anybody's first call: the others hear it then, once. */
+static void test_lost_early(void **state) {
+  static world w;
+  (void)state;
+  for (uint64_t seed = 2; seed <= 16; seed += 2) {
+    failing_world(&w, 2 + (uint32_t)seed % 5, seed);
+    uint32_t victim = (uint32_t)below(&w, w.workers);
+    uint64_t others = all_of(&w) & ~bit(victim), later = now(&w) + 10 * w.config.heartbeat_ns;
+    int dies = seed % 4 == 0;
+    if (dies) {
+      kill_node(&w, victim);
+    } else {
+      mlfab_node_leave(w.ranks[victim].node, now(&w));
+      w.ranks[victim].silent = 1;
+    }
+    w.goal = 0;
+    while (now(&w) < later && !w.failure[0]) live_on(&w);
+    w.goal = UINT64_MAX;
+    run_to_failure(&w, others, 1, 8 * w.config.heartbeat_ns);
+    run_more(&w, 10, 60 * SECOND);
+    expect_failures(&w, others, 1, dies ? MLFAB_ERR_PEER_DEAD : MLFAB_ERR_PEER_CLOSED,
+                    (int32_t)victim);
+    end_test(&w);
+  }
+}
+
 /* Back before anybody noticed that it was away. */
 static void test_quick_restart(void **state) {
   static world w;
@@ -1453,7 +1479,7 @@ int main(void) {
       cmocka_unit_test(test_slow_rank),     cmocka_unit_test(test_differs),
       cmocka_unit_test(test_leaves),        cmocka_unit_test(test_cancel),
       cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_seeds),         cmocka_unit_test(test_lost_early),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

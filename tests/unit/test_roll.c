@@ -59,6 +59,7 @@ typedef struct world {
   uint32_t last_go;            /* the newest epoch that has begun */
   uint64_t members_of[EPOCHS]; /* bit w */
   uint8_t over[EPOCHS];        /* server 0 has ended it */
+  uint8_t stillborn[EPOCHS];   /* before it was listed */
   uint64_t ready_of[EPOCHS];   /* bit w: said READY, or left before GO */
 } world;
 
@@ -113,6 +114,10 @@ static void look(uint32_t to, uint8_t type, const void *meta, uint32_t bytes) {
   } else if (type == MLFAB__ROLL_OVER) {
     assert_int_equal(mlfab__decode_roll_over(meta, bytes, &over), 0);
     assert_true(over.code < 0 && over.text[0]);
+    if (!w->members_of[over.epoch] || w->stillborn[over.epoch]) { /* it was over as it began */
+      w->stillborn[over.epoch] = 1;
+      w->members_of[over.epoch] |= (uint64_t)1 << to;
+    }
     assert_true(w->members_of[over.epoch] >> to & 1);
     w->over[over.epoch] = 1;
   }
@@ -699,6 +704,69 @@ static void test_leaving(void **state) {
   close_world();
 }
 
+/* Lost while no epoch stands: the others are told when one would begin, once, and then go on. */
+static void test_lost_before(void **state) {
+  (void)state;
+  for (int left = 0; left < 3; left++) {
+    open_world(3, 1);
+    for (uint32_t i = 0; i < 3; i++) come(i);
+    if (left) leave(2);
+    settle();
+    if (left < 2) {
+      if (left) {
+        close_one(2);
+      } else {
+        die(2);
+      }
+    }
+    call(&w->workers[0]);
+    settle();
+    call(&w->workers[1]);
+    settle();
+    expect_verdict(2, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, 2,
+                   left ? "worker 2 has left" : "worker 2 is dead");
+    for (uint32_t i = 0; i < 2; i++) {
+      assert_int_equal(w->workers[i].state, IN);
+      assert_int_equal(w->workers[i].members, 2);
+    }
+    assert_int_equal(w->roll.epoch, 2);
+    close_world();
+  }
+  /* Whoever is back by then is not missing, as a new process or the same. */
+  for (int same = 0; same < 2; same++) {
+    open_world(3, 1);
+    for (uint32_t i = 0; i < 3; i++) come(i);
+    call(&w->workers[0]);
+    settle();
+    if (same) {
+      cut(2);
+    } else {
+      die(2);
+    }
+    give_up(2);
+    come(2);
+    greet(2);
+    for (uint32_t i = 1; i < 3; i++) call(&w->workers[i]);
+    settle();
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(w->workers[i].state, IN);
+    assert_int_equal(w->workers[0].members, 3);
+    assert_int_equal(w->roll.epoch, 1);
+    close_world();
+  }
+  /* Between two epochs. */
+  all_in(4, 1);
+  die(2);
+  give_up(2);
+  die(3);
+  settle();
+  for (uint32_t i = 0; i < 2; i++) {
+    assert_int_equal(w->workers[i].over, 2);
+    assert_int_equal(w->workers[i].verdict.rank, 3);
+    assert_int_equal(w->workers[i].members, 2);
+  }
+  close_world();
+}
+
 /* Who has not called; then calls that differ. `telling`: the others answer at once. */
 static void answer(uint32_t i, int called, uint64_t signature) {
   mlfab__roll_tell tell = {w->roll.epoch, 0, 7, (uint32_t)called, signature, ""};
@@ -930,7 +998,7 @@ int main(void) {
       cmocka_unit_test(test_verdicts),    cmocka_unit_test(test_leaving),
       cmocka_unit_test(test_stuck),       cmocka_unit_test(test_differ),
       cmocka_unit_test(test_asking_rate), cmocka_unit_test(test_too_many),
-      cmocka_unit_test(test_hostile),
+      cmocka_unit_test(test_hostile),     cmocka_unit_test(test_lost_before),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
