@@ -36388,6 +36388,9 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node);
 /* Closes a link of ours: nobody reports it down. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 
+/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+
 #define MLFAB__TOKEN_JOIN 1u
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; behind the routes: + rank of the aggregator */
@@ -36470,7 +36473,7 @@ MLFAB__INTERNAL void mlfab__node_mapped(mlfab_node *node, int ok);
 
 #include <stdio.h>
 
-enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64 };
+enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64, NODE_JOIN_BEAT_NS = 500000000 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a
  * server. */
@@ -36825,6 +36828,11 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
   return 3 * node->config.servers;
 }
 
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  return node->phase < MLFAB__BOOT_READY ? mlfab__min(beat, NODE_JOIN_BEAT_NS) : beat;
+}
+
 /* Who this node is in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
@@ -37035,7 +37043,7 @@ static void node_route_down(mlfab_node *node, uint32_t index, const mlfab__link 
   mlfab__route *route = &node->routes[index];
   if (link->greeted && !link->silent) route->heard_ns = node->now_ns;
   route->link = MLFAB__NO_LINK;
-  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
   if (index >= 2 * node->config.servers) return; /* it all begins anew on the next link */
   if (index >= node->config.servers) {
@@ -37915,7 +37923,7 @@ static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) 
   }
   mlfab__route *route = &node->routes[index];
   route->connecting = 0;
-  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
 }
 
@@ -37989,6 +37997,13 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   }
 }
 
+static void node_cannot_dial(mlfab_node *node, int code) {
+  char text[MLFAB__TEXT_MAX + 128];
+  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
+           mlfab_error_text(code));
+  mlfab__boot_fail(node, code, 0, 1, text);
+}
+
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
@@ -38007,7 +38022,10 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
     }
     return;
   }
-  if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, why);
+  if (event->token == MLFAB__TOKEN_JOIN) {
+    mlfab__boot_down(node, why);
+    if (event->code == MLFAB_ERR_INSECURE) node_cannot_dial(node, event->code);
+  }
   if (event->token >= MLFAB__TOKEN_SERVER)
     node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, why);
 }
@@ -38329,13 +38347,8 @@ static void node_done_action(mlfab_node *node, int status) {
     event.token = queued.token;
     event.code = status;
     node_down(node, &event);
-    if (queued.token == MLFAB__TOKEN_JOIN &&
-        (status == MLFAB_ERR_ADDRESS || status == MLFAB_ERR_INSECURE)) {
-      char text[MLFAB__TEXT_MAX + 128];
-      snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s",
-               node->config.coordinator, mlfab_error_text(status));
-      mlfab__boot_fail(node, status, 0, 1, text);
-    }
+    if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
+      node_cannot_dial(node, status);
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */
     mlfab__node_hang_up(node, index, "out of memory");
@@ -38526,7 +38539,9 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
   if (node->now_ns >= node->scan_ns) {
-    node->scan_ns = node->now_ns + node->config.heartbeat_ns / 4;
+    node->scan_ns = node->now_ns + mlfab__node_beat(node) / 4;
+    uint64_t joins_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
+    if (node->phase < MLFAB__BOOT_READY) node->scan_ns = mlfab__min(node->scan_ns, joins_ns);
     mlfab__boot_tick(node);
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);
@@ -39351,7 +39366,7 @@ MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL void mlfab__boot_down(mlfab_node *node, const char *why) {
   node->join_link = MLFAB__NO_LINK;
   node->join_connecting = 0;
-  node->join_retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
@@ -39485,7 +39500,7 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
   if (node->phase != MLFAB__BOOT_JOINING) return;
   if (node->is_coordinator) {
     if (node->now_ns < node->missing_ns) return;
-    node->missing_ns = node->now_ns + node->config.heartbeat_ns;
+    node->missing_ns = node->now_ns + mlfab__node_beat(node);
     boot_tell_missing(node);
   } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
              node->now_ns >= node->join_retry_ns) {
@@ -40939,6 +40954,7 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
   options.env = &ctx->hooks;
   options.user = c->transport_user;
   options.error = error;
+  options.timeout_ns = c->timeout_ns;
   mlfab__drive_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -41070,16 +41086,18 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   memset(&error, 0, sizeof error);
   error.rank = MLFAB_NO_RANK;
   mlfab *ctx = NULL;
+  uint64_t began_ns = 0; /* finding out where to listen is a part of joining */
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
   if (!code) {
     ctx = drive_new(&c, &error);
     code = ctx ? 0 : error.code;
   }
+  if (!code) began_ns = mlfab__drive_now(ctx);
   if (!code) code = drive_open_transports(ctx, &c, addresses, sizeof addresses, &error);
   if (!code) {
     c.env = &ctx->hooks;
-    code = mlfab_node_open(&c, addresses, mlfab__drive_now(ctx), &ctx->node, &error);
+    code = mlfab_node_open(&c, addresses, began_ns, &ctx->node, &error);
   }
   if (!code) {
     drive_actions(ctx, mlfab__drive_now(ctx));
@@ -42401,11 +42419,12 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
  * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames
- * beyond mlfab_frame_check and _verify, start threads, read a clock unless it is measured or out of
- * descriptors, or keep anything that is not in its tcp_self.
+ * beyond mlfab_frame_check and _verify, start threads but the one that asks for names, read a clock unless
+ * it is measured, out of descriptors or asks for a name, or keep anything that is not in its tcp_self.
  *
- * A link is in one of these states; its socket is open in the first four only:
+ * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
+ *   RESOLVING   its host name is, or is to be, asked for  -> CONNECTING, FAILED
  *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
  *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED (at once: another user)
  *   OPEN        carries frames; told_up says whether UP was reported       -> BROKEN, LINGER
@@ -42454,6 +42473,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -42513,6 +42533,8 @@ enum {
   TCP_CANDIDATES = 8,             /* addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
   TCP_UNSENT_BYTES = 128 << 10,
+  TCP_NAME_NS = 1000000000,   /* a connect waits for its name; an answer, for a connect */
+  TCP_ASK_NS = 500000000,     /* between a name that did not resolve and the next question */
   TCP_PAUSE_NS = 100000000,   /* of the listener, out of descriptors */
   TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
   TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
@@ -42522,7 +42544,8 @@ enum {
 };
 
 enum tcp_state {
-  TCP_LINK_CONNECTING = 1,
+  TCP_LINK_RESOLVING = 1,
+  TCP_LINK_CONNECTING,
   TCP_LINK_STRANGER,
   TCP_LINK_OPEN,
   TCP_LINK_LINGER,
@@ -42574,7 +42597,24 @@ typedef struct tcp_endpoint {
 typedef struct tcp_dial {
   uint32_t count, next;
   tcp_endpoint to[TCP_CANDIDATES];
+  char host[256], port[6];
 } tcp_dial;
+
+/* A name server may not answer for long, and getaddrinfo cannot be called off, so that a detached thread
+ * calls it: one at a time for each transport, which closes without waiting for it. The question is libc's
+ * memory, as the hooks may be gone before the thread is. Its states, under `lock`:
+ *
+ *   ASKED     the thread runs                                        -> ANSWERED, LEFT
+ *   ANSWERED  the thread is done with it; the transport frees it
+ *   LEFT      the transport was closed; the thread frees it */
+typedef struct tcp_question {
+  pthread_mutex_t lock;
+  enum { TCP_ASKED, TCP_ANSWERED, TCP_LEFT } state;
+  int wake;       /* ASKED: to be written to with the answer */
+  int status;     /* of getaddrinfo */
+  uint64_t since; /* ASKED: when; ANSWERED: when the transport saw it */
+  tcp_dial dial;
+} tcp_question;
 
 typedef struct tcp_link {
   int fd;
@@ -42611,7 +42651,8 @@ typedef struct tcp_link {
   uint64_t awaited_ns, awaited_bytes;
   uint64_t acked, busy_us, stalled_us; /* what the kernel said last */
 
-  tcp_dial *dial; /* while connecting */
+  tcp_dial *dial;    /* while connecting */
+  uint64_t asked_ns; /* RESOLVING: since when */
   int32_t code;
   char name[120]; /* the peer's address */
   char why[160];
@@ -42630,6 +42671,9 @@ typedef struct tcp_self {
   atomic_uint listener_paused; /* no descriptor was left for a connection */
   uint64_t paused_ns;          /* since when */
   atomic_uint pending;         /* `ready` is not empty */
+  tcp_question *question;      /* or NULL */
+  uint32_t names;              /* links that were RESOLVING at the last look, at least */
+  uint64_t ask_ns;             /* no other question before */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
@@ -42917,7 +42961,7 @@ static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *w
     tcp_link_free(self, link);
     return;
   }
-  link->state = state == TCP_LINK_CONNECTING ? TCP_LINK_FAILED
+  link->state = state <= TCP_LINK_CONNECTING ? TCP_LINK_FAILED
                 : state == TCP_LINK_STRANGER ? TCP_LINK_REFUSED
                                              : TCP_LINK_BROKEN;
   link->code = code;
@@ -43039,31 +43083,14 @@ static const char *tcp_strip(const char *address, int *is_unix_p) {
   return address;
 }
 
-/* Numeric addresses never wait for a name server. Errors: ADDRESS, MEMORY; why is set. */
-static int tcp_resolve(const char *address, tcp_dial *dial, const char **why_p) {
-  char host[256], port[6];
-  int is_unix;
-  const char *rest = tcp_strip(address, &is_unix);
-  dial->count = dial->next = 0;
-  *why_p = "does not parse";
-  if (!rest) return MLFAB_ERR_ADDRESS;
-  if (is_unix) {
-    dial->count = 1;
-    return tcp_parse_unix(rest, &dial->to[0]);
-  }
-  if (tcp_parse_host(rest, host, port)) return MLFAB_ERR_ADDRESS;
+/* Asks the system for the addresses of dial->host. What getaddrinfo returns. */
+static int tcp_lookup(tcp_dial *dial, int flags) {
   struct addrinfo hints = {0}, *list = NULL;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  int status = getaddrinfo(host, port, &hints, &list);
-  if (status == EAI_NONAME) {
-    hints.ai_flags = AI_NUMERICSERV;
-    status = getaddrinfo(host, port, &hints, &list);
-  }
-  if (status) {
-    *why_p = gai_strerror(status);
-    return status == EAI_MEMORY ? MLFAB_ERR_MEMORY : MLFAB_ERR_ADDRESS;
-  }
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  dial->count = dial->next = 0;
+  int status = getaddrinfo(dial->host, dial->port, &hints, &list);
+  if (status) return status;
   for (struct addrinfo *a = list; a && dial->count < TCP_CANDIDATES; a = a->ai_next) {
     if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
     tcp_endpoint *end = &dial->to[dial->count++];
@@ -43072,8 +43099,21 @@ static int tcp_resolve(const char *address, tcp_dial *dial, const char **why_p) 
     end->bytes = a->ai_addrlen;
   }
   freeaddrinfo(list);
-  *why_p = "has no address";
-  return dial->count ? 0 : MLFAB_ERR_ADDRESS;
+  return dial->count ? 0 : EAI_NONAME;
+}
+
+/* 0: the addresses are there; 1: it is a name, to be asked for, which takes time. Errors: ADDRESS. */
+static int tcp_parse(const char *address, tcp_dial *dial) {
+  int is_unix;
+  const char *rest = tcp_strip(address, &is_unix);
+  dial->count = dial->next = 0;
+  if (!rest) return MLFAB_ERR_ADDRESS;
+  if (is_unix) {
+    dial->count = 1;
+    return tcp_parse_unix(rest, &dial->to[0]);
+  }
+  if (tcp_parse_host(rest, dial->host, dial->port)) return MLFAB_ERR_ADDRESS;
+  return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numbers never wait for a name server */
 }
 
 /* NCCL's syntax: "eth,ib" by prefix, "=eth0,eth1" exactly, "^docker,lo" all but those. */
@@ -43243,8 +43283,174 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   "%s is not a loopback address: without a key anybody on the network could take part; set " \
   "allow_insecure (MLFAB_ALLOW_INSECURE=1) to use it all the same"
 
+/* --- names ------------------------------------------------------------------------------------ */
+
+static void tcp_question_free(tcp_question *question) {
+  pthread_mutex_destroy(&question->lock);
+  free(question);
+}
+
+static void *tcp_question_thread(void *argument) {
+  tcp_question *question = argument;
+  uint64_t one = 1;
+  question->status = tcp_lookup(&question->dial, 0);
+  pthread_mutex_lock(&question->lock);
+  int left = question->state == TCP_LEFT;
+  /* A full pipe wakes as well. */
+  if (!left && write(question->wake, &one, sizeof one) < 0) left = 0;
+  if (!left) question->state = TCP_ANSWERED;
+  pthread_mutex_unlock(&question->lock);
+  if (left) tcp_question_free(question);
+  return NULL;
+}
+
+/* Errors: MEMORY, IO (no thread). */
+static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
+  pthread_attr_t attributes;
+  pthread_t thread;
+  sigset_t all, before;
+  tcp_question *question = calloc(1, sizeof *question);
+  if (!question) return MLFAB_ERR_MEMORY;
+  memcpy(question->dial.host, dial->host, sizeof dial->host);
+  memcpy(question->dial.port, dial->port, sizeof dial->port);
+  question->wake = self->wake_write;
+  question->since = now_ns;
+  pthread_mutex_init(&question->lock, NULL);
+  sigfillset(&all); /* the program's signals are not for it */
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = pthread_create(&thread, &attributes, tcp_question_thread, question);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  if (failed) {
+    tcp_question_free(question);
+    return MLFAB_ERR_IO;
+  }
+  self->question = question;
+  return 0;
+}
+
+static int tcp_is_answered(const tcp_self *self) {
+  if (!self->question) return 0;
+  pthread_mutex_lock(&self->question->lock);
+  int answered = self->question->state == TCP_ANSWERED;
+  pthread_mutex_unlock(&self->question->lock);
+  return answered;
+}
+
+/* The transport wants to hear no more of its question. */
+static void tcp_unask(tcp_self *self) {
+  tcp_question *question = self->question;
+  self->question = NULL;
+  if (!question) return;
+  pthread_mutex_lock(&question->lock);
+  int answered = question->state == TCP_ANSWERED;
+  if (!answered) question->state = TCP_LEFT;
+  pthread_mutex_unlock(&question->lock);
+  if (answered) tcp_question_free(question);
+}
+
+static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
+  return question && !strcmp(question->dial.host, dial->host) &&
+         !strcmp(question->dial.port, dial->port);
+}
+
+/* Drops the addresses that need allow_insecure; 0 when none is left. */
+static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
+  uint32_t safe = 0;
+  for (uint32_t i = 0; i < dial->count; i++)
+    if (self->allow_insecure || tcp_is_loopback(&dial->to[i])) dial->to[safe++] = dial->to[i];
+  return dial->count = safe;
+}
+
+static void tcp_dial_next(tcp_self *self, tcp_link *link, int number);
+
+/* The answer is there. */
+static void tcp_name_answered(tcp_self *self, tcp_link *link) {
+  const tcp_question *question = self->question;
+  if (question->status) {
+    tcp_link_end(self, link, MLFAB_ERR_ADDRESS, gai_strerror(question->status));
+    return;
+  }
+  *link->dial = question->dial;
+  if (!tcp_keep_safe(self, link->dial)) {
+    mlfab__log(&self->env, MLFAB_LOG_ERROR, TCP_INSECURE_TEXT, link->name);
+    tcp_link_end(self, link, MLFAB_ERR_INSECURE, mlfab_error_text(MLFAB_ERR_INSECURE));
+    return;
+  }
+  link->state = TCP_LINK_CONNECTING;
+  tcp_dial_next(self, link, 0);
+}
+
+/* Looks after the links that wait for names. An answer that came when nobody waited for it is kept for a
+ * moment: a connect that did not get it in time is mostly tried again. */
+static void tcp_names(tcp_self *self) {
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  int answered = tcp_is_answered(self), taken = 0, status = 0;
+  tcp_link *first = NULL;
+  self->names = 0;
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (!link || link->state != TCP_LINK_RESOLVING) continue;
+    if (answered && tcp_is_of(self->question, link->dial)) {
+      tcp_name_answered(self, link);
+      taken = 1;
+    } else if (now - link->asked_ns >= TCP_NAME_NS) {
+      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, "its name is asked for, without an answer yet");
+    } else {
+      self->names++;
+      if (!first || link->asked_ns < first->asked_ns) first = link;
+    }
+  }
+  if (answered && (status = self->question->status) != 0) self->ask_ns = now + TCP_ASK_NS;
+  if (answered && (taken || status || first || now - self->question->since >= 2 * TCP_NAME_NS))
+    tcp_unask(self);
+  if (!first || self->question || now < self->ask_ns) return;
+  status = tcp_ask(self, first->dial, now);
+  if (status) tcp_link_end(self, first, status, mlfab_error_text(status));
+}
+
+static int tcp_milliseconds(uint64_t ns);
+
+static uint64_t tcp_monotonic(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Waits for the name of this node's own address; as mlfab_transport_options.timeout_ns says. */
+static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
+  uint64_t now = tcp_monotonic(), begin = now, drained;
+  uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
+  const char *why = "its name is asked for, without an answer yet";
+  int status = 0, code = MLFAB_ERR_TIMEOUT, known = 0;
+  for (; !status && !known && now - begin < limit; now = tcp_monotonic()) {
+    if (!self->question && now >= self->ask_ns) status = tcp_ask(self, dial, now);
+    uint64_t left = limit - (now - begin);
+    struct pollfd entry = {.fd = self->wake_read, .events = POLLIN};
+    if (!status) (void)poll(&entry, 1, tcp_milliseconds(mlfab__min(left, TCP_ASK_NS / 5)));
+    if (!tcp_is_answered(self)) continue;
+    while (read(self->wake_read, &drained, sizeof drained) == (ssize_t)sizeof drained) continue;
+    known = !self->question->status;
+    if (known) *dial = self->question->dial;
+    if (!known) why = gai_strerror(self->question->status);
+    code = MLFAB_ERR_ADDRESS;
+    self->ask_ns = tcp_monotonic() + TCP_ASK_NS;
+    tcp_unask(self);
+    if (!options->timeout_ns) break;
+  }
+  tcp_unask(self);
+  self->ask_ns = 0;
+  if (known) return 0;
+  return mlfab__error(options->error, status ? status : code, MLFAB_NO_RANK, 0, now - begin,
+                      "listen at %s: %s", options->listen, status ? mlfab_error_text(status) : why);
+}
+
+/* --- listening --------------------------------------------------------------------------------- */
+
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
-  const char *wanted = options->listen ? options->listen : "", *why;
+  const char *wanted = options->listen ? options->listen : "";
   const char *ifname = options->ifname ? options->ifname : "";
   tcp_endpoint found;
   if (!*wanted) {
@@ -43256,10 +43462,12 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
                           "no interface that is up and has an address fits ifname \"%s\"", ifname);
   }
   tcp_dial dial;
-  int status = tcp_resolve(wanted, &dial, &why);
-  if (status)
-    return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: %s", wanted,
-                        why);
+  int status = tcp_parse(wanted, &dial);
+  if (status < 0)
+    return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: does not parse",
+                        wanted);
+  if (status > 0) status = tcp_await_name(self, options, &dial);
+  if (status) return status;
   if (!self->allow_insecure && !tcp_is_loopback(&dial.to[0]))
     return mlfab__error(options->error, MLFAB_ERR_INSECURE, MLFAB_NO_RANK, 0, 0, TCP_INSECURE_TEXT,
                         wanted);
@@ -43434,22 +43642,18 @@ static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
 
 static int tcp_connect(void *opaque, const char *address, uint64_t token) {
   tcp_self *self = opaque;
-  const char *why;
   tcp_link *link = NULL;
   tcp_dial *dial = mlfab__alloc(&self->env, sizeof *dial);
   if (!dial) return MLFAB_ERR_MEMORY;
-  int status = tcp_resolve(address, dial, &why);
-  uint32_t safe = 0;
-  for (uint32_t i = 0; !status && i < dial->count; i++)
-    if (self->allow_insecure || tcp_is_loopback(&dial->to[i])) dial->to[safe++] = dial->to[i];
-  dial->count = safe;
-  if (status) {
-    mlfab__log(&self->env, MLFAB_LOG_WARN, "connect to %s: %s", address, why);
-  } else if (!safe) {
+  int status = tcp_parse(address, dial), named = status > 0;
+  if (status < 0) {
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "connect to %s: does not parse", address);
+  } else if (!named && !tcp_keep_safe(self, dial)) {
     mlfab__log(&self->env, MLFAB_LOG_ERROR, TCP_INSECURE_TEXT, address);
     status = MLFAB_ERR_INSECURE;
   }
-  if (!status) status = tcp_link_new(self, TCP_LINK_CONNECTING, &link);
+  if (status >= 0)
+    status = tcp_link_new(self, named ? TCP_LINK_RESOLVING : TCP_LINK_CONNECTING, &link);
   if (status) {
     mlfab__free(&self->env, dial, sizeof *dial);
     return status;
@@ -43457,14 +43661,19 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *old = self->slots[i].link;
     if (old && old != link && token && old->token == token && !old->told_up &&
-        (old->state == TCP_LINK_CONNECTING || old->state == TCP_LINK_FAILED ||
+        (old->state <= TCP_LINK_CONNECTING || old->state == TCP_LINK_FAILED ||
          old->state == TCP_LINK_OPEN))
       tcp_link_free(self, old);
   }
   link->dial = dial;
   link->token = token;
   snprintf(link->name, sizeof link->name, "%s", address);
-  tcp_dial_next(self, link, 0);
+  if (named) {
+    link->asked_ns = self->env.hooks.clock(self->env.hooks.user);
+    tcp_names(self);
+  } else {
+    tcp_dial_next(self, link, 0);
+  }
   return 0;
 }
 
@@ -43914,6 +44123,7 @@ static void tcp_look(tcp_self *self) {
   if (atomic_load_explicit(&self->listener_paused, memory_order_relaxed) &&
       self->env.hooks.clock(self->env.hooks.user) - self->paused_ns >= TCP_PAUSE_NS)
     tcp_listener_resume(self);
+  if (self->names || self->question) tcp_names(self);
 #if MLFAB_TCP_EPOLL
   struct epoll_event events[64];
   int n = epoll_wait(self->poller, events, MLFAB__COUNT(events), 0);
@@ -44335,6 +44545,7 @@ static void tcp_disown(tcp_self *self) {
 
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
+  tcp_unask(self);
   struct stat info;
   if (self->pid != getpid() && !MLFAB__PLANTED(89)) tcp_disown(self);
   for (uint32_t i = 1; i < self->slot_count; i++)

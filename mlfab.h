@@ -340,7 +340,8 @@ typedef struct mlfab_config {
   uint32_t servers;      /* 0: 1 */
   uint32_t dedicated;    /* 1: servers are processes of their own; all nodes must agree */
   char coordinator[256]; /* where server 0 is met: "tcp:host:port", "tcp:[::1]:port", "unix:/path",
-                            "unix:@name", "shm:name"; empty with a world of one */
+                            "unix:@name", "shm:name"; empty with a world of one. A host name that
+                            does not resolve yet is asked for again while joining lasts */
   char job[64];          /* name of the fabric; strangers are turned away. "": "mlfab" */
   char listen[256];      /* where this node listens, like coordinator; "": chosen */
   char ifname[128];      /* interfaces for TCP, NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
@@ -1489,6 +1490,8 @@ typedef struct mlfab_transport_options {
   const mlfab_env *env; /* complete: no member is NULL but store */
   void *user;           /* mlfab_config.transport_user */
   mlfab_error *error;   /* filled on failure; never NULL */
+  uint64_t timeout_ns;  /* open may wait so long until a host name to listen at resolves, and asks
+                           again meanwhile; 0: it asks once */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {
@@ -1504,9 +1507,10 @@ typedef struct mlfab_transport {
   void (*close)(void *self);
   /* 1 when this address is of this transport's kind and can be reached from here, else 0. */
   int (*reach)(void *self, const char *address);
-  /* Begins to connect. Sooner or later UP or DOWN (link 0) with this token. A second connect with a
-   * token that is pending replaces the first, which is then never reported. Errors: ADDRESS,
-   * INSECURE, MEMORY, IO: nothing will be reported. */
+  /* Begins to connect, and waits for nothing, name servers included. Sooner or later UP or DOWN (link
+   * 0) with this token: a name that does not resolve is DOWN with ADDRESS, and may be tried again. A
+   * second connect with a token that is pending replaces the first, which is then never reported.
+   * Errors: ADDRESS, INSECURE, MEMORY, IO: nothing will be reported. */
   int (*connect)(void *self, const char *address, uint64_t token);
   /* Sends what was accepted as far as it goes at once, then closes; no event of this link follows,
    * and nothing of the caller's is borrowed any more on return. */

@@ -434,7 +434,7 @@ MLFAB__INTERNAL void mlfab__boot_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL void mlfab__boot_down(mlfab_node *node, const char *why) {
   node->join_link = MLFAB__NO_LINK;
   node->join_connecting = 0;
-  node->join_retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
@@ -568,7 +568,7 @@ MLFAB__INTERNAL void mlfab__boot_tick(mlfab_node *node) {
   if (node->phase != MLFAB__BOOT_JOINING) return;
   if (node->is_coordinator) {
     if (node->now_ns < node->missing_ns) return;
-    node->missing_ns = node->now_ns + node->config.heartbeat_ns;
+    node->missing_ns = node->now_ns + mlfab__node_beat(node);
     boot_tell_missing(node);
   } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
              node->now_ns >= node->join_retry_ns) {

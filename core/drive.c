@@ -551,6 +551,7 @@ static int drive_open_one(mlfab *ctx, const mlfab_config *c, const mlfab_transpo
   options.env = &ctx->hooks;
   options.user = c->transport_user;
   options.error = error;
+  options.timeout_ns = c->timeout_ns;
   mlfab__drive_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -682,16 +683,18 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   memset(&error, 0, sizeof error);
   error.rank = MLFAB_NO_RANK;
   mlfab *ctx = NULL;
+  uint64_t began_ns = 0; /* finding out where to listen is a part of joining */
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "ctx_p is NULL");
   if (!code) {
     ctx = drive_new(&c, &error);
     code = ctx ? 0 : error.code;
   }
+  if (!code) began_ns = mlfab__drive_now(ctx);
   if (!code) code = drive_open_transports(ctx, &c, addresses, sizeof addresses, &error);
   if (!code) {
     c.env = &ctx->hooks;
-    code = mlfab_node_open(&c, addresses, mlfab__drive_now(ctx), &ctx->node, &error);
+    code = mlfab_node_open(&c, addresses, began_ns, &ctx->node, &error);
   }
   if (!code) {
     drive_actions(ctx, mlfab__drive_now(ctx));

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64 };
+enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64, NODE_JOIN_BEAT_NS = 500000000 };
 
 /* Actions that updates in flight can ask for: a detach an update and server, and a connect a
  * server. */
@@ -358,6 +358,11 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
   return 3 * node->config.servers;
 }
 
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  return node->phase < MLFAB__BOOT_READY ? mlfab__min(beat, NODE_JOIN_BEAT_NS) : beat;
+}
+
 /* Who this node is in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
@@ -568,7 +573,7 @@ static void node_route_down(mlfab_node *node, uint32_t index, const mlfab__link 
   mlfab__route *route = &node->routes[index];
   if (link->greeted && !link->silent) route->heard_ns = node->now_ns;
   route->link = MLFAB__NO_LINK;
-  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
   if (index >= 2 * node->config.servers) return; /* it all begins anew on the next link */
   if (index >= node->config.servers) {
@@ -1448,7 +1453,7 @@ static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) 
   }
   mlfab__route *route = &node->routes[index];
   route->connecting = 0;
-  route->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
 }
 
@@ -1522,6 +1527,13 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   }
 }
 
+static void node_cannot_dial(mlfab_node *node, int code) {
+  char text[MLFAB__TEXT_MAX + 128];
+  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
+           mlfab_error_text(code));
+  mlfab__boot_fail(node, code, 0, 1, text);
+}
+
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
@@ -1540,7 +1552,10 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
     }
     return;
   }
-  if (event->token == MLFAB__TOKEN_JOIN) mlfab__boot_down(node, why);
+  if (event->token == MLFAB__TOKEN_JOIN) {
+    mlfab__boot_down(node, why);
+    if (event->code == MLFAB_ERR_INSECURE) node_cannot_dial(node, event->code);
+  }
   if (event->token >= MLFAB__TOKEN_SERVER)
     node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, why);
 }
@@ -1862,13 +1877,8 @@ static void node_done_action(mlfab_node *node, int status) {
     event.token = queued.token;
     event.code = status;
     node_down(node, &event);
-    if (queued.token == MLFAB__TOKEN_JOIN &&
-        (status == MLFAB_ERR_ADDRESS || status == MLFAB_ERR_INSECURE)) {
-      char text[MLFAB__TEXT_MAX + 128];
-      snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s",
-               node->config.coordinator, mlfab_error_text(status));
-      mlfab__boot_fail(node, status, 0, 1, text);
-    }
+    if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
+      node_cannot_dial(node, status);
   } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
     /* No memory to copy to: giving up the link gives the buffer back. */
     mlfab__node_hang_up(node, index, "out of memory");
@@ -2059,7 +2069,9 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
   node_scan_requests(node);
   if (node->now_ns >= node->scan_ns) {
-    node->scan_ns = node->now_ns + node->config.heartbeat_ns / 4;
+    node->scan_ns = node->now_ns + mlfab__node_beat(node) / 4;
+    uint64_t joins_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
+    if (node->phase < MLFAB__BOOT_READY) node->scan_ns = mlfab__min(node->scan_ns, joins_ns);
     mlfab__boot_tick(node);
     for (uint32_t i = 0; i < node->nlinks; i++) node_scan_link(node, i);
     node_scan_peers(node);

@@ -331,6 +331,9 @@ MLFAB__INTERNAL void mlfab__hop_scan(mlfab_node *node);
 /* Closes a link of ours: nobody reports it down. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 
+/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+
 #define MLFAB__TOKEN_JOIN 1u
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; behind the routes: + rank of the aggregator */
