@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Processes of every role are killed, started again and stopped for seconds beside eight busy loops, over
+TCP and over shared memory, and nobody is taken for dead who is not: each death that is printed must be
+one of those that this script caused. Pushes go on after each event, and no acknowledged one is lost.
+
+A run has four workers (kill_worker.c), two servers and a scheduler of its own. Workers and the scheduler
+are started again by mlfab-run; a server that is killed ends its run, which must say so, and the next run is
+its restart. MLFAB_SCALE=100 makes it 30 minutes, 1: some seconds. The busy loops end by themselves when
+this script is killed."""
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from kill9_test import WORKERS, Fabric
+from process import SCALE, expect, main, wait_until
+
+SECONDS = max(16.0, 1800.0 * SCALE / 100)  # in all
+RUN_SECONDS = 90.0                         # a run
+BUSY = 8
+KILLS = 8                                  # of a rank in a run: mlfab-run starts it again ten times
+STOPS = (0.3, 1.0, 3.0, 4.0, 8.0)          # seconds; 2.5 are five heartbeats
+SERVERS = 2
+
+
+class Busy:
+    """Loops beside it, each with an end of its own."""
+
+    def __enter__(self):
+        self.loops = [subprocess.Popen(["timeout", str(int(SECONDS * 3 + 300)), "sh", "-c",
+                                        "while :; do :; done"], start_new_session=True)
+                      for _ in range(BUSY)]
+
+    def __exit__(self, *_):
+        for loop in self.loops:
+            os.killpg(loop.pid, signal.SIGKILL)
+            loop.wait()
+
+
+def processes(fabric):
+    """What runs now: (role, number) -> pid."""
+    run, found = fabric.process.pid, {}
+    try:
+        with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
+            children = [int(child) for child in file.read().split()]
+    except OSError:
+        return found
+    for child in children:
+        try:
+            with open("/proc/%d/environ" % child, "rb") as file:
+                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
+        except (OSError, KeyError):
+            pass
+    return found
+
+
+def signal_one(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+class Soak:
+    def __init__(self, options, seed, folder):
+        self.dice = random.Random(seed)
+        self.fabric = Fabric(("-s", SERVERS, *options, "--scheduler=own"), folder)
+        self.folder = folder
+        self.killed = {}  # (role, number) -> how often
+        self.stops = 0
+        wait_until(lambda: all(self.fabric.ready) or self.ended(), 120,
+                   lambda: "all workers push\n" + self.fabric.told())
+
+    def ended(self):
+        return self.fabric.process.poll() is not None
+
+    def goes_on(self, what):
+        """Every worker has pushed since."""
+        done = list(self.fabric.done)
+        wait_until(lambda: all(now > then for now, then in zip(self.fabric.done, done)) or self.ended(),
+                   90, lambda: "pushes go on after %s\n%s" % (what, self.fabric.told()))
+        expect(not self.ended(), "the run goes on after %s" % what, self.fabric.told())
+
+    def stop_some(self):
+        """One or two at a time, of any role."""
+        there = processes(self.fabric)
+        names = self.dice.sample(sorted(there), min(len(there), self.dice.randint(1, 2)))
+        try:
+            for name in names:
+                signal_one(there[name], signal.SIGSTOP)
+            time.sleep(self.dice.choice(STOPS) if self.stops else 4.0)
+        finally:
+            for name in names:
+                signal_one(there[name], signal.SIGCONT)
+        self.stops += len(names)
+        self.goes_on("a stop of %s" % names)
+
+    def kill_one(self, role):
+        choices = [name for name in sorted(processes(self.fabric))
+                   if name[0] == role and self.killed.get(name, 0) < KILLS]
+        if not choices:
+            return
+        name = self.dice.choice(choices)
+        pid, lives = processes(self.fabric)[name], self.fabric.ready[name[1] % WORKERS]
+        self.killed[name] = self.killed.get(name, 0) + 1
+        signal_one(pid, signal.SIGKILL)
+        wait_until(lambda: processes(self.fabric).get(name) not in (None, pid) or self.ended(), 60,
+                   lambda: "%s is started again\n%s" % (name, self.fabric.told()))
+        if role == "worker":
+            wait_until(lambda: self.fabric.ready[name[1]] > lives or self.ended(), 90,
+                       lambda: "%s pushes again\n%s" % (name, self.fabric.told()))
+        self.goes_on("a kill of %s %d" % name)
+
+    def kill_server(self):
+        """The only copy of its shard is gone: the run ends, and says which server it was."""
+        name = "server", self.dice.randrange(SERVERS)
+        self.killed[name] = 1
+        signal_one(processes(self.fabric)[name], signal.SIGKILL)
+        wait_until(self.ended, 90, lambda: "a run without its server ends\n" + self.fabric.told())
+        expect("server %d" % name[1] in self.fabric.told(), "it says why it ends", self.fabric.told())
+
+    def end_well(self):
+        open(self.folder + "/stop", "w", encoding="ascii").close()
+        wait_until(lambda: len(self.fabric.stopped) == WORKERS or self.ended(), 90,
+                   lambda: "all workers have stopped\n" + self.fabric.told())
+        open(self.folder + "/read", "w", encoding="ascii").close()
+        wait_until(self.ended, 90, lambda: "all end\n" + self.fabric.told())
+        for thread in self.fabric.threads:
+            thread.join(10)
+        expect(self.fabric.process.returncode == 0, "exit status", self.fabric.told())
+        expect(len(self.fabric.finals) == WORKERS, "every worker has read the model", self.fabric.told())
+        small = self.fabric.finals[0]
+        for rank in range(WORKERS):
+            expect(self.fabric.done[rank] <= small[rank] <= self.fabric.started[rank],
+                   "worker %d: no acknowledged update is lost, none is applied twice" % rank,
+                   (self.fabric.started, self.fabric.done, small))
+
+    def check_deaths(self):
+        """Nobody reports more deaths of a process than there were; no rank fails by itself."""
+        told = {}
+        for line in self.fabric.errors:
+            match = re.match(r"(?:\[([^\]]*)\] )?.*?\b(worker|server) (\d+)(?:: dead\b| is dead)", line)
+            if match:
+                name = match.group(2), int(match.group(3))
+                key = match.group(1), name
+                told[key] = told.get(key, 0) + 1
+                expect(told[key] <= self.killed.get(name, 0), "a false death: " + line,
+                       self.fabric.told())
+        return sum(told.values())
+
+    def run(self, until, kills_server):
+        try:
+            while time.monotonic() < until or not self.stops:
+                self.stop_some()
+                if time.monotonic() < until:
+                    self.kill_one(self.dice.choice(("worker", "worker", "scheduler")))
+                self.check_deaths()
+            self.kill_server() if kills_server else self.end_well()
+            return self.check_deaths()
+        finally:
+            if not self.ended():
+                self.fabric.process.terminate()
+                self.fabric.process.wait(30)
+
+
+def soak(*options):
+    end, seed = time.monotonic() + SECONDS / 2, int(os.environ.get("MLFAB_SEED", "1"))
+    runs = stops = kills = updates = deaths = 0
+    with Busy():
+        while runs < 2 or time.monotonic() < end:
+            until = min(end, time.monotonic() + (RUN_SECONDS if SECONDS > 4 * RUN_SECONDS else SECONDS / 4))
+            with tempfile.TemporaryDirectory() as folder:
+                one = Soak(options, seed + runs, folder)
+                deaths += one.run(until, runs % 2 == 1)
+            runs, stops, kills = runs + 1, stops + one.stops, kills + sum(one.killed.values())
+            updates += sum(one.fabric.done)
+    print("# %s: %d runs, %d stops, %d kills, %d deaths told, all of them true, %d acknowledged updates"
+          % (" ".join(options), runs, stops, kills, deaths, updates))
+    sys.stdout.flush()
+
+
+def test_nobody_is_taken_for_dead_over_tcp():
+    soak("--tcp")
+
+
+def test_nobody_is_taken_for_dead_over_shared_memory():
+    soak("--shm")
+
+
+if __name__ == "__main__":
+    main(globals())
