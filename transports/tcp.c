@@ -2131,9 +2131,11 @@ static void tcp_disown(tcp_self *self) {
 
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
-  tcp_unask(self);
   struct stat info;
-  if (self->pid != getpid() && !MLFAB__PLANTED(89)) tcp_disown(self);
+  if (self->pid != getpid() && !MLFAB__PLANTED(89))
+    tcp_disown(self);
+  else
+    tcp_unask(self); /* a child has no thread that could answer, or leave the lock */
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
   if (self->listener >= 0) (void)close(self->listener);

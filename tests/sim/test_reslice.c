@@ -17,6 +17,7 @@
  * the way is missed.
  *
  * With even seeds the servers' blocks have different sizes, so that frames end within a receiver's block.
+ * In half of the seeds the consistency model is changed before every move.
  *
  * MLFAB_SCALE=100 runs 4,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
  * and tells what happens. */
@@ -73,6 +74,7 @@ typedef struct plan {
   uint32_t slices, chunk, eager, block, tags, uneven;
   mlfab_sync sync;
   int momentum, crashes, parts; /* parts: not every update is of the whole model */
+  int changes;                  /* of the consistency model, before every move */
   uint64_t heartbeat_ns, tick_ns;
   mlfab_sim_options sim;
 } plan;
@@ -103,6 +105,7 @@ static void plan_make(plan *p, uint64_t seed) {
   p->momentum = chance(&d, 0.4);
   p->crashes = chance(&d, 0.5);
   p->parts = chance(&d, 0.7);
+  p->changes = chance(&d, 0.5);
   p->heartbeat_ns = 200 * MS;
   p->tick_ns = (3 + below(&d, 25)) * MS;
   p->uneven = seed % 2 == 0;
@@ -348,6 +351,20 @@ static void start_pull(run *r, worker *w) {
     broken(r, "worker %u cannot pull: %s", w->rank, mlfab_error_name(code));
 }
 
+/* Another consistency model, for all or some of the slices. */
+static void change(run *r, worker *w) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
+  mlfab_sync sync = {.size = sizeof sync, .kind = kinds[below(&r->dice, 3)], .staleness = 1};
+  uint32_t server = chance(&r->dice, 0.7) ? MLFAB_ALL : (uint32_t)below(&r->dice, SERVERS);
+  uint32_t tensor = chance(&r->dice, 0.7) ? MLFAB_ALL : (uint32_t)below(&r->dice, TENSORS);
+  int code = mlfab_set_sync(w->ctx, &sync, server, tensor, 20 * SECOND);
+  say(r, "worker %u: model %u at server %u, tensor %u: %s", w->rank, sync.kind, server, tensor,
+      mlfab_error_name(code));
+  if (code && !w->missed)
+    broken(r, "worker %u cannot change the consistency model: %s (%s)", w->rank,
+           mlfab_error_name(code), last_text(w->ctx));
+}
+
 /* To 4, 2, 4, 1 servers. */
 static void move(run *r, worker *w) {
   static const uint32_t sizes[MOVES] = {4, 2, 4, 1};
@@ -358,6 +375,7 @@ static void move(run *r, worker *w) {
     list[k] = other;
   }
   int before = block(r, w, MOVE);
+  if (r->plan.changes) change(r, w);
   say(r, "worker %u: to %u servers (%u ...)", w->rank, n, list[0]);
   int code = mlfab_set_servers(w->ctx, list, n, 20 * SECOND);
   unblock(r, w, before);
