@@ -5396,6 +5396,7 @@ static int sync_number(const char *kind, const char *name, double value, double 
                       kind, name, value, range);
 }
 
+/* A negative one is refused whatever the kind: no kind means anything by it. */
 static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_error *error) {
   if (sync->staleness < 0)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
@@ -5418,7 +5419,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "kind of consistency is %u, must be %d (ASYNC) to %d (USER)", sync->kind,
                         MLFAB_SYNC_ASYNC, MLFAB_SYNC_USER);
-  if (uses & SYNC_USES_STALENESS) code = sync_check_staleness(sync, kind, error);
+  code = sync_check_staleness(sync, kind, error);
   if (!code && (uses & SYNC_USES_NEED) && (sync->need == 0 || sync->need > workers))
     code = mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
                         "%s: need is %u, must be 1 to %u, the number of workers", kind, sync->need,
@@ -5438,6 +5439,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
   if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
+  if (sync->staleness < 0) return; /* is refused */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
 }
 

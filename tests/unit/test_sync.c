@@ -9,6 +9,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <cmocka.h>
 
 enum { KINDS = MLFAB_SYNC_USER + 1, WORKERS = 8 };
@@ -231,6 +232,14 @@ static void test_refused(void **state) {
   refused(&(mlfab_sync){.kind = 8}, "kind of consistency is 8, must be 0 (ASYNC) to 7 (USER)");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = -1},
           "SSP: staleness is -1, must be 0 or more");
+  for (uint32_t kind = 0; kind < KINDS; kind++) {
+    mlfab_sync sync = {.kind = kind, .staleness = INT64_MIN, .need = 1};
+    char text[80];
+    mlfab__sync_complete(&sync);
+    snprintf(text, sizeof text, "%s: staleness is -9223372036854775808, must be 0 or more",
+             mlfab__sync_name(kind));
+    refused(&sync, text);
+  }
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP_DYNAMIC, .staleness = INT64_MIN},
           "PSSP_DYNAMIC: staleness is -9223372036854775808, must be 0 or more");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DSPS, .staleness = 4, .staleness_max = 3},
@@ -262,7 +271,7 @@ static void test_refused(void **state) {
 /* A model with everything out of range that its kind does not use. */
 static mlfab_sync careless(uint32_t kind) {
   mlfab_sync sync = {.kind = kind,
-                     .staleness = -5,
+                     .staleness = 5,
                      .staleness_max = -9,
                      .need = 99,
                      .soft = 7,
