@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -81,17 +82,30 @@ def all_tests():
             for source in sorted(glob.glob("%s/tests/%s/*.c" % (ROOT, kind)))]
 
 
+def fails(program, seconds, cpu_seconds=None):
+    """Whether a test fails, and how: "" or "hangs"; None when it passes or skips. tests/mutate.py uses it too."""
+    limits = "ulimit -c 0; %s exec \"$0\"" % ("ulimit -S -t %d;" % cpu_seconds if cpu_seconds else "")
+    process = subprocess.Popen(["sh", "-c", limits, os.path.abspath(program)], cwd=ROOT,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = -signal.SIGXCPU
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    return None if code in (0, 77) else "hangs" if code == -signal.SIGXCPU else ""
+
+
 def notices(test):
     program = os.path.join(ROOT, FOLDER, "tests", test)
     if not os.path.exists(program):
         return None
-    try:
-        result = subprocess.run([program], stdin=subprocess.DEVNULL, cwd=ROOT,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                timeout=300, check=False)
-    except subprocess.TimeoutExpired:
-        return test + ", which hangs"
-    return test if result.returncode not in (0, 77) else None
+    how = fails(program, 300)
+    return None if how is None else test + (", which " + how if how else "")
 
 
 def noticed_by(number, files):
