@@ -483,6 +483,28 @@ static void test_world_of_one(void **state) {
   world_close(&w);
 }
 
+/* A program built with an older header gets what it has room for, and its size stays. */
+static void test_older_info(void **state) {
+  mlfab *ctx = NULL;
+  mlfab_error error;
+  mlfab_config config;
+  mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_SOLO};
+  mlfab_partial_info info;
+  float x = 1.0f;
+  uint32_t id = 0;
+  (void)state;
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_open(&config, &ctx, &error), 0);
+  assert_int_equal(mlfab_partial_open(ctx, 1, MLFAB_F32, &options, 0, &id), 0);
+  memset(&info, 0xee, sizeof info);
+  info.size = offsetof(mlfab_partial_info, workers);
+  assert_int_equal(mlfab_partial_reduce(ctx, id, &x, 0, &info), 0);
+  assert_int_equal(info.size, offsetof(mlfab_partial_info, workers));
+  assert_int_equal(info.active, 1);
+  assert_int_equal(info.workers, 0xeeeeeeee);
+  assert_int_equal(mlfab_close(&ctx), 0);
+}
+
 static void test_memory(void **state) {
   void *some = NULL, *more = NULL;
   world w;
@@ -626,6 +648,14 @@ int main(void) {
       cmocka_unit_test(test_memory),
       cmocka_unit_test(test_order_by_rate),
       cmocka_unit_test(test_question_is_lost),
+      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_wrong_states),  cmocka_unit_test(test_deadline),
+      cmocka_unit_test(test_cancel),        cmocka_unit_test(test_sizes_differ),
+      cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_death),
+      cmocka_unit_test(test_leaving),       cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_older_info),    cmocka_unit_test(test_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,8 @@ typedef struct batch {
   uint32_t transfers;
 } batch;
 
-static batch it; /* the one under test */
+static batch it;       /* the one under test */
+static uint32_t roots; /* of allreduces that were checked */
 
 static void read_batch(vector *v) {
   mlfab__batch *b = &it.b;
@@ -354,6 +355,19 @@ static void check_dist(vector *v) {
   mlfab__network_free(&it.net);
 }
 
+/* The root has its own when it has it, and the sum with the last of the others'. */
+static void check_root(const mlfab__allreduce *a, const mlfab__grouped *push,
+                       const mlfab__delivery *get, double up) {
+  uint32_t i = 0;
+  while (i < a->n && a->nodes[i] != a->root) i++;
+  if (i == a->n) return;
+  roots++;
+  double mine = a->available[i], sum = mine > up ? mine : up;
+  assert_memory_equal(&push[i].ready, &mine, sizeof mine);
+  assert_memory_equal(&push[i].commit, &mine, sizeof mine);
+  assert_memory_equal(&get[i].end, &sum, sizeof sum);
+}
+
 static void check_allreduce(vector *v) {
   uint32_t aggregators[VECTOR_MOST], distributors[VECTOR_MOST], node[VECTOR_MOST];
   uint32_t id[VECTOR_MOST], others[VECTOR_MOST];
@@ -363,6 +377,8 @@ static void check_allreduce(vector *v) {
   mlfab__delivery get[VECTOR_MOST];
   mlfab__group_choice up, down;
   memset(&it, 0, sizeof it);
+  memset(push, 0, sizeof push);
+  memset(get, 0, sizeof get);
   vector_network(v, &env, &it.net);
   a.root = vector_count(v, 1);
   vector_next(v);
@@ -397,6 +413,7 @@ static void check_allreduce(vector *v) {
   vector_same(v, 2, n);
   check_deliveries(v, n, id, others, get);
   vector_time(v, 1, makespan);
+  check_root(&a, push, get, up.time);
   mlfab__network_free(&it.net);
 }
 
@@ -436,7 +453,7 @@ static void test_vectors(void **state) {
   (void)state;
   vector_each(check_vector);
   print_message("%u vectors checked, %u of other modules\n", checked, elsewhere);
-  assert_true(checked >= 30);
+  assert_true(checked >= 30 && roots > 0);
 }
 
 /* ---- refusals and extremes ---- */
@@ -491,6 +508,28 @@ static void test_refusals(void **state) {
     if (what == 8) it.b.backlog = (double)NAN;
     if (what == 9) it.b.servers = 0;
     assert_int_equal(plan_small(planned, &applied, &time), MLFAB_ERR_ARGUMENT);
+  }
+}
+
+/* Groups alone: what is no size is refused, nothing is none; a failure leaves nothing reserved. */
+static void test_group_refusals(void **state) {
+  const double sizes[] = {-1, (double)INFINITY, -(double)INFINITY, (double)NAN, 0};
+  (void)state;
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    mlfab__grouped out[2];
+    mlfab__group_choice choice;
+    small_batch();
+    mlfab__group_input in = {.updates = it.updates,
+                             .n = 2,
+                             .server = it.server,
+                             .servers = 1,
+                             .aggregators = it.aggregators,
+                             .k = 1};
+    it.bytes[1][0] = sizes[k];
+    int code = mlfab__group_plan(&planner.grouper, &it.net, &in, 0, out, &choice);
+    assert_int_equal(code, k == 4 ? 0 : MLFAB_ERR_ARGUMENT);
+    if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+    mlfab__network_free(&it.net);
   }
 }
 
@@ -647,10 +686,48 @@ static void test_memory(void **state) {
   env = before;
 }
 
+/* The same of groups alone, in a network that has room for nothing yet. */
+static void test_group_memory(void **state) {
+  mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
+  const mlfab__env before = env;
+  int code = MLFAB_ERR_MEMORY;
+  (void)state;
+  for (uint64_t most = 0; code; most++) {
+    mlfab__planner small;
+    mlfab__grouped out[VECTOR_MOST];
+    mlfab__group_choice choice;
+    assert_int_equal(mlfab__env_init(&env, &hooks), 0);
+    mlfab__planner_init(&small, &env);
+    allocations_left = 1000;
+    small_batch();
+    for (uint32_t i = 0; i < VECTOR_MOST; i++) {
+      it.bytes[i][0] = 10;
+      it.updates[i] =
+          (mlfab__candidate){.id = i, .node = i % 2, .available = 3.0 * i, .bytes = it.bytes[i]};
+    }
+    mlfab__group_input in = {.updates = it.updates,
+                             .n = VECTOR_MOST,
+                             .server = it.server,
+                             .servers = 1,
+                             .aggregators = it.aggregators,
+                             .k = most % 2};
+    allocations_left = most / 2;
+    code = mlfab__group_plan(&small.grouper, &it.net, &in, 0, out, &choice);
+    if (code) assert_int_equal(code, MLFAB_ERR_MEMORY);
+    if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
+    mlfab__planner_free(&small);
+    mlfab__network_free(&it.net);
+    assert_int_equal(env.bytes, 0);
+    assert_true(most < 1000);
+  }
+  env = before;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_vectors),  cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_extremes), cmocka_unit_test(test_cut_through),
+      cmocka_unit_test(test_group_refusals), cmocka_unit_test(test_group_memory),
+      cmocka_unit_test(test_vectors),        cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_extremes),       cmocka_unit_test(test_cut_through),
       cmocka_unit_test(test_memory),
   };
   mlfab__env_init(&env, NULL);
