@@ -4,15 +4,15 @@ mistake into each (another comparison or operator, one more or less, a negated c
 out), builds the one part that has it, and runs the tests that execute its line, fastest first, until one
 fails. Prints what no test noticed as a diff, and the rate; fails when the rate is below the goal.
 
-    mutate.py [--seed N] [--count N] [--goal 0.95] [--jobs N] [--part GLOB]
+    mutate.py [--seed N] [--count N] [--goal 0.95] [--jobs N] [--part GLOB] [--no-sanitizers]
     mutate.py [--tests unit/test_a,sim/test_b] 'core/shift.c:400:5:left out' core/order.c:160
                    these alone (a name, or all of a line), by these tests instead of the related ones
 
 A first run, of coverage, says which tests execute which lines and how long each takes; what it found is
 kept in build/mutate until a source changes. The tests of one mutant may take --budget seconds of processor
 time (100), the module's own more. Mistakes whose object file is that of the right source are not
-counted, nor are those of tests/mutants-equivalent.txt, which names what cannot change any behaviour. A test
-that runs out of its time has noticed; one that fails must fail twice, so that no flaky test is counted.
+counted, nor are those of tests/mutants-equivalent.txt, which names what cannot change any behaviour. What no test notices
+is tried again under sanitizers, as in `make check`. A test that runs out of its time has noticed; one that fails must fail twice, so that no flaky test is counted.
 MLFAB_SCALE scales the number: 5 times it. The files of the tree are only read."""
 import argparse
 import bisect
@@ -376,8 +376,9 @@ class Bench:
     """Where mutants are built: a tree for each thread. What no test notices is tried once more under sanitizers,
     as in `make check`: what is read or written beside its place may do no harm otherwise."""
 
-    def __init__(self, pool, covered, budget):
+    def __init__(self, pool, covered, budget, sanitizes):
         self.covered, self.known, self.budget = covered, equivalent(), budget
+        self.sanitizes = sanitizes
         self.plain = Variant("right", pool, list(covered), "-O2")
         self.sanitized, self.own, self.lock, self.made = None, threading.local(), threading.Lock(), 0
 
@@ -412,7 +413,7 @@ class Bench:
             tests = affordable(related(self.covered, path, line), plant.likely(None, [path]), self.covered,
                                self.budget)
             who = self.tested(self.plain, tree, part, path, tests)
-            if not who and tests:
+            if not who and tests and self.sanitizes:
                 sanitized = self.with_sanitizers()
                 who = self.tested(sanitized, tree, sanitized.mutant(tree, path), path, tests)
                 who += " under sanitizers" if who else ""
@@ -457,6 +458,7 @@ def main():
     parser.add_argument("--part", default="*")
     parser.add_argument("--tests", default="")
     parser.add_argument("--budget", type=float, default=100.0)
+    parser.add_argument("--no-sanitizers", action="store_true")
     parser.add_argument("mutants", nargs="*")
     arguments = parser.parse_args()
     os.environ["MLFAB_SCALE"] = "1"
@@ -465,7 +467,7 @@ def main():
     copy_tree(FOLDER + "/tree")
     covered = named(arguments.tests.split(",")) if arguments.tests else coverage(arguments.jobs)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        bench = Bench(pool, covered, arguments.budget)
+        bench = Bench(pool, covered, arguments.budget, not arguments.no_sanitizers)
         noticed = hung = alive = none = 0
         running, upcoming = {}, iter(order)
         while noticed + alive < count:

@@ -740,6 +740,7 @@ static void test_open_round_moves(void **state) {
   mlfab_request first, second, other, view;
   mlfab_sim *sim = NULL;
   mlfab_error error;
+  mlfab_stats stats;
   uint32_t to = 1;
   (void)state;
   model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_BSP};
@@ -763,6 +764,9 @@ static void test_open_round_moves(void **state) {
   assert_int_equal(mlfab_push_start(nodes[2], &push, 1, &half, &first), 0);
   steps_for(sim, 50 * MS);
   assert_int_equal(mlfab_set_servers(nodes[3], &to, 1, 20 * SECOND), 0);
+  assert_int_equal(mlfab_get_stats(nodes[1], &stats, sizeof stats), 0);
+  assert_int_equal(stats.slices_moved, 4);
+  assert_int_equal(stats.bytes_moved, sizeof ones);
   assert_int_equal(mlfab_push_start(nodes[2], &push, 1, NULL, &second), 0);
   assert_int_equal(mlfab_pull_start(nodes[2], &pull, 1, NULL, &view), 0);
   steps_for(sim, 500 * MS);
