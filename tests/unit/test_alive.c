@@ -182,6 +182,36 @@ static void test_hand_driven_worker(void **state) {
   world_close(&f.w);
 }
 
+/* A scheduler that is stopped is done without after five heartbeats, whatever its system says: nothing is
+ * lost with it, and it plans again when it is back. */
+static void test_stopped_scheduler(void **state) {
+  mlfab_error error;
+  world w;
+  (void)state;
+  world_init(&w, 1, 1, 1);
+  w.nodes = 3;
+  w.config.heartbeat_ns = BEAT;
+  w.config.scheduler = MLFAB_SCHEDULER_OWN;
+  world_network(&w, 1);
+  for (uint32_t i = 0; i < w.nodes; i++) {
+    mlfab_config c = world_config(&w, i);
+    if (i == 2) c.roles = MLFAB_ROLE_SCHEDULER, c.rank = 0;
+    if (mlfab_sim_open(w.sim, i, &c, &w.node[i], &error)) fail_msg("%s", error.text);
+  }
+  mlfab_sim_run(w.sim, WORLD_S);
+  for (uint32_t i = 0; i < w.nodes; i++) assert_int_equal(mlfab_is_ready(w.node[i], &error), 1);
+  assert_int_equal(mlfab_sim_pause(w.sim, 2, 8 * BEAT), 0);
+  w.nseen = 0;
+  mlfab_sim_run(w.sim, 6 * BEAT);
+  assert_true(world_saw(&w, MLFAB_EVENT_SCHEDULER_LOST, 0, 0));
+  assert_false(world_saw(&w, MLFAB_EVENT_SCHEDULER_BACK, 0, 0));
+  mlfab_sim_run(w.sim, 6 * BEAT);
+  assert_true(world_saw(&w, MLFAB_EVENT_SCHEDULER_BACK, 0, 0));
+  for (uint32_t server = 0; server < 2; server++)
+    assert_false(world_saw(&w, MLFAB_EVENT_DEAD, 0, server));
+  world_close(&w);
+}
+
 /* Server and worker are both crowded out, as when many processes start at once: whoever wakes up first has
  * not heard of the other for long, and both go on. */
 static void test_both_stopped(void **state) {
@@ -234,6 +264,7 @@ int main(void) {
       cmocka_unit_test(test_hand_driven_worker),
       cmocka_unit_test(test_link_breaks_while_stopped),
       cmocka_unit_test(test_both_stopped),
+      cmocka_unit_test(test_stopped_scheduler),
   };
   return cmocka_run_group_tests_name("alive", tests, NULL, NULL);
 }
