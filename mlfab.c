@@ -14153,8 +14153,9 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
 MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* An update that the server will never hear of: pulls behind it wait for a round less. */
-MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq);
+/* Pulls behind this update are asked again: the server will never hear of it, or what is before them has
+ * other numbers now. */
+MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
@@ -15163,6 +15164,12 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
                     mlfab__encode_progress(meta, &progress));
 }
 
+/* What is undecided at a server has larger numbers now: pulls behind it ask for those. */
+static void push_moved_on(mlfab__worker *worker, uint32_t server) {
+  if (worker->streams[server].counts && mlfab__push_ahead(worker, server, worker->next_seq) > 0)
+    mlfab__pull_renumber(worker, server, 0);
+}
+
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
   uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -15176,6 +15183,7 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
     if (stream->dead || next == most) continue;
     stream->round += most - next;
     mlfab__push_tell(worker, s);
+    push_moved_on(worker, s);
   }
 }
 
@@ -15183,6 +15191,7 @@ MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server,
   mlfab__stream *stream = &worker->streams[server];
   if (reached > stream->round) {
     stream->round = reached;
+    push_moved_on(worker, server);
     mlfab__push_align(worker);
   } else if (reached < stream->round) {
     mlfab__push_tell(worker, server);
@@ -16407,7 +16416,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
       if (push_rounds(worker) && push_whole_round(update))
-        mlfab__pull_earlier(worker, s, update->seq);
+        mlfab__pull_renumber(worker, s, update->seq);
     }
   }
   return announced;
@@ -17471,7 +17480,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   int asks = worker->streams[server].up && mlfab__thaw_sends(worker, server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
@@ -18431,7 +18440,8 @@ MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worke
 /* An update of this worker was decided: its progress, and the rounds that it is part of. */
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code);
-/* It is as far as this, it says: raises what is known. PROGRESS of a worker. */
+/* It is as far as this, it says, before the first of its that is undecided here: raises what is known.
+ * PROGRESS of a worker. */
 MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
 MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
                                           const mlfab__frame_in *frame);
@@ -19598,11 +19608,26 @@ static void gate_crossed(mlfab__server *server, const mlfab__server_peer *peer, 
   }
 }
 
+/* What a worker has in the queue, but for `decided`, follows its progress: two of one worker never have
+ * one number, and so are never in one round. */
+static void gate_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
+  mlfab__incoming *lists[2] = {server->first, server->unplaced_first};
+  uint64_t next = server->peers[worker].pushed;
+  for (uint32_t i = 0; i < 2 && server->peers[worker].queued > 0; i++) {
+    for (mlfab__incoming *u = lists[i]; u; u = u->next) {
+      if (u->worker != worker || u == decided || (u->push.flags & MLFAB__PUSH_INIT)) continue;
+      u->push.progress = mlfab__max(u->push.progress, next);
+      next = u->push.progress + !(u->push.flags & MLFAB__PUSH_MORE);
+    }
+  }
+}
+
 MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   uint64_t before = peer->pushed;
   if (progress <= before) return;
   peer->pushed = progress;
+  gate_renumber(server, worker, NULL);
   gate_crossed(server, peer, before);
 }
 
@@ -19622,11 +19647,11 @@ MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  mlfab__gate_reach(server, update->worker, update->push.progress);
-  uint64_t before = peer->pushed;
+  uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) gate_significance(server, update);
-  if (whole) peer->decided = ++peer->pushed;
+  peer->pushed = before + (uint64_t)whole;
+  if (whole) peer->decided = peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
@@ -19643,7 +19668,8 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
     if (whole && gate->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, gate->v_train);
   }
-  gate_crossed(server, peer, before);
+  if (peer->pushed > before + 1) gate_renumber(server, update->worker, update);
+  gate_crossed(server, peer, known);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {

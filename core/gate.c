@@ -176,11 +176,26 @@ static void gate_crossed(mlfab__server *server, const mlfab__server_peer *peer, 
   }
 }
 
+/* What a worker has in the queue, but for `decided`, follows its progress: two of one worker never have
+ * one number, and so are never in one round. */
+static void gate_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
+  mlfab__incoming *lists[2] = {server->first, server->unplaced_first};
+  uint64_t next = server->peers[worker].pushed;
+  for (uint32_t i = 0; i < 2 && server->peers[worker].queued > 0; i++) {
+    for (mlfab__incoming *u = lists[i]; u; u = u->next) {
+      if (u->worker != worker || u == decided || (u->push.flags & MLFAB__PUSH_INIT)) continue;
+      u->push.progress = mlfab__max(u->push.progress, next);
+      next = u->push.progress + !(u->push.flags & MLFAB__PUSH_MORE);
+    }
+  }
+}
+
 MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   uint64_t before = peer->pushed;
   if (progress <= before) return;
   peer->pushed = progress;
+  gate_renumber(server, worker, NULL);
   gate_crossed(server, peer, before);
 }
 
@@ -200,11 +215,11 @@ MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code) {
   mlfab__server_peer *peer = &server->peers[update->worker];
-  mlfab__gate_reach(server, update->worker, update->push.progress);
-  uint64_t before = peer->pushed;
+  uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) gate_significance(server, update);
-  if (whole) peer->decided = ++peer->pushed;
+  peer->pushed = before + (uint64_t)whole;
+  if (whole) peer->decided = peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__gate *gate = &server->gates[g];
     if (!gate->used) continue;
@@ -221,7 +236,8 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
     if (whole && gate->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, gate->v_train);
   }
-  gate_crossed(server, peer, before);
+  if (peer->pushed > before + 1) gate_renumber(server, update->worker, update);
+  gate_crossed(server, peer, known);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t worker) {

@@ -450,7 +450,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   int asks = worker->streams[server].up && mlfab__thaw_sends(worker, server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];

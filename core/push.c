@@ -77,6 +77,12 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
                     mlfab__encode_progress(meta, &progress));
 }
 
+/* What is undecided at a server has larger numbers now: pulls behind it ask for those. */
+static void push_moved_on(mlfab__worker *worker, uint32_t server) {
+  if (worker->streams[server].counts && mlfab__push_ahead(worker, server, worker->next_seq) > 0)
+    mlfab__pull_renumber(worker, server, 0);
+}
+
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
   uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -90,6 +96,7 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
     if (stream->dead || next == most) continue;
     stream->round += most - next;
     mlfab__push_tell(worker, s);
+    push_moved_on(worker, s);
   }
 }
 
@@ -97,6 +104,7 @@ MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server,
   mlfab__stream *stream = &worker->streams[server];
   if (reached > stream->round) {
     stream->round = reached;
+    push_moved_on(worker, server);
     mlfab__push_align(worker);
   } else if (reached < stream->round) {
     mlfab__push_tell(worker, server);
@@ -1321,7 +1329,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
       if (push_rounds(worker) && push_whole_round(update))
-        mlfab__pull_earlier(worker, s, update->seq);
+        mlfab__pull_renumber(worker, s, update->seq);
     }
   }
   return announced;

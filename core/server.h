@@ -331,7 +331,8 @@ MLFAB__INTERNAL int mlfab__gate_late(const mlfab__server *server, uint32_t worke
 /* An update of this worker was decided: its progress, and the rounds that it is part of. */
 MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__incoming *update,
                                          int code);
-/* It is as far as this, it says: raises what is known. PROGRESS of a worker. */
+/* It is as far as this, it says, before the first of its that is undecided here: raises what is known.
+ * PROGRESS of a worker. */
 MLFAB__INTERNAL void mlfab__gate_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
 MLFAB__INTERNAL void mlfab__gate_progress(mlfab__server *server, uint32_t worker,
                                           const mlfab__frame_in *frame);

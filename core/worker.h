@@ -409,8 +409,9 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
 MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* An update that the server will never hear of: pulls behind it wait for a round less. */
-MLFAB__INTERNAL void mlfab__pull_earlier(mlfab__worker *worker, uint32_t server, uint64_t seq);
+/* Pulls behind this update are asked again: the server will never hear of it, or what is before them has
+ * other numbers now. */
+MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,

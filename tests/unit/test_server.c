@@ -248,6 +248,13 @@ static void test_progress_back(void **state) {
   say_push(f, 2, 99, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 1);
   assert_int_equal(f->server.peers[0].pushed, 5); /* the first is undecided */
+  /* What is undecided keeps numbers of its own. */
+  mlfab__progress told = {99};
+  uint8_t meta[16];
+  frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &told), NULL, 0);
+  assert_int_equal(f->server.peers[0].pushed, 99);
+  assert_int_equal(f->server.first->push.progress, 99);
+  assert_int_equal(f->server.first->next->push.progress, 100);
   say_push(f, 3, MLFAB__PROGRESS_MAX + 1, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 2);
 }

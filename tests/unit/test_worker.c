@@ -1127,6 +1127,17 @@ static uint64_t told_progress(const fixture *f, uint32_t server) {
   return m.progress;
 }
 
+static uint64_t kept_progress[SERVERS];
+
+static void keep_progress(fixture *f, uint32_t server, uint8_t type, const void *meta,
+                          uint32_t bytes) {
+  mlfab__progress m;
+  (void)f;
+  if (type != MLFAB__PROGRESS) return;
+  assert_int_equal(mlfab__decode_progress(meta, bytes, &m), 0);
+  kept_progress[server] = m.progress;
+}
+
 static void news_of_counting(fixture *f, uint32_t server, uint32_t counts) {
   mlfab__sync_ack m;
   uint8_t meta[MLFAB__TEXT_MAX + 64];
@@ -1193,9 +1204,21 @@ static void test_dropped_late(void **state) {
   push_one(&f, MLFAB_ALL);
   assert_int_equal(announced(&f, 0).progress, 7);
   assert_int_equal(announced(&f, 1).progress, 7);
+  pull_all(&f, weights);
+  f.server.posts = 0;
+  f.posted = keep_progress;
   ack_reached(&f, 0, 2, 0, 9); /* late and kept */
   assert_int_equal(f.worker.streams[0].round, 9);
-  assert_int_equal(told_progress(&f, 1), 8); /* before the update that is under way there */
+  assert_int_equal(kept_progress[1], 8); /* before the update that is under way there */
+  static mlfab__segment segments_here[MLFAB__SEGMENTS_MAX];
+  static uint64_t versions_here[MLFAB__SLICES_MAX];
+  mlfab__pull pull;
+  assert_int_equal(f.server.post_type,
+                   MLFAB__PULL); /* it is to see that update, which has another number */
+  assert_int_equal(mlfab__decode_pull(f.server.post_meta, f.server.post_bytes, &pull, segments_here,
+                                      versions_here),
+                   0);
+  assert_int_equal(pull.progress, 9);
   ack_reached(&f, 1, 2, 0, 9);
   assert_int_equal(f.worker.streams[1].round, 9);
   assert_int_equal(f.server.posts, 3);
