@@ -473,20 +473,31 @@ static uint32_t gate_only(mlfab__server *server) {
   return only;
 }
 
-/* The gate that changes: one whose slices all do, or one that has the same model already, or a new
- * one. */
-static uint32_t gate_target(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint64_t v_train = UINT64_MAX;
+/* The gate that changes: one whose slices all do, or one that has the same model already. MLFAB__GATES:
+ * a new one. */
+static uint32_t gate_target(const mlfab__server *server, const mlfab__sync_ask *change) {
   uint32_t touched;
-  if (server->store.nslices == 0) return gate_only(server);
   for (uint32_t g = 0; g < server->ngates; g++) {
     uint32_t n = gate_slices(server, g, change->tensor, &touched);
     if (server->gates[g].used && touched == n && n > 0) return g;
-    if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
   }
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->gates[g].used && mlfab__sync_equal(&server->gates[g].sync, &change->consistency))
       return g;
+  }
+  return MLFAB__GATES;
+}
+
+/* The same, made when there is none; MLFAB__GATES: there is no room. */
+static uint32_t gate_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint64_t v_train = UINT64_MAX;
+  uint32_t touched;
+  if (server->store.nslices == 0) return gate_only(server);
+  uint32_t target = gate_target(server, change);
+  if (target < MLFAB__GATES) return target;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    gate_slices(server, g, change->tensor, &touched);
+    if (touched > 0) v_train = mlfab__min(v_train, server->gates[g].v_train);
   }
   return gate_new(server, v_train);
 }
@@ -578,11 +589,12 @@ static int gate_must_flush(const mlfab__server *server, uint32_t g, const mlfab_
   uint32_t touched, n = gate_slices(server, g, change->tensor, &touched);
   if (!gate->used || !mlfab__sync_rounds(gate->sync.kind) || gate->round_members == 0) return 0;
   if (MLFAB__PLANTED(56)) return 0;
-  return touched > 0 && (touched < n || !mlfab__sync_rounds(change->consistency.kind));
+  int stays = touched == n && g == gate_target(server, change);
+  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
 }
 
 static int gate_install(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t target = gate_target(server, change);
+  uint32_t target = gate_make_target(server, change);
   if (target == MLFAB__GATES) return MLFAB_ERR_LIMIT;
   mlfab__gate *gate = &server->gates[target];
   gate->sync = change->consistency;

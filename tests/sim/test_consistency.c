@@ -204,7 +204,9 @@ static void change(job *j) {
   mlfab_sync s = random_sync(j);
   if (s.kind == MLFAB_SYNC_DROP) j->late = 1;
   uint32_t server = below(j, 3) ? MLFAB_ALL : (uint32_t)below(j, j->w.servers);
-  OK(node, mlfab_set_sync(node, &s, server, MLFAB_ALL, 0));
+  uint32_t tensor = below(j, 2) ? MLFAB_ALL : (uint32_t)below(j, TENSORS);
+  int code = mlfab_set_sync(node, &s, server, tensor, 0);
+  if (code != MLFAB_ERR_LIMIT) world_expect(node, code, 0, "set_sync"); /* 8 models a server */
   j->changes++;
 }
 
