@@ -19650,6 +19650,8 @@ MLFAB__INTERNAL void mlfab__gate_decided(mlfab__server *server, const mlfab__inc
   uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) gate_significance(server, update);
+  /* With several models the next one of this worker has waited for it. */
+  if (server->ngates > 1) server->place_due = 1;
   peer->pushed = before + (uint64_t)whole;
   if (whole) peer->decided = peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -19689,6 +19691,7 @@ MLFAB__INTERNAL uint64_t mlfab__gate_join(const mlfab__server *server, uint32_t 
 /* --- rounds and iterations --- */
 
 MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
+  server->place_due = 1;
   for (uint32_t g = 0; g < server->ngates; g++) server->gates[g].due = server->gates[g].used;
 }
 
