@@ -141,7 +141,8 @@ demo: all
 
 # ---- tests
 
-PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2
+PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
+            musl-tools
 # Not every system has these; only benchmarks want them, and leave out what is missing.
 OPTIONAL := libopenmpi-dev libgloo-dev
 

@@ -3851,6 +3851,9 @@ MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t 
 
 #define MLFAB__ARENA_MOST 64u /* members */
 
+/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
+enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
+
 /* As the numbers of schedules: MLFAB__RING_ALLREDUCE ... */
 enum {
   MLFAB__ARENA_ALLREDUCE = 1,
@@ -40483,6 +40486,8 @@ enum {
   DRIVE_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
+  DRIVE_STACK_BYTES =
+      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
@@ -41108,12 +41113,18 @@ static int drive_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *er
   int alone = ctx->ntransports == 0;
   sigset_t blocked, before;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
+  pthread_attr_t attributes;
+  size_t stack = 0;
+  pthread_attr_init(&attributes);
+  pthread_attr_getstacksize(&attributes, &stack);
+  if (stack < DRIVE_STACK_BYTES) pthread_attr_setstacksize(&attributes, DRIVE_STACK_BYTES);
   ctx->has_thread = 1; /* the thread reads it */
   drive_signals(&blocked);
   pthread_sigmask(SIG_SETMASK, &blocked,
                   &before); /* the thread has it from its first instruction */
-  int failed = pthread_create(&ctx->thread, NULL, drive_thread, ctx);
+  int failed = pthread_create(&ctx->thread, &attributes, drive_thread, ctx);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
   if (failed) {
     ctx->has_thread = 0;
     return mlfab__error(error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
@@ -44769,7 +44780,6 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -44944,7 +44954,8 @@ static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
   uint64_t one = 1;
   if (state == 0) return;
   atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
-  if (state & SHM_ASLEEP) syscall(SYS_futex, &bell->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  if (state & SHM_ASLEEP)
+    syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
   /* It does not block; when it fails, the counter is full and the descriptor readable. */
   if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
 }
@@ -45882,7 +45893,7 @@ static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
     return;
   }
   struct timespec span = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-  syscall(SYS_futex, &t->bell->state, FUTEX_WAIT, state, &span, NULL, 0);
+  syscall(SYS_futex, &t->bell->state, MLFAB__FUTEX_WAIT, state, &span, NULL, 0);
 }
 
 static void shm_wait(void *self, uint64_t timeout_ns) {
@@ -47815,7 +47826,6 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -47993,9 +48003,10 @@ static void arena_wake(mlfab__arena *a) {
   for (uint32_t j = 0; j < a->n; j++)
     asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
   if (MLFAB__LIKELY(asleep == 0)) return;
-  syscall(SYS_futex, arena_futex(&a->own->step), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  syscall(SYS_futex, arena_futex(&a->own->step), MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
   for (int i = 0; i < 2; i++)
-    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL,
+            0);
 }
 
 static inline void arena_settle(mlfab__arena *a) {
@@ -48020,7 +48031,7 @@ static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t 
   atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
   arena_fence(a, memory_order_seq_cst);
   if (!arena_reached(word, want, &seen))
-    syscall(SYS_futex, arena_futex(word), FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
+    syscall(SYS_futex, arena_futex(word), MLFAB__FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
   atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
 }
 

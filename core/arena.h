@@ -74,6 +74,9 @@
 
 #define MLFAB__ARENA_MOST 64u /* members */
 
+/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
+enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
+
 /* As the numbers of schedules: MLFAB__RING_ALLREDUCE ... */
 enum {
   MLFAB__ARENA_ALLREDUCE = 1,

@@ -37,6 +37,8 @@ enum {
   DRIVE_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
+  DRIVE_STACK_BYTES =
+      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
@@ -662,12 +664,18 @@ static int drive_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *er
   int alone = ctx->ntransports == 0;
   sigset_t blocked, before;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
+  pthread_attr_t attributes;
+  size_t stack = 0;
+  pthread_attr_init(&attributes);
+  pthread_attr_getstacksize(&attributes, &stack);
+  if (stack < DRIVE_STACK_BYTES) pthread_attr_setstacksize(&attributes, DRIVE_STACK_BYTES);
   ctx->has_thread = 1; /* the thread reads it */
   drive_signals(&blocked);
   pthread_sigmask(SIG_SETMASK, &blocked,
                   &before); /* the thread has it from its first instruction */
-  int failed = pthread_create(&ctx->thread, NULL, drive_thread, ctx);
+  int failed = pthread_create(&ctx->thread, &attributes, drive_thread, ctx);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
   if (failed) {
     ctx->has_thread = 0;
     return mlfab__error(error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,

@@ -48,7 +48,6 @@ MLFAB__INTERNAL int mlfab__arena_release(mlfab__arena *arena, void *memory) {
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -226,9 +225,10 @@ static void arena_wake(mlfab__arena *a) {
   for (uint32_t j = 0; j < a->n; j++)
     asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
   if (MLFAB__LIKELY(asleep == 0)) return;
-  syscall(SYS_futex, arena_futex(&a->own->step), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  syscall(SYS_futex, arena_futex(&a->own->step), MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
   for (int i = 0; i < 2; i++)
-    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, arena_futex(&a->own->doors[i].word), MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL,
+            0);
 }
 
 static inline void arena_settle(mlfab__arena *a) {
@@ -253,7 +253,7 @@ static void arena_sleep(mlfab__arena *a, const _Atomic uint64_t *word, uint64_t 
   atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
   arena_fence(a, memory_order_seq_cst);
   if (!arena_reached(word, want, &seen))
-    syscall(SYS_futex, arena_futex(word), FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
+    syscall(SYS_futex, arena_futex(word), MLFAB__FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
   atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
 }
 

@@ -85,7 +85,6 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -260,7 +259,8 @@ static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
   uint64_t one = 1;
   if (state == 0) return;
   atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
-  if (state & SHM_ASLEEP) syscall(SYS_futex, &bell->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  if (state & SHM_ASLEEP)
+    syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
   /* It does not block; when it fails, the counter is full and the descriptor readable. */
   if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
 }
@@ -1198,7 +1198,7 @@ static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
     return;
   }
   struct timespec span = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-  syscall(SYS_futex, &t->bell->state, FUTEX_WAIT, state, &span, NULL, 0);
+  syscall(SYS_futex, &t->bell->state, MLFAB__FUTEX_WAIT, state, &span, NULL, 0);
 }
 
 static void shm_wait(void *self, uint64_t timeout_ns) {

@@ -82,6 +82,16 @@ for level in -O0 -O2 -Ofast; do
   check "runs over TCP, $level" "$run" -n 2 -s 1 --tcp --timeout 60 ./trainer
 done
 
+# Another C library, without the kernel's headers on its path, and with small stacks.
+if has musl-gcc; then
+  check "musl-gcc -std=c11" musl-gcc -std=c11 $warnings -O2 -o musl mlfab.c trainer.c -lpthread -lm
+  check "runs alone, musl" ./musl
+  check "runs as 2 workers and a server, musl" "$run" -n 2 -s 1 --timeout 60 ./musl
+  check "runs over TCP, musl" "$run" -n 2 -s 1 --tcp --timeout 60 ./musl
+else
+  skip "musl" "musl-gcc is not installed"
+fi
+
 # The linker may warn of getaddrinfo, which needs the C library's files when the program runs.
 link_static() { cc -static -o static mlfab.o trainer.c -lpthread -lm 2>static.txt; }
 if echo 'int main(void) { return 0; }' >s.c && cc -static -o s s.c 2>/dev/null; then
