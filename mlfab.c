@@ -42728,6 +42728,7 @@ typedef struct tcp_self {
   tcp_question *question;      /* or NULL */
   uint32_t names;              /* links that were RESOLVING at the last look, at least */
   uint64_t ask_ns;             /* no other question before */
+  atomic_uint coarse;          /* no epoll_pwait2: an older kernel, or a filter of system calls */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
@@ -44313,9 +44314,12 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
   struct timespec timeout;
   timeout.tv_sec = (time_t)mlfab__min(timeout_ns / 1000000000u, INT_MAX);
   timeout.tv_nsec = (long)(timeout_ns % 1000000000u);
-  n = (int)syscall(SYS_epoll_pwait2, self->poller, events, (int)MLFAB__COUNT(events), &timeout,
-                   NULL, (size_t)0);
-  if (n < 0 && errno != EINTR) /* an older kernel, or a filter of system calls */
+  errno = EINTR;
+  if (!atomic_load_explicit(&self->coarse, memory_order_relaxed))
+    n = (int)syscall(SYS_epoll_pwait2, self->poller, events, (int)MLFAB__COUNT(events), &timeout,
+                     NULL, (size_t)0);
+  if (n < 0 && errno != EINTR) atomic_store_explicit(&self->coarse, 1, memory_order_relaxed);
+  if (n < 0 && atomic_load_explicit(&self->coarse, memory_order_relaxed))
 #endif
     n = epoll_wait(self->poller, events, MLFAB__COUNT(events), tcp_milliseconds(timeout_ns));
   for (int i = 0; i < n; i++)
@@ -44635,6 +44639,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
   atomic_init(&self->listener_paused, 0);
+  atomic_init(&self->coarse, 0);
   tcp_list_init(&self->ready);
   tcp_list_init(&self->dirty);
   tcp_list_init(&self->strangers);
