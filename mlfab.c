@@ -14281,14 +14281,22 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 
 /* --- buffers --- */
 
+/* What a buffer is of, for texts. */
+static const char *worker_of(const mlfab_buf *buf, char text[32]) {
+  if (buf->tensor == MLFAB_ALL) return "the model (MLFAB_ALL)";
+  snprintf(text, 32, "tensor %u", buf->tensor);
+  return text;
+}
+
 /* One buffer's place in the flat model. */
 static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int bare,
                          mlfab__source *source, mlfab_error *error) {
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
+  char of[32];
   if (!buf->data && !bare && !worker->define.ghost) {
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
-                        "the buffer of tensor %u is NULL", buf->tensor);
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "the buffer of %s is NULL",
+                        worker_of(buf, of));
   }
   source->data = worker->define.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
@@ -14308,10 +14316,14 @@ static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int 
     source->bytes = tensor->bytes;
     count = tensor->count;
   }
-  if (buf->count == count) return 0;
-  return mlfab__error(error, MLFAB_ERR_SHAPE, MLFAB_NO_RANK, 0, 0,
-                      "tensor %u has %llu elements, the buffer %llu", buf->tensor,
-                      (unsigned long long)count, (unsigned long long)buf->count);
+  if (buf->count != count)
+    return mlfab__error(error, MLFAB_ERR_SHAPE, MLFAB_NO_RANK, 0, 0,
+                        "%s has %llu elements, the buffer has %llu", worker_of(buf, of),
+                        (unsigned long long)count, (unsigned long long)buf->count);
+  if (count > 0 && (uintptr_t)source->data % (source->bytes / count) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "the buffer of %s is not aligned to its elements", worker_of(buf, of));
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -16923,6 +16935,11 @@ MLFAB__INTERNAL int mlfab__sift_check(const mlfab__worker *worker, const mlfab__
   if (sparse->count > 0 && (!sparse->indices || !sparse->values))
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "push_sparse: %s is NULL",
                         sparse->indices ? "values" : "indices");
+  if (sparse->count > 0 &&
+      ((uintptr_t)sparse->indices % sizeof *sparse->indices != 0 ||
+       (uintptr_t)sparse->values % mlfab__dtype_bytes((int)tensor->dtype) != 0))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push_sparse: indices or values are not aligned to their elements");
   for (uint64_t i = 0; i < sparse->count; i++) {
     unsigned long long index = sparse->indices[i], at = i;
     if (index >= tensor->count)
@@ -27970,7 +27987,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   } else if (code == MLFAB_ERR_SHAPE) {
     comm_fail_call(comm, slot, code, rank,
                    rank == (int32_t)comm->rank
-                       ? "calls it with other sizes or options than the others, so"
+                       ? "calls it so, and the others with other sizes or options"
                        : "calls it with other sizes or options");
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");

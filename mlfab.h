@@ -210,7 +210,7 @@ enum mlfab_dtype {
 typedef struct mlfab_buf {
   uint32_t tensor;   /* its id, or MLFAB_ALL */
   uint32_t reserved; /* 0 */
-  void *data;        /* `count` elements of the tensor's type; pulls write here */
+  void *data;        /* `count` elements of the tensor's type, aligned to it; pulls write here */
   uint64_t count;    /* elements; must equal the tensor's */
 } mlfab_buf;
 

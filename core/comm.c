@@ -870,7 +870,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   } else if (code == MLFAB_ERR_SHAPE) {
     comm_fail_call(comm, slot, code, rank,
                    rank == (int32_t)comm->rank
-                       ? "calls it with other sizes or options than the others, so"
+                       ? "calls it so, and the others with other sizes or options"
                        : "calls it with other sizes or options");
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");

@@ -444,6 +444,11 @@ MLFAB__INTERNAL int mlfab__sift_check(const mlfab__worker *worker, const mlfab__
   if (sparse->count > 0 && (!sparse->indices || !sparse->values))
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "push_sparse: %s is NULL",
                         sparse->indices ? "values" : "indices");
+  if (sparse->count > 0 &&
+      ((uintptr_t)sparse->indices % sizeof *sparse->indices != 0 ||
+       (uintptr_t)sparse->values % mlfab__dtype_bytes((int)tensor->dtype) != 0))
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "push_sparse: indices or values are not aligned to their elements");
   for (uint64_t i = 0; i < sparse->count; i++) {
     unsigned long long index = sparse->indices[i], at = i;
     if (index >= tensor->count)

@@ -68,14 +68,22 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 
 /* --- buffers --- */
 
+/* What a buffer is of, for texts. */
+static const char *worker_of(const mlfab_buf *buf, char text[32]) {
+  if (buf->tensor == MLFAB_ALL) return "the model (MLFAB_ALL)";
+  snprintf(text, 32, "tensor %u", buf->tensor);
+  return text;
+}
+
 /* One buffer's place in the flat model. */
 static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int bare,
                          mlfab__source *source, mlfab_error *error) {
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
+  char of[32];
   if (!buf->data && !bare && !worker->define.ghost) {
-    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
-                        "the buffer of tensor %u is NULL", buf->tensor);
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "the buffer of %s is NULL",
+                        worker_of(buf, of));
   }
   source->data = worker->define.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
@@ -95,10 +103,14 @@ static int worker_source(const mlfab__worker *worker, const mlfab_buf *buf, int 
     source->bytes = tensor->bytes;
     count = tensor->count;
   }
-  if (buf->count == count) return 0;
-  return mlfab__error(error, MLFAB_ERR_SHAPE, MLFAB_NO_RANK, 0, 0,
-                      "tensor %u has %llu elements, the buffer %llu", buf->tensor,
-                      (unsigned long long)count, (unsigned long long)buf->count);
+  if (buf->count != count)
+    return mlfab__error(error, MLFAB_ERR_SHAPE, MLFAB_NO_RANK, 0, 0,
+                        "%s has %llu elements, the buffer has %llu", worker_of(buf, of),
+                        (unsigned long long)count, (unsigned long long)buf->count);
+  if (count > 0 && (uintptr_t)source->data % (source->bytes / count) != 0)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "the buffer of %s is not aligned to its elements", worker_of(buf, of));
+  return 0;
 }
 
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,

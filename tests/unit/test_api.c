@@ -594,8 +594,13 @@ static void wrong_lists(mlfab *n, float *data, int (*call)(mlfab *, const mlfab_
   b = buf(5, data, COUNT - 1);
   EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
   said(n, MLFAB_ERR_SHAPE, "2999");
+  said(n, MLFAB_ERR_SHAPE, "3000");
   b = buf(MLFAB_ALL, data, COUNT + 1);
   EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
+  said(n, MLFAB_ERR_SHAPE, "the model (MLFAB_ALL) has 3000 elements, the buffer has 3001");
+  b = buf(5, (float *)(uintptr_t)((uintptr_t)data + 1), COUNT);
+  EXPECT(n, call(n, &b, 1), MLFAB_ERR_ARGUMENT);
+  said(n, MLFAB_ERR_ARGUMENT, "the buffer of tensor 5 is not aligned to its elements");
   b = buf(MLFAB_ALL, data, UINT64_MAX);
   EXPECT(n, call(n, &b, 1), MLFAB_ERR_SHAPE);
 }
