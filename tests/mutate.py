@@ -341,7 +341,7 @@ def coverage(jobs):
 
 def named(tests):
     """As what cover() finds, of tests that are taken to execute everything, for nothing."""
-    return {test: {"seconds": 1.0 + at, "lines": None} for at, test in enumerate(tests)}
+    return {test: {"seconds": 30.0 + at, "lines": None} for at, test in enumerate(tests)}
 
 
 def related(covered, path, line):
@@ -380,6 +380,9 @@ class Bench:
         self.covered, self.known, self.budget = covered, equivalent(), budget
         self.sanitizes = sanitizes
         self.plain = Variant("right", pool, list(covered), "-O2")
+        for test, found in covered.items():
+            if found["lines"] is None and self.tested(self.plain, FOLDER, self.plain.archive, "", [test]):
+                sys.exit("%s fails without a mistake" % test)
         self.sanitized, self.own, self.lock, self.made = None, threading.local(), threading.Lock(), 0
 
     def tree(self):

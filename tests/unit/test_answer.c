@@ -1454,6 +1454,24 @@ static void test_random(void **state) {
   assert_true(f->stats.spreads_answered > runs && f->stats.spreads_failed > runs);
 }
 
+/* A change whose answer was lost is asked for again: it is not made again, and what another worker changed since stays. */
+static void test_change_asked_again(void **state) {
+  fixture *f = *state;
+  open_model(f, MLFAB_SYNC_ASYNC);
+  mlfab__sync_ask first = {.ask = 1, .tensor = MLFAB_ALL}, second = first, third;
+  first.consistency = (mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = 3};
+  second.consistency = (mlfab_sync){.kind = MLFAB_SYNC_BSP};
+  third = first;
+  third.ask = 2;
+  const mlfab__sync_ask *asks[] = {&first, &second, &first, &third};
+  for (uint32_t i = 0; i < 4; i++) {
+    frame(f, i == 1, MLFAB__SYNC, mlfab__encode_sync_ask(f->meta, asks[i]));
+    assert_int_equal(f->server.gates[0].sync.kind,
+                     i == 1 || i == 2 ? MLFAB_SYNC_BSP : MLFAB_SYNC_SSP);
+  }
+  f->nlog = 0;
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_server, close_server)
   const struct CMUnitTest tests[] = {
@@ -1483,6 +1501,7 @@ int main(void) {
       TEST(test_late_turn),
       TEST(test_reconnect),
       TEST(test_unpinned),
+      TEST(test_change_asked_again),
       TEST(test_bad_frames),
       TEST(test_no_memory),
       TEST(test_random),
