@@ -230,7 +230,7 @@ soak:
 	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
 	  --alone tests/process/kill9_test.py@36000 tests/process/reslice_test.py@3600 \
 	    tests/process/close_test.py@14400 tests/process/soak_test.py@3600 \
-	  "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py"
+	  "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py --goal 0.7"
 
 # ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it
 
