@@ -36397,6 +36397,7 @@ struct mlfab_node {
    * workers wait for, until part_ns at most; leaving: it has said goodbye. */
   int parting, leaving;
   uint64_t part_ns;
+  int closed; /* no call begins any more: its context is being closed */
 };
 
 /* --- between node.c and boot.c --- */
@@ -38659,6 +38660,9 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   error->waited_ns = 0;
   error->text[0] = 0;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->closed)
+    return mlfab__error(error, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0,
+                        "the context is being closed");
   if (worker && !node->is_worker)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this node is not a worker");
   if (node->phase == MLFAB__BOOT_FAILED) {
@@ -40343,9 +40347,22 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 /* drive.h - a context, for the files of module drive. Layer 6.
  *
  * drive.c has the lock, the thread, the transports and most calls; collective.c collectives and the
- * memory that workers of one host share. How they wait for each other: drive.c. */
+ * memory that workers of one host share. How they wait for each other: drive.c.
+ *
+ * Closing while other threads are in calls. A context is
+ *
+ *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --nobody else is inside--> LEAVING --all has gone out--> freed
+ *
+ * Invariants. (1) `inside` counts the threads between enter and leave, those that wait for the lock too; a
+ * call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
+ * MLFAB_ERR_CLOSED), and waiting ends (mlfab__drive_until, the pause of the arena): a request that was waited
+ * for is withdrawn like by mlfab_cancel, so that nothing of its caller's is touched any more, and its call
+ * returns MLFAB_ERR_CLOSED. (3) The closing thread says goodbye when it is alone inside, and frees when it
+ * is alone once more: who came meanwhile has been told CLOSED. The progress thread is not counted; it is
+ * ended before. In a simulation, where all are one thread, nobody is waited for. */
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MLFAB__DRIVE_TRANSPORTS = 2 };
 
@@ -40370,6 +40387,8 @@ struct mlfab {
   pthread_cond_t changed;
   pthread_t thread;
   int has_thread, stop;
+  _Atomic uint32_t inside; /* threads in calls */
+  int closed;
   int parked;            /* the thread stays aside: callers move things */
   int dozing;            /* it does so for long, and wants to be told when there is work: DRIVE_* */
   int brisk;             /* calls come one upon the other */
@@ -40411,10 +40430,12 @@ MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx);
 MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx);
 /* What a waiter waits for: not 0 when it is there. */
 typedef int (*mlfab__drive_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, or the deadline has passed. Returns the test's last answer. Gives up
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer. Gives up
  * the lock now and then. */
 MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
                                        void *what);
+/* What a call returns that waited in vain: CLOSED where that is why, else this code. */
+MLFAB__INTERNAL int mlfab__drive_in_vain(mlfab *ctx, int code);
 /* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                        mlfab_result *result_p);
@@ -40504,7 +40525,8 @@ enum {
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
   DRIVE_STACK_BYTES =
-      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+      1 << 20,               /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+  DRIVE_DRAIN_NS = 10000000, /* between two looks whether all have left a context that is closed */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
@@ -40868,12 +40890,13 @@ static void drive_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
 }
 
-MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
-                                       void *what) {
+/* closed: whether the context was when the wait began; it ends when that changes. */
+static int drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test, void *what,
+                       int closed) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
-  while (!(holds = test(ctx, what))) {
+  while (!(holds = test(ctx, what)) && ctx->closed == closed) {
     if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
@@ -40896,6 +40919,17 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
   ctx->waiters--;
   if (ctx->waiters > 0) pthread_cond_broadcast(&ctx->changed);
   return holds;
+}
+
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what) {
+  return drive_until(ctx, deadline, test, what, 0);
+}
+
+MLFAB__INTERNAL int mlfab__drive_in_vain(mlfab *ctx, int code) {
+  if (!ctx->closed) return code;
+  return mlfab__error(&ctx->node->requests.last, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0,
+                      "the context was closed by another thread");
 }
 
 /* May others want something of this node at any time? */
@@ -40970,6 +41004,7 @@ static void drive_rearm(mlfab *ctx) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx) {
+  atomic_fetch_add(&ctx->inside, 1);
   pthread_mutex_lock(&ctx->lock);
   ctx->now_ns = mlfab__drive_now(ctx);
   ctx->brisk = ctx->now_ns - ctx->left_ns < DRIVE_GRACE_NS;
@@ -40989,6 +41024,9 @@ MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx) {
   }
   ctx->left_ns = ctx->now_ns;
   drive_rearm(ctx);
+  if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
+  /* The last that is done here: whoever closes frees when it has the lock. */
+  atomic_fetch_sub(&ctx->inside, 1);
   pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -41252,37 +41290,66 @@ static int drive_disown(mlfab **ctx_p) {
   return 0;
 }
 
-MLFAB_API int mlfab_close(mlfab **ctx_p) {
+/* Until all other threads have left. With the lock. */
+static void drive_drain(mlfab *ctx) {
+  while (!ctx->simulated && atomic_load(&ctx->inside) > 1) {
+    pthread_cond_broadcast(&ctx->changed);
+    if (ctx->sleeping) mlfab__drive_wake(ctx);
+    drive_cond_wait(ctx, DRIVE_DRAIN_NS);
+  }
+}
+
+/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. Errors: ARGUMENT, CLOSED. */
+static int drive_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (drive_is_child(ctx)) return drive_disown(ctx_p);
   mlfab__drive_enter(ctx);
+  if (ctx->closed) {
+    mlfab__drive_leave(ctx);
+    return MLFAB_ERR_CLOSED;
+  }
+  ctx->closed = ctx->node->closed = 1;
+  *ctx_p = NULL;
+  drive_drain(ctx);
+  *closed_p = ctx;
+  return 0;
+}
+
+static void drive_end(mlfab *ctx) {
+  drive_drain(ctx);
+  pthread_mutex_unlock(&ctx->lock);
+  drive_stop_thread(ctx);
+  drive_free(ctx);
+}
+
+MLFAB_API int mlfab_close(mlfab **ctx_p) {
+  mlfab *ctx;
+  int code = drive_shut(ctx_p, &ctx);
+  if (code) return code;
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
       /* The shard that lives here is needed until the others have left too. */
       mlfab__node_stop_working(node, now);
-      mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
+      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL, 1);
     }
     now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
     /* A beat for what others wait for, and one for the goodbye. */
-    mlfab__drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL);
+    drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL, 1);
   }
-  mlfab__drive_leave(ctx);
-  return mlfab_abandon(ctx_p);
+  drive_end(ctx);
+  return 0;
 }
 
 MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
-  if (!ctx_p) return MLFAB_ERR_ARGUMENT;
-  if (!*ctx_p) return MLFAB_ERR_CLOSED;
-  if (drive_is_child(*ctx_p)) return drive_disown(ctx_p);
-  drive_stop_thread(*ctx_p);
-  drive_free(*ctx_p);
-  *ctx_p = NULL;
-  return 0;
+  mlfab *ctx;
+  int code = drive_shut(ctx_p, &ctx);
+  if (!code) drive_end(ctx);
+  return code;
 }
 
 /* --- waiting for requests --- */
@@ -41308,8 +41375,16 @@ MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t ti
                      drive_test_request, &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
+  if (!done && ctx->closed) {
+    now = mlfab__drive_now(ctx);
+    mlfab_node_cancel(ctx->node, id, now);
+    drive_actions(ctx, now); /* transports let go of what was lent */
+    return mlfab__drive_in_vain(ctx, 0);
+  }
   if (!done) return MLFAB_ERR_TIMEOUT;
   if (result_p) *result_p = result;
+  /* By another thread's withdrawal, which ends all open collectives. */
+  if (result.status == MLFAB_ERR_CANCELLED) return mlfab__drive_in_vain(ctx, result.status);
   return result.status;
 }
 
@@ -41467,6 +41542,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         "flush: after %s %u updates are not decided by every server",
                         mlfab__duration(waited, mlfab__drive_now(ctx) - start),
                         mlfab__worker_unfinished(&ctx->node->worker));
+    code = mlfab__drive_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;
     ctx->node->requests.abandoned_code = 0;
@@ -41557,6 +41633,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
       served ? 0
              : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
                             timeout_ns, "serve: the deadline passed, and workers are still here");
+  if (!served) code = mlfab__drive_in_vain(ctx, code);
   mlfab__drive_leave(ctx);
   return code;
 }
@@ -41786,17 +41863,17 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
         mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, mlfab__drive_now(ctx), &request);
     if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   }
-  mlfab__drive_leave(ctx);
+  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
   errno = 0;
-  if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
-    const char *why = errno ? strerror(errno) : "env.store failed";
-    mlfab__drive_enter(ctx);
+  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  pthread_mutex_lock(&ctx->lock);
+  if (failed)
     code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
-                        "save: '%.200s' cannot be written: %s", path, why);
-    mlfab__drive_leave(ctx);
-  }
+                        "save: '%.200s' cannot be written: %s", path,
+                        number ? strerror(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  mlfab__drive_leave(ctx);
   return code;
 }
 
@@ -41899,6 +41976,7 @@ static int collective_pause(void *user) {
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
   int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  code = mlfab__drive_in_vain(ctx, code);
   turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
   return code;
@@ -41972,6 +42050,7 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   } else { /* others may wait for what it took no time to make, or to fail */
     mlfab__drive_send(ctx, now);
     if (done) code = result.status;
+    if (code == MLFAB_ERR_CANCELLED) code = mlfab__drive_in_vain(ctx, code);
   }
   mlfab__drive_leave(ctx);
   return code;
@@ -42079,7 +42158,7 @@ static int collective_rests(mlfab *ctx, void *what) {
 /* 0, or MEMORY. */
 static int collective_alloc(mlfab *ctx, mlfab__drive_memory *memory) {
   if (mlfab__drive_arena(ctx)) {
-    mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+    if (!mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL)) return MLFAB_ERR_CLOSED;
     memory->at = mlfab__arena_alloc(ctx->arena, memory->bytes);
     memory->shared = memory->at != NULL;
   }
@@ -42099,12 +42178,14 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   if (!memory_p || bytes == 0)
     code = mlfab__error(last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "alloc: %s",
                         memory_p ? "0 bytes" : "memory_p is NULL");
+  if (!code) code = mlfab__drive_in_vain(ctx, 0);
   if (!code) {
     memory = mlfab__alloc(&ctx->env, sizeof *memory);
     if (memory) memory->bytes = bytes;
     if (!memory || collective_alloc(ctx, memory))
       code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                           "alloc: out of memory for %llu bytes", (unsigned long long)bytes);
+    code = mlfab__drive_in_vain(ctx, code);
   }
   if (!code) {
     memory->next = ctx->memories;
@@ -42125,7 +42206,11 @@ static void collective_free(mlfab *ctx, mlfab__drive_memory *memory) {
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
-  mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+  if (!mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL)) {
+    int closed = mlfab__drive_in_vain(ctx, 0); /* which frees it */
+    mlfab__drive_leave(ctx);
+    return closed;
+  }
   mlfab__drive_memory **at = &ctx->memories;
   while (*at && (*at)->at != memory) at = &(*at)->next;
   mlfab__drive_memory *found = *at;

@@ -432,11 +432,15 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
  * heartbeats for them. A worker that serves too (dedicated 0) first goes on serving until all other
  * workers have closed or died, at most timeout_ns of the config: without servers of their own (a
  * launcher, mlfab-run -s 0) those are the first workers.
- * *ctx_p becomes NULL; a second call gets MLFAB_ERR_CLOSED.
- * Requests that are open are forgotten, their buffers are the caller's again. */
+ * *ctx_p becomes NULL at once; a second call gets MLFAB_ERR_CLOSED.
+ * Requests that are open are forgotten, their buffers are the caller's again.
+ * Other threads may be in calls of this context: what they wait for is withdrawn, as by mlfab_cancel, and
+ * they return MLFAB_ERR_CLOSED, as do calls that begin meanwhile; memory is freed when the last of them has
+ * left. After it has returned nobody may call with a copy of the old pointer. */
 MLFAB_API int mlfab_close(mlfab **ctx_p);
 
-/* Frees everything at once without a word to anybody, as a crash would look from outside. */
+/* Frees everything without a word to anybody, as a crash would look from outside; for other threads as
+ * mlfab_close. */
 MLFAB_API int mlfab_abandon(mlfab **ctx_p);
 
 /* This node: worker rank (-1 on a dedicated server), number of workers and servers. NULL to skip. */

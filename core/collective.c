@@ -96,6 +96,7 @@ static int collective_pause(void *user) {
   if (ctx->dozing) pthread_cond_broadcast(&ctx->changed);
   mlfab__drive_pump(ctx);
   int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  code = mlfab__drive_in_vain(ctx, code);
   turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
   return code;
@@ -169,6 +170,7 @@ static int collective_block(mlfab *ctx, mlfab__collective *c) {
   } else { /* others may wait for what it took no time to make, or to fail */
     mlfab__drive_send(ctx, now);
     if (done) code = result.status;
+    if (code == MLFAB_ERR_CANCELLED) code = mlfab__drive_in_vain(ctx, code);
   }
   mlfab__drive_leave(ctx);
   return code;
@@ -276,7 +278,7 @@ static int collective_rests(mlfab *ctx, void *what) {
 /* 0, or MEMORY. */
 static int collective_alloc(mlfab *ctx, mlfab__drive_memory *memory) {
   if (mlfab__drive_arena(ctx)) {
-    mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+    if (!mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL)) return MLFAB_ERR_CLOSED;
     memory->at = mlfab__arena_alloc(ctx->arena, memory->bytes);
     memory->shared = memory->at != NULL;
   }
@@ -296,12 +298,14 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   if (!memory_p || bytes == 0)
     code = mlfab__error(last, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "alloc: %s",
                         memory_p ? "0 bytes" : "memory_p is NULL");
+  if (!code) code = mlfab__drive_in_vain(ctx, 0);
   if (!code) {
     memory = mlfab__alloc(&ctx->env, sizeof *memory);
     if (memory) memory->bytes = bytes;
     if (!memory || collective_alloc(ctx, memory))
       code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
                           "alloc: out of memory for %llu bytes", (unsigned long long)bytes);
+    code = mlfab__drive_in_vain(ctx, code);
   }
   if (!code) {
     memory->next = ctx->memories;
@@ -322,7 +326,11 @@ static void collective_free(mlfab *ctx, mlfab__drive_memory *memory) {
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   DRIVE_CHECK(ctx);
   mlfab__drive_enter(ctx);
-  mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL);
+  if (!mlfab__drive_until(ctx, MLFAB__NEVER, collective_rests, NULL)) {
+    int closed = mlfab__drive_in_vain(ctx, 0); /* which frees it */
+    mlfab__drive_leave(ctx);
+    return closed;
+  }
   mlfab__drive_memory **at = &ctx->memories;
   while (*at && (*at)->at != memory) at = &(*at)->next;
   mlfab__drive_memory *found = *at;

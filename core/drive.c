@@ -38,7 +38,8 @@ enum {
   DRIVE_YIELD_NS =
       200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
   DRIVE_STACK_BYTES =
-      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+      1 << 20,               /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+  DRIVE_DRAIN_NS = 10000000, /* between two looks whether all have left a context that is closed */
   DRIVE_CLOCK_EVERY = 16,
   DRIVE_LOOK_EVERY = 64
 };
@@ -402,12 +403,13 @@ static void drive_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
 }
 
-MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
-                                       void *what) {
+/* closed: whether the context was when the wait began; it ends when that changes. */
+static int drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test, void *what,
+                       int closed) {
   uint64_t idle_since = 0;
   int holds;
   ctx->waiters++;
-  while (!(holds = test(ctx, what))) {
+  while (!(holds = test(ctx, what)) && ctx->closed == closed) {
     if (mlfab__drive_pump(ctx)) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
@@ -430,6 +432,17 @@ MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__dri
   ctx->waiters--;
   if (ctx->waiters > 0) pthread_cond_broadcast(&ctx->changed);
   return holds;
+}
+
+MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
+                                       void *what) {
+  return drive_until(ctx, deadline, test, what, 0);
+}
+
+MLFAB__INTERNAL int mlfab__drive_in_vain(mlfab *ctx, int code) {
+  if (!ctx->closed) return code;
+  return mlfab__error(&ctx->node->requests.last, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0,
+                      "the context was closed by another thread");
 }
 
 /* May others want something of this node at any time? */
@@ -504,6 +517,7 @@ static void drive_rearm(mlfab *ctx) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__drive_enter(mlfab *ctx) {
+  atomic_fetch_add(&ctx->inside, 1);
   pthread_mutex_lock(&ctx->lock);
   ctx->now_ns = mlfab__drive_now(ctx);
   ctx->brisk = ctx->now_ns - ctx->left_ns < DRIVE_GRACE_NS;
@@ -523,6 +537,9 @@ MLFAB__INTERNAL void mlfab__drive_leave(mlfab *ctx) {
   }
   ctx->left_ns = ctx->now_ns;
   drive_rearm(ctx);
+  if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
+  /* The last that is done here: whoever closes frees when it has the lock. */
+  atomic_fetch_sub(&ctx->inside, 1);
   pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -786,37 +803,66 @@ static int drive_disown(mlfab **ctx_p) {
   return 0;
 }
 
-MLFAB_API int mlfab_close(mlfab **ctx_p) {
+/* Until all other threads have left. With the lock. */
+static void drive_drain(mlfab *ctx) {
+  while (!ctx->simulated && atomic_load(&ctx->inside) > 1) {
+    pthread_cond_broadcast(&ctx->changed);
+    if (ctx->sleeping) mlfab__drive_wake(ctx);
+    drive_cond_wait(ctx, DRIVE_DRAIN_NS);
+  }
+}
+
+/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. Errors: ARGUMENT, CLOSED. */
+static int drive_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (drive_is_child(ctx)) return drive_disown(ctx_p);
   mlfab__drive_enter(ctx);
+  if (ctx->closed) {
+    mlfab__drive_leave(ctx);
+    return MLFAB_ERR_CLOSED;
+  }
+  ctx->closed = ctx->node->closed = 1;
+  *ctx_p = NULL;
+  drive_drain(ctx);
+  *closed_p = ctx;
+  return 0;
+}
+
+static void drive_end(mlfab *ctx) {
+  drive_drain(ctx);
+  pthread_mutex_unlock(&ctx->lock);
+  drive_stop_thread(ctx);
+  drive_free(ctx);
+}
+
+MLFAB_API int mlfab_close(mlfab **ctx_p) {
+  mlfab *ctx;
+  int code = drive_shut(ctx_p, &ctx);
+  if (code) return code;
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
     if (node->is_server && node->is_worker) {
       /* The shard that lives here is needed until the others have left too. */
       mlfab__node_stop_working(node, now);
-      mlfab__drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL);
+      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL, 1);
     }
     now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
     /* A beat for what others wait for, and one for the goodbye. */
-    mlfab__drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL);
+    drive_until(ctx, now + 2 * ctx->heartbeat_ns, drive_test_silent, NULL, 1);
   }
-  mlfab__drive_leave(ctx);
-  return mlfab_abandon(ctx_p);
+  drive_end(ctx);
+  return 0;
 }
 
 MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
-  if (!ctx_p) return MLFAB_ERR_ARGUMENT;
-  if (!*ctx_p) return MLFAB_ERR_CLOSED;
-  if (drive_is_child(*ctx_p)) return drive_disown(ctx_p);
-  drive_stop_thread(*ctx_p);
-  drive_free(*ctx_p);
-  *ctx_p = NULL;
-  return 0;
+  mlfab *ctx;
+  int code = drive_shut(ctx_p, &ctx);
+  if (!code) drive_end(ctx);
+  return code;
 }
 
 /* --- waiting for requests --- */
@@ -842,8 +888,16 @@ MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t ti
                      drive_test_request, &wait);
   int code = mlfab_node_test(ctx->node, id, &done, &result);
   if (code) return code;
+  if (!done && ctx->closed) {
+    now = mlfab__drive_now(ctx);
+    mlfab_node_cancel(ctx->node, id, now);
+    drive_actions(ctx, now); /* transports let go of what was lent */
+    return mlfab__drive_in_vain(ctx, 0);
+  }
   if (!done) return MLFAB_ERR_TIMEOUT;
   if (result_p) *result_p = result;
+  /* By another thread's withdrawal, which ends all open collectives. */
+  if (result.status == MLFAB_ERR_CANCELLED) return mlfab__drive_in_vain(ctx, result.status);
   return result.status;
 }
 
@@ -1001,6 +1055,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         "flush: after %s %u updates are not decided by every server",
                         mlfab__duration(waited, mlfab__drive_now(ctx) - start),
                         mlfab__worker_unfinished(&ctx->node->worker));
+    code = mlfab__drive_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;
     ctx->node->requests.abandoned_code = 0;
@@ -1091,6 +1146,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
       served ? 0
              : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
                             timeout_ns, "serve: the deadline passed, and workers are still here");
+  if (!served) code = mlfab__drive_in_vain(ctx, code);
   mlfab__drive_leave(ctx);
   return code;
 }
@@ -1320,16 +1376,16 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
         mlfab_node_pull(ctx->node, bufs, layout->ntensors, NULL, mlfab__drive_now(ctx), &request);
     if (!code) code = mlfab__drive_await(ctx, request, 0, NULL);
   }
-  mlfab__drive_leave(ctx);
+  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
   errno = 0;
-  if (!code && ctx->hooks.store(ctx->hooks.user, path, file, bytes)) {
-    const char *why = errno ? strerror(errno) : "env.store failed";
-    mlfab__drive_enter(ctx);
+  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  pthread_mutex_lock(&ctx->lock);
+  if (failed)
     code = mlfab__error(last, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
-                        "save: '%.200s' cannot be written: %s", path, why);
-    mlfab__drive_leave(ctx);
-  }
+                        "save: '%.200s' cannot be written: %s", path,
+                        number ? strerror(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  mlfab__drive_leave(ctx);
   return code;
 }

@@ -1,7 +1,19 @@
 /* drive.h - a context, for the files of module drive. Layer 6.
  *
  * drive.c has the lock, the thread, the transports and most calls; collective.c collectives and the
- * memory that workers of one host share. How they wait for each other: drive.c. */
+ * memory that workers of one host share. How they wait for each other: drive.c.
+ *
+ * Closing while other threads are in calls. A context is
+ *
+ *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --nobody else is inside--> LEAVING --all has gone out--> freed
+ *
+ * Invariants. (1) `inside` counts the threads between enter and leave, those that wait for the lock too; a
+ * call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
+ * MLFAB_ERR_CLOSED), and waiting ends (mlfab__drive_until, the pause of the arena): a request that was waited
+ * for is withdrawn like by mlfab_cancel, so that nothing of its caller's is touched any more, and its call
+ * returns MLFAB_ERR_CLOSED. (3) The closing thread says goodbye when it is alone inside, and frees when it
+ * is alone once more: who came meanwhile has been told CLOSED. The progress thread is not counted; it is
+ * ended before. In a simulation, where all are one thread, nobody is waited for. */
 #ifndef MLFAB__DRIVE_H
 #define MLFAB__DRIVE_H
 
@@ -9,6 +21,7 @@
 #include "arena.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MLFAB__DRIVE_TRANSPORTS = 2 };
 
@@ -33,6 +46,8 @@ struct mlfab {
   pthread_cond_t changed;
   pthread_t thread;
   int has_thread, stop;
+  _Atomic uint32_t inside; /* threads in calls */
+  int closed;
   int parked;            /* the thread stays aside: callers move things */
   int dozing;            /* it does so for long, and wants to be told when there is work: DRIVE_* */
   int brisk;             /* calls come one upon the other */
@@ -74,10 +89,12 @@ MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx);
 MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx);
 /* What a waiter waits for: not 0 when it is there. */
 typedef int (*mlfab__drive_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, or the deadline has passed. Returns the test's last answer. Gives up
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer. Gives up
  * the lock now and then. */
 MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
                                        void *what);
+/* What a call returns that waited in vain: CLOSED where that is why, else this code. */
+MLFAB__INTERNAL int mlfab__drive_in_vain(mlfab *ctx, int code);
 /* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__drive_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                        mlfab_result *result_p);

@@ -2126,6 +2126,9 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   error->waited_ns = 0;
   error->text[0] = 0;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->closed)
+    return mlfab__error(error, MLFAB_ERR_CLOSED, MLFAB_NO_RANK, 0, 0,
+                        "the context is being closed");
   if (worker && !node->is_worker)
     return mlfab__error(error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this node is not a worker");
   if (node->phase == MLFAB__BOOT_FAILED) {

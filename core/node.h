@@ -277,6 +277,7 @@ struct mlfab_node {
    * workers wait for, until part_ns at most; leaving: it has said goodbye. */
   int parting, leaving;
   uint64_t part_ns;
+  int closed; /* no call begins any more: its context is being closed */
 };
 
 /* --- between node.c and boot.c --- */
