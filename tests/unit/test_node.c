@@ -1424,6 +1424,29 @@ static void test_leaving_together(void **state) {
   for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
 }
 
+/* What is under way to one that has said goodbye is not waited for. */
+static void test_leaving_after_a_peer(void **state) {
+  uint8_t data[64] = {0};
+  mlfab_request request[NODES];
+  (void)state;
+  all_reduce();
+  run(300000000);
+  assert_true(mlfab__comm_quiet(&n.node[2]->comm));
+  n.slow_ns[1] = 400000000;
+  for (int i = 0; i < NODES; i += 2)
+    assert_int_equal(
+        mlfab_node_broadcast_workers(n.node[i], 2, data, sizeof data, NULL, n.now, &request[i]), 0);
+  for (int i = 0; i < NODES; i += 2) assert_int_equal(finish(i, request[i]), 0);
+  assert_int_equal(mlfab_node_leave(n.node[1], n.now), 0);
+  run(1000000);
+  for (int i = 2; i >= 0; i -= 2) { /* one of them has sent it on */
+    assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
+    run(2000000);
+    assert_int_equal(n.node[i]->leaving, 2);
+    assert_int_equal(standing(i), 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       HOSTILE(test_damage),
@@ -1460,6 +1483,7 @@ int main(void) {
       HOSTILE(test_goodbye_to_a_hand_driven_peer),
       HOSTILE(test_leaving_asks),
       HOSTILE(test_leaving_together),
+      HOSTILE(test_leaving_after_a_peer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
