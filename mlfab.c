@@ -801,8 +801,10 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t nodes;
 } mlfab__welcome;
 
-typedef struct mlfab__member_info { /* u32 node, roles, incarnation, hand; text addresses */
+typedef struct
+    mlfab__member_info { /* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
   uint32_t node, roles, incarnation, hand;
+  uint64_t nonce; /* of its process, which it shows in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
 
@@ -1626,7 +1628,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_JOIN(N, T) \
   N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation) N(nonce) T(addresses)
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
-#define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
+#define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce)
 #define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
@@ -2166,7 +2168,7 @@ MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
-  if (room < 18u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
+  if (room < 26u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
   return (uint32_t)(wire_write_member_info(at, m) - at);
 }
 
@@ -36184,12 +36186,12 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
  * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
  * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
- * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
- * number it is turned away, and calls again for as long as it has something to say.
+ * not wait. Whoever says MEET speaks on at once, and so is not kept: it is turned away and the holder gets
+ * a PROBE, which gives the link up unless it is answered within 2 beats; meanwhile the caller calls
+ * again, for as long as it has something to say.
  *
  * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
- * everybody's incarnation and nonce from JOIN; the others know from WELCOME which incarnation each server
- * has. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
+ * everybody's incarnation and nonce from JOIN; the others know those of the servers from WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
  * process, and nothing there tells one that server 0 has not issued.
  *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
@@ -36294,8 +36296,9 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint64_t retry_ns, heard_ns, connect_ns;
   uint8_t hand;
-  uint32_t
-      incarnation; /* that server 0 gave to the server when the fabric was made; 0: not told yet */
+  /* That server 0 gave to the server when the fabric was made, and that it drew; 0: not told yet. */
+  uint32_t incarnation;
+  uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128]; /* the last failure */
 } mlfab__route;
@@ -36463,6 +36466,8 @@ MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
  * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
 MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
                                       uint64_t nonce, const mlfab__frame_in *frame);
+/* Asks the process at the other end whether it lives, unless that is being asked. */
+MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index);
 /* How people call a node: "worker 3", "server 1". */
 MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
@@ -37174,6 +37179,12 @@ static void node_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind, uint
   mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
 }
 
+MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index) {
+  if (node->links[index].probe_ns != 0) return;
+  node->links[index].probe_ns = node->now_ns;
+  node_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
+}
+
 MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
                                       uint64_t nonce, const mlfab__frame_in *frame) {
   if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
@@ -37192,10 +37203,7 @@ MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t
   link->claim_type = frame->type;
   link->holder = holder;
   node->claims++;
-  if (node->links[holder].probe_ns == 0) {
-    node->links[holder].probe_ns = node->now_ns;
-    node_heartbeat(node, holder, MLFAB__BEAT_PROBE, node->now_ns);
-  }
+  mlfab__node_probe(node, holder);
   return 0;
 }
 
@@ -37270,7 +37278,9 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
 /* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
 static void node_scan_probe(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < 5 * node->config.heartbeat_ns) return;
+  uint64_t beats = link->kind == MLFAB__LINK_MEMBER ? 2 : 5;
+  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < beats * node->config.heartbeat_ns)
+    return;
   link->probe_ns = 0;
   if (node_is_hand(node, link)) {
     node_claims_refuse(node, index);
@@ -37450,9 +37460,13 @@ static int node_issued(const mlfab_node *node, const mlfab__hello *hello, uint32
     const mlfab__peer *peer = &node->peers[hello->node];
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
-  uint32_t known = server == MLFAB__NO_NODE ? 0 : node->routes[server].incarnation;
-  /* Server 0 is never restarted. */
-  return server == 0 && known ? hello->incarnation == known : hello->incarnation >= known;
+  if (server == MLFAB__NO_NODE) return 1;
+  const mlfab__route *route = &node->routes[server];
+  if (route->incarnation == 0) return 1;
+  /* Server 0 is never restarted; the others may have been since. */
+  return hello->incarnation == route->incarnation
+             ? hello->nonce == route->nonce
+             : server > 0 && hello->incarnation > route->incarnation;
 }
 
 /* The scheduler says who it is on a new link to our server role. */
@@ -39201,6 +39215,7 @@ static int boot_make_welcome(mlfab_node *node) {
     info.roles = MLFAB_ROLE_SERVER;
     info.incarnation = peer->incarnation;
     info.hand = peer->hand;
+    info.nonce = peer->nonce;
     memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
@@ -39246,6 +39261,7 @@ static void boot_complete(mlfab_node *node) {
            MLFAB__ADDRESSES_MAX);
     node->routes[r].hand = peer->hand;
     node->routes[r].incarnation = peer->incarnation;
+    node->routes[r].nonce = peer->nonce;
   }
   mlfab__node_greet(node);
   mlfab__boot_check(node);
@@ -39407,6 +39423,7 @@ MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node) {
   self->joined = 1;
   self->incarnation = node->incarnation = ++node->incarnations;
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  self->nonce = node->nonce;
   node->joined = 1;
   if (node->joined == node->nodes) boot_complete(node);
 }
@@ -39459,6 +39476,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
       memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
       node->routes[r].hand = info.hand != 0;
       node->routes[r].incarnation = info.incarnation;
+      node->routes[r].nonce = info.nonce;
     }
   }
   node->incarnation = welcome.incarnation;
@@ -39712,6 +39730,7 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
   }
   uint32_t old = node->member_links[meet.node];
   if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__node_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
                        "another process is here as this worker");
     return;

@@ -202,6 +202,7 @@ static int boot_make_welcome(mlfab_node *node) {
     info.roles = MLFAB_ROLE_SERVER;
     info.incarnation = peer->incarnation;
     info.hand = peer->hand;
+    info.nonce = peer->nonce;
     memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
@@ -247,6 +248,7 @@ static void boot_complete(mlfab_node *node) {
            MLFAB__ADDRESSES_MAX);
     node->routes[r].hand = peer->hand;
     node->routes[r].incarnation = peer->incarnation;
+    node->routes[r].nonce = peer->nonce;
   }
   mlfab__node_greet(node);
   mlfab__boot_check(node);
@@ -408,6 +410,7 @@ MLFAB__INTERNAL void mlfab__boot_start(mlfab_node *node) {
   self->joined = 1;
   self->incarnation = node->incarnation = ++node->incarnations;
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  self->nonce = node->nonce;
   node->joined = 1;
   if (node->joined == node->nodes) boot_complete(node);
 }
@@ -460,6 +463,7 @@ static void boot_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in 
       memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
       node->routes[r].hand = info.hand != 0;
       node->routes[r].incarnation = info.incarnation;
+      node->routes[r].nonce = info.nonce;
     }
   }
   node->incarnation = welcome.incarnation;

@@ -132,6 +132,7 @@ MLFAB__INTERNAL void mlfab__hop_meet(mlfab_node *node, uint32_t index,
   }
   uint32_t old = node->member_links[meet.node];
   if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__node_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
                        "another process is here as this worker");
     return;

@@ -640,6 +640,12 @@ static void node_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind, uint
   mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
 }
 
+MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index) {
+  if (node->links[index].probe_ns != 0) return;
+  node->links[index].probe_ns = node->now_ns;
+  node_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
+}
+
 MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
                                       uint64_t nonce, const mlfab__frame_in *frame) {
   if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
@@ -658,10 +664,7 @@ MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t
   link->claim_type = frame->type;
   link->holder = holder;
   node->claims++;
-  if (node->links[holder].probe_ns == 0) {
-    node->links[holder].probe_ns = node->now_ns;
-    node_heartbeat(node, holder, MLFAB__BEAT_PROBE, node->now_ns);
-  }
+  mlfab__node_probe(node, holder);
   return 0;
 }
 
@@ -736,7 +739,9 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
 /* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
 static void node_scan_probe(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < 5 * node->config.heartbeat_ns) return;
+  uint64_t beats = link->kind == MLFAB__LINK_MEMBER ? 2 : 5;
+  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < beats * node->config.heartbeat_ns)
+    return;
   link->probe_ns = 0;
   if (node_is_hand(node, link)) {
     node_claims_refuse(node, index);
@@ -916,9 +921,13 @@ static int node_issued(const mlfab_node *node, const mlfab__hello *hello, uint32
     const mlfab__peer *peer = &node->peers[hello->node];
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
-  uint32_t known = server == MLFAB__NO_NODE ? 0 : node->routes[server].incarnation;
-  /* Server 0 is never restarted. */
-  return server == 0 && known ? hello->incarnation == known : hello->incarnation >= known;
+  if (server == MLFAB__NO_NODE) return 1;
+  const mlfab__route *route = &node->routes[server];
+  if (route->incarnation == 0) return 1;
+  /* Server 0 is never restarted; the others may have been since. */
+  return hello->incarnation == route->incarnation
+             ? hello->nonce == route->nonce
+             : server > 0 && hello->incarnation > route->incarnation;
 }
 
 /* The scheduler says who it is on a new link to our server role. */

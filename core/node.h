@@ -46,12 +46,12 @@
  * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
  * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
  * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
- * not wait. Whoever says MEET speaks on at once, and so is not kept: while another process holds its
- * number it is turned away, and calls again for as long as it has something to say.
+ * not wait. Whoever says MEET speaks on at once, and so is not kept: it is turned away and the holder gets
+ * a PROBE, which gives the link up unless it is answered within 2 beats; meanwhile the caller calls
+ * again, for as long as it has something to say.
  *
  * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
- * everybody's incarnation and nonce from JOIN; the others know from WELCOME which incarnation each server
- * has. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
+ * everybody's incarnation and nonce from JOIN; the others know those of the servers from WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
  * process, and nothing there tells one that server 0 has not issued.
  *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
@@ -174,8 +174,9 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint64_t retry_ns, heard_ns, connect_ns;
   uint8_t hand;
-  uint32_t
-      incarnation; /* that server 0 gave to the server when the fabric was made; 0: not told yet */
+  /* That server 0 gave to the server when the fabric was made, and that it drew; 0: not told yet. */
+  uint32_t incarnation;
+  uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128]; /* the last failure */
 } mlfab__route;
@@ -343,6 +344,8 @@ MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
  * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
 MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
                                       uint64_t nonce, const mlfab__frame_in *frame);
+/* Asks the process at the other end whether it lives, unless that is being asked. */
+MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index);
 /* How people call a node: "worker 3", "server 1". */
 MLFAB__INTERNAL const char *mlfab__boot_name(const mlfab_node *node, uint32_t id, char buffer[32]);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);

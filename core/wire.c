@@ -104,7 +104,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_JOIN(N, T) \
   N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation) N(nonce) T(addresses)
 #define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
-#define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) T(addresses)
+#define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses)
 #define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
 #define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce)
 #define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
@@ -644,7 +644,7 @@ MLFAB__INTERNAL int mlfab__decode_shift_gate(const uint8_t *meta, uint32_t bytes
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
-  if (room < 18u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
+  if (room < 26u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
   return (uint32_t)(wire_write_member_info(at, m) - at);
 }
 

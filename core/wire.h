@@ -164,8 +164,10 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t nodes;
 } mlfab__welcome;
 
-typedef struct mlfab__member_info { /* u32 node, roles, incarnation, hand; text addresses */
+typedef struct
+    mlfab__member_info { /* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
   uint32_t node, roles, incarnation, hand;
+  uint64_t nonce; /* of its process, which it shows in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
 

@@ -418,7 +418,7 @@ static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
   bulk = frame + MLFAB_HEADER_BYTES + h.meta_bytes;
   if (h.type == MLFAB__WELCOME) {
     for (int nodes = 1 + (int)mlfab__prng_below(prng, 3); nodes > 0; nodes--) {
-      for (int i = 0; i < 16; i++) bulk[h.bulk_bytes++] = (uint8_t)mlfab__prng_next(prng);
+      for (int i = 0; i < 24; i++) bulk[h.bulk_bytes++] = (uint8_t)mlfab__prng_next(prng);
       h.bulk_bytes += random_text(prng, bulk + h.bulk_bytes);
     }
   } else if (memchr(bulk_types, h.type, sizeof bulk_types) != NULL) {

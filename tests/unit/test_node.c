@@ -796,18 +796,15 @@ static void test_roles_that_were_not_given(void **state) {
   pull(2, before);
   uint32_t link = dial_to(1);
   for (uint32_t i = 1; i < 4; i++) {
-    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i, MLFAB_ROLE_SERVER, 77);
-    fenced(link, "server 0 of another incarnation");
+    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i - 1, MLFAB_ROLE_SERVER, 77);
+    fenced(link, "another process as server 0");
     link = dial_to(1);
-    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i, MLFAB_ROLE_SCHEDULER, 77);
-    fenced(link, "a scheduler of another incarnation");
+    say_hello_as(link, 0, i == 3 ? UINT32_MAX : first + i - 1, MLFAB_ROLE_SCHEDULER, 77);
+    fenced(link, "another process as the scheduler");
     link = dial_to(1);
   }
   say_hello_as(link, 2, first, MLFAB_ROLE_SCHEDULER, 77);
   given_up(link, "a worker as the scheduler");
-  link = dial_to(1);
-  say_hello_as(link, 0, first, MLFAB_ROLE_SCHEDULER, 77);
-  taken(link, "a second scheduler");
   link = dial();
   say_hello_as(link, 1, second, MLFAB_ROLE_SERVER, 77);
   fenced(link, "another process as server 1");
@@ -872,26 +869,41 @@ static void test_claims_end(void **state) {
   assert_int_equal(n.node[0]->claims, 0);
 }
 
-/* Links between workers: another process is turned away while the first has its link. */
-static void test_meets(void **state) {
+static uint32_t say_meet(uint64_t nonce) {
   made m;
+  mlfab__meet meet = {2, UINT32_MAX, nonce};
+  uint32_t link = dial_to(1), bytes = mlfab__encode_meet(m.head + MLFAB_HEADER_BYTES, &meet);
+  made_begin(&m, MLFAB__MEET, bytes, 0);
+  send(link, &m);
+  run(100000);
+  return link;
+}
+
+/* Links between workers: another process is turned away while the first answers; the first may call
+ * again. One that does not answer has lost its number after two heartbeats. */
+static void test_meets(void **state) {
   uint32_t links[3];
   static const uint64_t nonces[] = {77, 78, 77};
   (void)state;
   for (int i = 0; i < 3; i++) {
-    mlfab__meet meet = {2, UINT32_MAX, nonces[i]};
-    links[i] = dial_to(1);
-    uint32_t bytes = mlfab__encode_meet(m.head + MLFAB_HEADER_BYTES, &meet);
-    made_begin(&m, MLFAB__MEET, bytes, 0);
-    send(links[i], &m);
-    run(100000);
+    links[i] = say_meet(nonces[i]);
     assert_int_equal(n.link[links[0]].up, i < 2);
+    if (i == 1) {
+      assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
+      say_beat(links[0], n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
+      run(3ull * BEAT);
+    }
   }
   assert_false(n.link[links[1]].up);
   assert_true(n.link[links[2]].up);
   say_beat(links[2], 4711, MLFAB__BEAT_PROBE);
   assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_ANSWER);
   assert_int_equal(n.heard_beat.sent_ns, 4711);
+  assert_false(n.link[say_meet(78)].up);
+  assert_true(n.link[links[2]].up);
+  run(2ull * BEAT + BEAT / 2);
+  assert_false(n.link[links[2]].up);
+  assert_true(n.link[say_meet(78)].up);
 }
 
 /* --- a worker that breaks the rules --- */
