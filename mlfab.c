@@ -41318,9 +41318,11 @@ static void drive_drain(mlfab *ctx) {
   }
 }
 
-/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. Errors: ARGUMENT, CLOSED. */
+/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. In a child of the process that
+ * opened it there is nothing left to do, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
 static int drive_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
+  *closed_p = NULL;
   if (!ctx_p) return MLFAB_ERR_ARGUMENT;
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (drive_is_child(ctx)) return drive_disown(ctx_p);
@@ -41346,7 +41348,7 @@ static void drive_end(mlfab *ctx) {
 MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab *ctx;
   int code = drive_shut(ctx_p, &ctx);
-  if (code) return code;
+  if (!ctx) return code;
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
   if (mlfab_node_ready(node, NULL) == 1) {
@@ -41367,7 +41369,7 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
 MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
   mlfab *ctx;
   int code = drive_shut(ctx_p, &ctx);
-  if (!code) drive_end(ctx);
+  if (ctx) drive_end(ctx);
   return code;
 }
 
