@@ -530,6 +530,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   char text[180];
   if (route->dead) return;
   route->dead = 1;
+  snprintf(route->died, sizeof route->died, "%.63s", why);
   if (index >= 2 * node->config.servers) {
     if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
     return;
@@ -2121,8 +2122,22 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
+/* To a call that meets a dead server is said what it died of. */
+static void node_say_why(const mlfab_node *node, mlfab_error *last) {
+  static const char dead[] = "is dead";
+  size_t n = strlen(last->text), end = sizeof dead - 1;
+  if (last->code != MLFAB_ERR_PEER_DEAD || !last->is_server || n < end || last->rank < 0 ||
+      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
+    return;
+  const char *why = node->routes[last->rank].died;
+  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
+}
+
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
-  if (code) node->requests.last = *error;
+  if (code) {
+    node->requests.last = *error;
+    node_say_why(node, &node->requests.last);
+  }
   node_epilogue(node);
   return code;
 }

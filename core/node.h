@@ -179,6 +179,7 @@ typedef struct mlfab__route {
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128]; /* the last failure */
+  char died[64]; /* dead: of what */
 } mlfab__route;
 
 enum mlfab__boot_phase {

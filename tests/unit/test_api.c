@@ -1261,9 +1261,11 @@ static void server_dies(int call, uint64_t heartbeat) {
   snprintf(name, sizeof name, "server %u", (unsigned)victim - 2);
   said(n, MLFAB_ERR_PEER_DEAD, name);
   assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, (int32_t)victim - 2, 1));
-  /* From now on this is said at once. */
+  /* From now on this is said at once, and what it died of. */
   EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  said(n, MLFAB_ERR_PEER_DEAD, "nobody listens there");
   EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  said(n, MLFAB_ERR_PEER_DEAD, "nobody listens there");
   world_close(&f.w);
 }
 
