@@ -14953,6 +14953,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
     worker_change_dead(worker, server, 0, now_ns);
+    mlfab__thaw_dead(worker, server, 0, now_ns);
     return;
   }
   stream->up = 1;
@@ -17930,6 +17931,12 @@ static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
+  /* What goes to a server that died meanwhile ends now. */
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].dead) continue;
+    mlfab__push_dead(worker, s, now_ns);
+    mlfab__pull_dead(worker, s, 0, now_ns);
+  }
   thaw_run(worker);
 }
 
@@ -17947,7 +17954,8 @@ static int thaw_keep(mlfab__worker *worker, const mlfab__thaw *thaw, const uint3
   return 0;
 }
 
-static void thaw_thaw(mlfab__worker *worker, const mlfab__frame_in *frame, uint64_t now_ns) {
+static void thaw_thaw(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__thaw thaw;
   uint32_t owners[MLFAB__SLICES_MAX];
@@ -17959,6 +17967,7 @@ static void thaw_thaw(mlfab__worker *worker, const mlfab__frame_in *frame, uint6
     return;
   }
   if (thaw.attempt < pause->attempt) return;
+  if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
   if (thaw_keep(worker, &thaw, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
@@ -18111,13 +18120,15 @@ static void thaw_done(mlfab__worker *worker, const mlfab__frame_in *frame, uint6
 
 MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
                                       const mlfab__frame_in *frame, uint64_t now_ns) {
-  if (server != 0) return 0;
+  /* Without server 0 the others tell what counts. */
+  if (server != 0 && frame->type != MLFAB__THAW) return 0;
+  if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
     case MLFAB__FREEZE:
       thaw_freeze(worker, frame, now_ns);
       return 1;
     case MLFAB__THAW:
-      thaw_thaw(worker, frame, now_ns);
+      thaw_thaw(worker, server, frame, now_ns);
       return 1;
     case MLFAB__RESLICE_DONE:
       thaw_done(worker, frame, now_ns);
@@ -18380,6 +18391,8 @@ typedef struct mlfab__server {
   mlfab__port across;         /* to other servers; `ready` opens the link */
   struct mlfab__shift *shift; /* under way here, or NULL */
   int held;                   /* from the first MOVE to the last: nothing is decided or answered */
+  int orphan;                 /* server 0 is out of reach */
+  uint64_t said_ns;           /* while it is, or slices move: when others were told last */
   int untidy;                 /* gates of one model stand side by side */
   mlfab__moved moved;         /* what server 0 was answered last */
 } mlfab__server;
@@ -18497,9 +18510,14 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words);
 
-/* shift.c - MOVE came from server 0; a frame of another server. Errors: FRAME. */
+/* shift.c - MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
                                       uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__shift_told(mlfab__server *server, uint32_t from,
+                                      const mlfab__frame_in *frame);
+/* That server is out of reach. Once a tick. */
+MLFAB__INTERNAL void mlfab__shift_dead(mlfab__server *server, uint32_t which);
+MLFAB__INTERNAL void mlfab__shift_tick(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
                                        const mlfab__frame_in *frame);
 /* The next bytes for another server: 1, or 0; they were taken. */
@@ -19446,6 +19464,7 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
   server_watch_scheduler(server);
   mlfab__intake_tick(server);
   mlfab__answer_tick(server);
+  mlfab__shift_tick(server);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
@@ -23564,6 +23583,8 @@ typedef struct shift_gate { /* of slices that come */
 struct mlfab__shift {
   uint32_t attempt;
   int ready, sending, answered; /* answered: SEND */
+  int leaderless;               /* server 0 is out of reach, and it had been answered */
+  uint8_t *heard;               /* by server: leaderless as well, or out of reach */
   uint32_t *owners;
   uint32_t nowners, servers;
   mlfab__layout layout;
@@ -23588,6 +23609,7 @@ static void shift_drop(mlfab__server *server) {
     mlfab__free(env, shift->gates[g].words, shift->nwords * sizeof *shift->gates[g].words);
   mlfab__free(env, shift->gates, shift->gates_room * sizeof *shift->gates);
   mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
+  mlfab__free(env, shift->heard, shift->servers);
   mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
   mlfab__free(env, shift->ahead, shift->store.nslices * sizeof *shift->ahead);
   mlfab__free_aligned(env, shift->scratch, shift->store.block_bytes);
@@ -23614,7 +23636,8 @@ static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
-  if (!shift->owners || !shift->cursors) return MLFAB_ERR_MEMORY;
+  shift->heard = mlfab__alloc(env, server->servers);
+  if (!shift->owners || !shift->cursors || !shift->heard) return MLFAB_ERR_MEMORY;
   memcpy(shift->owners, owners, n * sizeof *owners);
   return 0;
 }
@@ -23765,6 +23788,7 @@ MLFAB__INTERNAL int mlfab__shift_wants(const mlfab__server *server, uint32_t to)
   shift_cursor cursor = {0, 0, 0};
   /* An answer may have to be told again. */
   if (to == 0) return shift || server->moved.attempt != 0;
+  if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number && shift_seek(server, to, &cursor);
 }
 
@@ -23828,6 +23852,7 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
 
 MLFAB__INTERNAL void mlfab__shift_up(mlfab__server *server, uint32_t to) {
   struct mlfab__shift *shift = server->shift;
+  if (to == 0) server->orphan = 0;
   /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
   if (to == 0 && server->moved.attempt != 0) shift_answer(server);
   if (!shift) return;
@@ -24136,6 +24161,155 @@ MLFAB__INTERNAL void mlfab__shift_check(mlfab__server *server) {
   }
 }
 
+/* It is over here, and the new layout counts. */
+static void shift_finish(mlfab__server *server) {
+  uint32_t attempt = server->shift->attempt;
+  shift_install(server);
+  shift_end(server);
+  shift_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
+}
+
+/* It is over here, nothing has changed, and nothing of this attempt is taken any more. */
+static void shift_undo(mlfab__server *server) {
+  uint32_t attempt = server->shift->attempt;
+  shift_end(server);
+  shift_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+}
+
+/* This process was not here when the move began. */
+static void shift_unknown(mlfab__server *server, const mlfab__move *move) {
+  shift_done(server, move->attempt, move->step, MLFAB_ERR_STATE, "a server was restarted");
+}
+
+/* --- without server 0 --- */
+
+static void shift_say(mlfab__server *server, uint32_t to, uint32_t attempt, uint32_t step,
+                      int code) {
+  mlfab__moved moved;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&moved, 0, sizeof moved);
+  moved.attempt = attempt;
+  moved.step = step;
+  moved.server = server->number;
+  moved.code = code;
+  server->across.post(server->across.self, to, MLFAB__MOVED, meta,
+                      mlfab__encode_moved(meta, &moved));
+}
+
+static int shift_is_other(const mlfab__server *server, uint32_t s) {
+  return s != 0 && s != server->number;
+}
+
+/* Nobody can have installed where all others in reach are leaderless, too. */
+static void shift_decide(mlfab__server *server) {
+  const struct mlfab__shift *shift = server->shift;
+  if (!shift || !shift->leaderless) return;
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (shift_is_other(server, s) && !shift->heard[s]) return;
+  }
+  shift_undo(server);
+}
+
+MLFAB__INTERNAL void mlfab__shift_dead(mlfab__server *server, uint32_t which) {
+  struct mlfab__shift *shift = server->shift;
+  if (server->number == 0) return;
+  if (which == 0) server->orphan = 1;
+  if (!shift) return;
+  if (which != 0) {
+    shift->heard[which] = 1;
+  } else if (!shift->answered || server->moved.code) {
+    shift_undo(server);
+    return;
+  } else if (!shift->leaderless) {
+    shift->leaderless = 1;
+    server->said_ns = 0;
+    memset(shift->heard, 0, server->servers);
+    for (uint32_t s = 0; s < server->servers; s++) {
+      if (shift_is_other(server, s)) server->across.ready(server->across.self, s);
+    }
+  }
+  shift_decide(server);
+}
+
+/* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
+static void shift_thaw(mlfab__server *server, uint32_t worker) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  uint8_t meta[64 + 2 * MLFAB__SLICES_MAX];
+  mlfab__thaw thaw = {server->epoch, server->epoch, server->layout.nslices};
+  if (server->phase != MLFAB__MODEL_STANDS || !server->peers[worker].connected) return;
+  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = server->layout.slices[i].server;
+  server->port.post(server->port.self, worker, MLFAB__THAW, meta,
+                    mlfab__encode_thaw(meta, &thaw, owners));
+}
+
+MLFAB__INTERNAL void mlfab__shift_tick(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  if (server->number == 0 || (!shift && !server->orphan)) return;
+  if (server->now_ns - server->said_ns < server->config->heartbeat_ns) return;
+  server->said_ns = server->now_ns;
+  if (!shift) {
+    for (uint32_t w = 0; w < server->workers; w++) shift_thaw(server, w);
+    return;
+  }
+  if (!shift->leaderless) {
+    const mlfab__moved *moved = &server->moved;
+    if (moved->attempt == shift->attempt)
+      shift_say(server, 0, moved->attempt, moved->step, moved->code);
+    return;
+  }
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (shift_is_other(server, s))
+      shift_say(server, s, shift->attempt, MLFAB__MOVE_SEND, MLFAB_ERR_PEER_DEAD);
+  }
+}
+
+/* A leaderless server asks: what is known here of its attempt. */
+static void shift_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
+  struct mlfab__shift *shift = server->shift;
+  if (shift && shift->attempt == attempt && shift->answered && !server->moved.code) {
+    shift->heard[from] = 1;
+    shift_decide(server);
+    return; /* it is told by server 0, or asks, too */
+  }
+  uint32_t step = MLFAB__MOVE_ABORT;
+  server->across.ready(server->across.self, from);
+  if (shift && shift->attempt == attempt) {
+    shift_undo(server);
+  } else if (server->phase != MLFAB__MODEL_STANDS) {
+    step = MLFAB__MOVE_PREPARE; /* a new process, which cannot know */
+  } else if (server->epoch == attempt) {
+    step = MLFAB__MOVE_INSTALL;
+  } else if (attempt > server->moved.attempt) {
+    shift_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+  }
+  shift_say(server, from, attempt, step, 0);
+}
+
+MLFAB__INTERNAL int mlfab__shift_told(mlfab__server *server, uint32_t from,
+                                      const mlfab__frame_in *frame) {
+  struct mlfab__shift *shift = server->shift;
+  mlfab__moved moved;
+  if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != from ||
+      from == 0 || moved.attempt == 0)
+    return MLFAB_ERR_FRAME;
+  if (moved.step == MLFAB__MOVE_SEND) {
+    shift_asked(server, from, moved.attempt);
+    return 0;
+  }
+  if (!shift || shift->attempt != moved.attempt || !shift->leaderless) return 0;
+  if (moved.step == MLFAB__MOVE_INSTALL) {
+    shift_finish(server);
+  } else if (moved.step == MLFAB__MOVE_ABORT) {
+    shift_undo(server);
+  } else {
+    shift->heard[from] = 1;
+    shift_decide(server);
+  }
+  return 0;
+}
+
+/* --- steps of server 0 --- */
+
 static void shift_moving(mlfab__server *server, const mlfab__move *move, const uint32_t *owners) {
   int code = 0;
   shift_drop(server);
@@ -24156,16 +24330,20 @@ MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_
   mlfab__move move;
   struct mlfab__shift *shift = server->shift;
   server->now_ns = now_ns;
+  server->orphan = 0;
   if (mlfab__decode_move(frame->meta, frame->meta_bytes, &move, owners) || move.attempt == 0)
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < move.slices; i++) {
     if (owners[i] >= server->servers) return MLFAB_ERR_FRAME;
   }
   if (move.attempt < server->moved.attempt) return 0;
-  if (move.attempt == server->moved.attempt && move.step == server->moved.step) {
-    shift_answer(server); /* it was lost with a link */
+  if (move.attempt == server->moved.attempt &&
+      (move.step == server->moved.step || server->moved.step == MLFAB__MOVE_ABORT)) {
+    shift_answer(server); /* it was lost with a link, or was not asked for */
     return 0;
   }
+  if (shift && shift->attempt == move.attempt && shift->leaderless)
+    return 0; /* the others decide */
   int ours = shift && shift->attempt == move.attempt;
   switch (move.step) {
     case MLFAB__MOVE_PREPARE:
@@ -24174,13 +24352,13 @@ MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_
       if (!ours) shift_moving(server, &move, owners);
       break;
     case MLFAB__MOVE_SEND:
+      if (!ours) shift_unknown(server, &move);
       if (ours && shift->ready && !shift->sending) shift_send(server);
       break;
     case MLFAB__MOVE_INSTALL:
-      if (!ours || !shift->answered) return MLFAB_ERR_FRAME;
-      shift_install(server);
-      shift_end(server);
-      shift_done(server, move.attempt, MLFAB__MOVE_INSTALL, 0, "");
+      if (!ours) shift_unknown(server, &move);
+      if (ours && !shift->answered) return MLFAB_ERR_FRAME;
+      if (ours) shift_finish(server);
       break;
     case MLFAB__MOVE_ABORT:
       shift_end(server);
@@ -24792,6 +24970,32 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  *
  * ABORTING: every server drops the new store and goes on as before; nothing has changed.
  *
+ * Who is out of reach. A server, and server 0 to a server, is out of reach when it has had no link for
+ * five heartbeats, or is silent for as long as node.c says. A server k other than 0:
+ *
+ *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all is there--> PROMISED --INSTALL--> (free)
+ *      ^                  |                      |               |                         |
+ *      +-- ABORT, or server 0 is out of reach: undone -----------+         server 0 is out of reach
+ *      |                                                                                   v
+ *      +--------- another one has installed, or none ever will ----------------------- LEADERLESS
+ *
+ * Server 0 cannot install without the word of k, so up to SENDING k undoes the move by itself. PROMISED,
+ * it does not know: LEADERLESS, it takes nothing of this attempt from server 0 any more, not even when that
+ * is back, and asks the other servers every heartbeat (MOVED). One that has installed says so, and k
+ * installs. One that has undone it, or has not promised and so undoes it now, says that, and k undoes.
+ * One that is leaderless as well cannot have installed: when all others in reach are, k undoes. One
+ * that is promised and has server 0 is waited for: server 0 tells it. Server 0 itself installs when all
+ * others have, so it has not where none of them has.
+ *
+ * Server 0 that comes back late finds that k has given the attempt up, and leads ABORT; or that others
+ * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
+ * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
+ * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
+ * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
+ * server is held no longer than the deadline of the attempt, or the time after which those
+ * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
+ * of reach while server 0 is, may decide otherwise.
+ *
  * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
  * their pulls again. A worker sends no update and no pull to a server that has told another epoch
  * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
@@ -24834,6 +25038,7 @@ typedef struct mlfab__reslice {
   uint32_t workers, servers;
   mlfab__seat *seats;
   uint8_t *answered; /* by server: this step */
+  int last;          /* INSTALLING: server 0 itself has been told */
   uint8_t *dead;     /* by server: in this attempt */
   enum mlfab__reslice_phase phase;
   uint32_t attempt; /* the last one's number; 1: there was none */
@@ -24986,12 +25191,29 @@ static void reslice_tell(mlfab__reslice *r, uint32_t server) {
                  mlfab__encode_move(meta, &move, r->owners));
 }
 
+/* Server 0 installs when all others have. */
+static int reslice_is_early(const mlfab__reslice *r, uint32_t server) {
+  if (r->phase != MLFAB__RESLICE_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
+  for (uint32_t s = 1; s < r->servers; s++) {
+    if (!r->answered[s] && !r->dead[s]) return 1;
+  }
+  return 0;
+}
+
+static int reslice_installed(const mlfab__reslice *r) {
+  int some = 0;
+  for (uint32_t s = 0; r->phase == MLFAB__RESLICE_INSTALLING && s < r->servers; s++)
+    some |= r->answered[s];
+  return some;
+}
+
 static void reslice_go(mlfab__reslice *r, enum mlfab__reslice_phase phase) {
   r->phase = phase;
   memset(r->answered, 0, r->servers);
+  r->last = !reslice_is_early(r, 0);
   for (uint32_t s = 0; s < r->servers; s++) {
     r->across.ready(r->across.self, s);
-    reslice_tell(r, s);
+    if (!reslice_is_early(r, s)) reslice_tell(r, s);
   }
 }
 
@@ -25027,6 +25249,15 @@ static void reslice_check(mlfab__reslice *r) {
   if (r->phase == MLFAB__RESLICE_FREEZING) {
     if (reslice_awaits_worker(r) == MLFAB_NO_RANK) reslice_go(r, MLFAB__RESLICE_PREPARING);
     return;
+  }
+  if (r->phase == MLFAB__RESLICE_INSTALLING && !r->last && !reslice_is_early(r, 0)) {
+    r->last = 1;
+    /* All others are out of reach, and none has said that it has installed. */
+    if (!reslice_installed(r)) {
+      reslice_go(r, MLFAB__RESLICE_ABORTING);
+      return;
+    }
+    reslice_tell(r, 0);
   }
   if (reslice_awaits_server(r) != MLFAB_NO_RANK) return;
   if (r->phase == MLFAB__RESLICE_PREPARING) {
@@ -25194,7 +25425,8 @@ MLFAB__INTERNAL int mlfab__reslice_frame(mlfab__reslice *r, uint32_t worker,
 }
 
 MLFAB__INTERNAL void mlfab__reslice_up(mlfab__reslice *r, uint32_t server) {
-  if (mlfab__reslice_busy(r) && !r->answered[server]) reslice_tell(r, server);
+  if (mlfab__reslice_busy(r) && !r->answered[server] && !reslice_is_early(r, server))
+    reslice_tell(r, server);
 }
 
 MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *r, uint32_t server) {
@@ -25208,13 +25440,49 @@ MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *r, uint32_t server) {
   reslice_check(r);
 }
 
+/* It lost server 0, and has undone its part by itself; or has been restarted and knows of nothing. */
+static void reslice_given_up(mlfab__reslice *r, uint32_t server, int code) {
+  char text[MLFAB__TEXT_MAX];
+  if (code) {
+    snprintf(text, sizeof text, "server %u was restarted while slices moved", server);
+    reslice_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  } else {
+    snprintf(text, sizeof text, "server %u gave it up: server 0 was out of its reach", server);
+    reslice_fault(r, MLFAB_ERR_PEER_DEAD, 0, 1, text);
+  }
+  if (reslice_installed(r) || code) {
+    r->dead[server] = 1;
+    reslice_check(r);
+  } else if (r->phase != MLFAB__RESLICE_ABORTING) {
+    reslice_go(r, MLFAB__RESLICE_ABORTING);
+  } else {
+    reslice_check(r);
+  }
+}
+
+/* Of an attempt that is over: it may still be held. */
+static void reslice_outcome(mlfab__reslice *r, uint32_t server, const mlfab__moved *moved) {
+  uint8_t meta[64];
+  mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
+  if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
+  if (moved->attempt == r->epoch) move.step = MLFAB__MOVE_INSTALL;
+  r->across.ready(r->across.self, server);
+  r->across.post(r->across.self, server, MLFAB__MOVE, meta, mlfab__encode_move(meta, &move, NULL));
+}
+
 MLFAB__INTERNAL int mlfab__reslice_moved(mlfab__reslice *r, uint32_t server,
                                          const mlfab__frame_in *frame) {
   mlfab__moved moved;
   if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
     return MLFAB_ERR_FRAME;
-  if (!mlfab__reslice_busy(r) || moved.attempt != r->attempt) return 0; /* of one that is over */
-  if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
+  if (!mlfab__reslice_busy(r) || moved.attempt != r->attempt) {
+    reslice_outcome(r, server, &moved);
+    return 0;
+  }
+  if ((moved.step == MLFAB__MOVE_ABORT && r->phase != MLFAB__RESLICE_ABORTING) ||
+      (moved.step == MLFAB__MOVE_INSTALL && moved.code)) {
+    reslice_given_up(r, server, moved.code);
+  } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reslice_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reslice_step(r)) {
     r->answered[server] = 1;
@@ -37073,6 +37341,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   snprintf(route->died, sizeof route->died, "%.63s", why);
   if (index >= 2 * node->config.servers) {
     if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
+    mlfab__shift_dead(&node->server, server);
     return;
   }
   if (index >= node->config.servers) {
@@ -37539,6 +37808,7 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
+  ack.model_stands = node->server.phase == MLFAB__MODEL_STANDS;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
 }
@@ -37643,11 +37913,15 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
 /* Frames on our server role's link to another server. */
 static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer, route = 2 * node->config.servers + server;
+  mlfab__hello_ack ack;
   mlfab__bye bye;
   if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__HELLO_ACK) {
+  if (frame->type == MLFAB__HELLO_ACK &&
+      !mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) {
     node->links[index].greeted = node->routes[route].greeted = 1;
     node_across_up(node, server);
+    /* It has no model: a new process, which knows nothing of slices that move. */
+    if (!ack.model_stands) mlfab__shift_dead(&node->server, server);
   } else if (frame->type == MLFAB__REFUSE) {
     node_server_dead(node, route, "refused");
     node_doom(node, index);
@@ -37675,7 +37949,7 @@ static void node_peer_frame(mlfab_node *node, uint32_t index, const mlfab__frame
       break;
     case MLFAB__MOVED:
       code = node->is_coordinator ? mlfab__reslice_moved(&node->reslice, from, frame)
-                                  : MLFAB_ERR_FRAME;
+                                  : mlfab__shift_told(&node->server, from, frame);
       break;
     default:
       code = mlfab__shift_frame(&node->server, from, frame);

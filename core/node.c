@@ -533,6 +533,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   snprintf(route->died, sizeof route->died, "%.63s", why);
   if (index >= 2 * node->config.servers) {
     if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
+    mlfab__shift_dead(&node->server, server);
     return;
   }
   if (index >= node->config.servers) {
@@ -999,6 +1000,7 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
+  ack.model_stands = node->server.phase == MLFAB__MODEL_STANDS;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
 }
@@ -1103,11 +1105,15 @@ static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__
 /* Frames on our server role's link to another server. */
 static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   uint32_t server = node->links[index].peer, route = 2 * node->config.servers + server;
+  mlfab__hello_ack ack;
   mlfab__bye bye;
   if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__HELLO_ACK) {
+  if (frame->type == MLFAB__HELLO_ACK &&
+      !mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) {
     node->links[index].greeted = node->routes[route].greeted = 1;
     node_across_up(node, server);
+    /* It has no model: a new process, which knows nothing of slices that move. */
+    if (!ack.model_stands) mlfab__shift_dead(&node->server, server);
   } else if (frame->type == MLFAB__REFUSE) {
     node_server_dead(node, route, "refused");
     node_doom(node, index);
@@ -1135,7 +1141,7 @@ static void node_peer_frame(mlfab_node *node, uint32_t index, const mlfab__frame
       break;
     case MLFAB__MOVED:
       code = node->is_coordinator ? mlfab__reslice_moved(&node->reslice, from, frame)
-                                  : MLFAB_ERR_FRAME;
+                                  : mlfab__shift_told(&node->server, from, frame);
       break;
     default:
       code = mlfab__shift_frame(&node->server, from, frame);

@@ -113,12 +113,29 @@ static void reslice_tell(mlfab__reslice *r, uint32_t server) {
                  mlfab__encode_move(meta, &move, r->owners));
 }
 
+/* Server 0 installs when all others have. */
+static int reslice_is_early(const mlfab__reslice *r, uint32_t server) {
+  if (r->phase != MLFAB__RESLICE_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
+  for (uint32_t s = 1; s < r->servers; s++) {
+    if (!r->answered[s] && !r->dead[s]) return 1;
+  }
+  return 0;
+}
+
+static int reslice_installed(const mlfab__reslice *r) {
+  int some = 0;
+  for (uint32_t s = 0; r->phase == MLFAB__RESLICE_INSTALLING && s < r->servers; s++)
+    some |= r->answered[s];
+  return some;
+}
+
 static void reslice_go(mlfab__reslice *r, enum mlfab__reslice_phase phase) {
   r->phase = phase;
   memset(r->answered, 0, r->servers);
+  r->last = !reslice_is_early(r, 0);
   for (uint32_t s = 0; s < r->servers; s++) {
     r->across.ready(r->across.self, s);
-    reslice_tell(r, s);
+    if (!reslice_is_early(r, s)) reslice_tell(r, s);
   }
 }
 
@@ -154,6 +171,15 @@ static void reslice_check(mlfab__reslice *r) {
   if (r->phase == MLFAB__RESLICE_FREEZING) {
     if (reslice_awaits_worker(r) == MLFAB_NO_RANK) reslice_go(r, MLFAB__RESLICE_PREPARING);
     return;
+  }
+  if (r->phase == MLFAB__RESLICE_INSTALLING && !r->last && !reslice_is_early(r, 0)) {
+    r->last = 1;
+    /* All others are out of reach, and none has said that it has installed. */
+    if (!reslice_installed(r)) {
+      reslice_go(r, MLFAB__RESLICE_ABORTING);
+      return;
+    }
+    reslice_tell(r, 0);
   }
   if (reslice_awaits_server(r) != MLFAB_NO_RANK) return;
   if (r->phase == MLFAB__RESLICE_PREPARING) {
@@ -321,7 +347,8 @@ MLFAB__INTERNAL int mlfab__reslice_frame(mlfab__reslice *r, uint32_t worker,
 }
 
 MLFAB__INTERNAL void mlfab__reslice_up(mlfab__reslice *r, uint32_t server) {
-  if (mlfab__reslice_busy(r) && !r->answered[server]) reslice_tell(r, server);
+  if (mlfab__reslice_busy(r) && !r->answered[server] && !reslice_is_early(r, server))
+    reslice_tell(r, server);
 }
 
 MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *r, uint32_t server) {
@@ -335,13 +362,49 @@ MLFAB__INTERNAL void mlfab__reslice_dead(mlfab__reslice *r, uint32_t server) {
   reslice_check(r);
 }
 
+/* It lost server 0, and has undone its part by itself; or has been restarted and knows of nothing. */
+static void reslice_given_up(mlfab__reslice *r, uint32_t server, int code) {
+  char text[MLFAB__TEXT_MAX];
+  if (code) {
+    snprintf(text, sizeof text, "server %u was restarted while slices moved", server);
+    reslice_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  } else {
+    snprintf(text, sizeof text, "server %u gave it up: server 0 was out of its reach", server);
+    reslice_fault(r, MLFAB_ERR_PEER_DEAD, 0, 1, text);
+  }
+  if (reslice_installed(r) || code) {
+    r->dead[server] = 1;
+    reslice_check(r);
+  } else if (r->phase != MLFAB__RESLICE_ABORTING) {
+    reslice_go(r, MLFAB__RESLICE_ABORTING);
+  } else {
+    reslice_check(r);
+  }
+}
+
+/* Of an attempt that is over: it may still be held. */
+static void reslice_outcome(mlfab__reslice *r, uint32_t server, const mlfab__moved *moved) {
+  uint8_t meta[64];
+  mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
+  if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
+  if (moved->attempt == r->epoch) move.step = MLFAB__MOVE_INSTALL;
+  r->across.ready(r->across.self, server);
+  r->across.post(r->across.self, server, MLFAB__MOVE, meta, mlfab__encode_move(meta, &move, NULL));
+}
+
 MLFAB__INTERNAL int mlfab__reslice_moved(mlfab__reslice *r, uint32_t server,
                                          const mlfab__frame_in *frame) {
   mlfab__moved moved;
   if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
     return MLFAB_ERR_FRAME;
-  if (!mlfab__reslice_busy(r) || moved.attempt != r->attempt) return 0; /* of one that is over */
-  if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
+  if (!mlfab__reslice_busy(r) || moved.attempt != r->attempt) {
+    reslice_outcome(r, server, &moved);
+    return 0;
+  }
+  if ((moved.step == MLFAB__MOVE_ABORT && r->phase != MLFAB__RESLICE_ABORTING) ||
+      (moved.step == MLFAB__MOVE_INSTALL && moved.code)) {
+    reslice_given_up(r, server, moved.code);
+  } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reslice_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reslice_step(r)) {
     r->answered[server] = 1;

@@ -32,6 +32,32 @@
  *
  * ABORTING: every server drops the new store and goes on as before; nothing has changed.
  *
+ * Who is out of reach. A server, and server 0 to a server, is out of reach when it has had no link for
+ * five heartbeats, or is silent for as long as node.c says. A server k other than 0:
+ *
+ *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all is there--> PROMISED --INSTALL--> (free)
+ *      ^                  |                      |               |                         |
+ *      +-- ABORT, or server 0 is out of reach: undone -----------+         server 0 is out of reach
+ *      |                                                                                   v
+ *      +--------- another one has installed, or none ever will ----------------------- LEADERLESS
+ *
+ * Server 0 cannot install without the word of k, so up to SENDING k undoes the move by itself. PROMISED,
+ * it does not know: LEADERLESS, it takes nothing of this attempt from server 0 any more, not even when that
+ * is back, and asks the other servers every heartbeat (MOVED). One that has installed says so, and k
+ * installs. One that has undone it, or has not promised and so undoes it now, says that, and k undoes.
+ * One that is leaderless as well cannot have installed: when all others in reach are, k undoes. One
+ * that is promised and has server 0 is waited for: server 0 tells it. Server 0 itself installs when all
+ * others have, so it has not where none of them has.
+ *
+ * Server 0 that comes back late finds that k has given the attempt up, and leads ABORT; or that others
+ * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
+ * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
+ * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
+ * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
+ * server is held no longer than the deadline of the attempt, or the time after which those
+ * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
+ * of reach while server 0 is, may decide otherwise.
+ *
  * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
  * their pulls again. A worker sends no update and no pull to a server that has told another epoch
  * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
@@ -79,6 +105,7 @@ typedef struct mlfab__reslice {
   uint32_t workers, servers;
   mlfab__seat *seats;
   uint8_t *answered; /* by server: this step */
+  int last;          /* INSTALLING: server 0 itself has been told */
   uint8_t *dead;     /* by server: in this attempt */
   enum mlfab__reslice_phase phase;
   uint32_t attempt; /* the last one's number; 1: there was none */

@@ -725,6 +725,7 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
   server_watch_scheduler(server);
   mlfab__intake_tick(server);
   mlfab__answer_tick(server);
+  mlfab__shift_tick(server);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {

@@ -249,6 +249,8 @@ typedef struct mlfab__server {
   mlfab__port across;         /* to other servers; `ready` opens the link */
   struct mlfab__shift *shift; /* under way here, or NULL */
   int held;                   /* from the first MOVE to the last: nothing is decided or answered */
+  int orphan;                 /* server 0 is out of reach */
+  uint64_t said_ns;           /* while it is, or slices move: when others were told last */
   int untidy;                 /* gates of one model stand side by side */
   mlfab__moved moved;         /* what server 0 was answered last */
 } mlfab__server;
@@ -366,9 +368,14 @@ MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const ml
 MLFAB__INTERNAL uint32_t mlfab__gate_adopt(mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words);
 
-/* shift.c - MOVE came from server 0; a frame of another server. Errors: FRAME. */
+/* shift.c - MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
                                       uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__shift_told(mlfab__server *server, uint32_t from,
+                                      const mlfab__frame_in *frame);
+/* That server is out of reach. Once a tick. */
+MLFAB__INTERNAL void mlfab__shift_dead(mlfab__server *server, uint32_t which);
+MLFAB__INTERNAL void mlfab__shift_tick(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
                                        const mlfab__frame_in *frame);
 /* The next bytes for another server: 1, or 0; they were taken. */

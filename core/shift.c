@@ -29,6 +29,8 @@ typedef struct shift_gate { /* of slices that come */
 struct mlfab__shift {
   uint32_t attempt;
   int ready, sending, answered; /* answered: SEND */
+  int leaderless;               /* server 0 is out of reach, and it had been answered */
+  uint8_t *heard;               /* by server: leaderless as well, or out of reach */
   uint32_t *owners;
   uint32_t nowners, servers;
   mlfab__layout layout;
@@ -53,6 +55,7 @@ static void shift_drop(mlfab__server *server) {
     mlfab__free(env, shift->gates[g].words, shift->nwords * sizeof *shift->gates[g].words);
   mlfab__free(env, shift->gates, shift->gates_room * sizeof *shift->gates);
   mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
+  mlfab__free(env, shift->heard, shift->servers);
   mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
   mlfab__free(env, shift->ahead, shift->store.nslices * sizeof *shift->ahead);
   mlfab__free_aligned(env, shift->scratch, shift->store.block_bytes);
@@ -79,7 +82,8 @@ static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
-  if (!shift->owners || !shift->cursors) return MLFAB_ERR_MEMORY;
+  shift->heard = mlfab__alloc(env, server->servers);
+  if (!shift->owners || !shift->cursors || !shift->heard) return MLFAB_ERR_MEMORY;
   memcpy(shift->owners, owners, n * sizeof *owners);
   return 0;
 }
@@ -230,6 +234,7 @@ MLFAB__INTERNAL int mlfab__shift_wants(const mlfab__server *server, uint32_t to)
   shift_cursor cursor = {0, 0, 0};
   /* An answer may have to be told again. */
   if (to == 0) return shift || server->moved.attempt != 0;
+  if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number && shift_seek(server, to, &cursor);
 }
 
@@ -293,6 +298,7 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
 
 MLFAB__INTERNAL void mlfab__shift_up(mlfab__server *server, uint32_t to) {
   struct mlfab__shift *shift = server->shift;
+  if (to == 0) server->orphan = 0;
   /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
   if (to == 0 && server->moved.attempt != 0) shift_answer(server);
   if (!shift) return;
@@ -601,6 +607,155 @@ MLFAB__INTERNAL void mlfab__shift_check(mlfab__server *server) {
   }
 }
 
+/* It is over here, and the new layout counts. */
+static void shift_finish(mlfab__server *server) {
+  uint32_t attempt = server->shift->attempt;
+  shift_install(server);
+  shift_end(server);
+  shift_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
+}
+
+/* It is over here, nothing has changed, and nothing of this attempt is taken any more. */
+static void shift_undo(mlfab__server *server) {
+  uint32_t attempt = server->shift->attempt;
+  shift_end(server);
+  shift_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+}
+
+/* This process was not here when the move began. */
+static void shift_unknown(mlfab__server *server, const mlfab__move *move) {
+  shift_done(server, move->attempt, move->step, MLFAB_ERR_STATE, "a server was restarted");
+}
+
+/* --- without server 0 --- */
+
+static void shift_say(mlfab__server *server, uint32_t to, uint32_t attempt, uint32_t step,
+                      int code) {
+  mlfab__moved moved;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&moved, 0, sizeof moved);
+  moved.attempt = attempt;
+  moved.step = step;
+  moved.server = server->number;
+  moved.code = code;
+  server->across.post(server->across.self, to, MLFAB__MOVED, meta,
+                      mlfab__encode_moved(meta, &moved));
+}
+
+static int shift_is_other(const mlfab__server *server, uint32_t s) {
+  return s != 0 && s != server->number;
+}
+
+/* Nobody can have installed where all others in reach are leaderless, too. */
+static void shift_decide(mlfab__server *server) {
+  const struct mlfab__shift *shift = server->shift;
+  if (!shift || !shift->leaderless) return;
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (shift_is_other(server, s) && !shift->heard[s]) return;
+  }
+  shift_undo(server);
+}
+
+MLFAB__INTERNAL void mlfab__shift_dead(mlfab__server *server, uint32_t which) {
+  struct mlfab__shift *shift = server->shift;
+  if (server->number == 0) return;
+  if (which == 0) server->orphan = 1;
+  if (!shift) return;
+  if (which != 0) {
+    shift->heard[which] = 1;
+  } else if (!shift->answered || server->moved.code) {
+    shift_undo(server);
+    return;
+  } else if (!shift->leaderless) {
+    shift->leaderless = 1;
+    server->said_ns = 0;
+    memset(shift->heard, 0, server->servers);
+    for (uint32_t s = 0; s < server->servers; s++) {
+      if (shift_is_other(server, s)) server->across.ready(server->across.self, s);
+    }
+  }
+  shift_decide(server);
+}
+
+/* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
+static void shift_thaw(mlfab__server *server, uint32_t worker) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  uint8_t meta[64 + 2 * MLFAB__SLICES_MAX];
+  mlfab__thaw thaw = {server->epoch, server->epoch, server->layout.nslices};
+  if (server->phase != MLFAB__MODEL_STANDS || !server->peers[worker].connected) return;
+  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = server->layout.slices[i].server;
+  server->port.post(server->port.self, worker, MLFAB__THAW, meta,
+                    mlfab__encode_thaw(meta, &thaw, owners));
+}
+
+MLFAB__INTERNAL void mlfab__shift_tick(mlfab__server *server) {
+  struct mlfab__shift *shift = server->shift;
+  if (server->number == 0 || (!shift && !server->orphan)) return;
+  if (server->now_ns - server->said_ns < server->config->heartbeat_ns) return;
+  server->said_ns = server->now_ns;
+  if (!shift) {
+    for (uint32_t w = 0; w < server->workers; w++) shift_thaw(server, w);
+    return;
+  }
+  if (!shift->leaderless) {
+    const mlfab__moved *moved = &server->moved;
+    if (moved->attempt == shift->attempt)
+      shift_say(server, 0, moved->attempt, moved->step, moved->code);
+    return;
+  }
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (shift_is_other(server, s))
+      shift_say(server, s, shift->attempt, MLFAB__MOVE_SEND, MLFAB_ERR_PEER_DEAD);
+  }
+}
+
+/* A leaderless server asks: what is known here of its attempt. */
+static void shift_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
+  struct mlfab__shift *shift = server->shift;
+  if (shift && shift->attempt == attempt && shift->answered && !server->moved.code) {
+    shift->heard[from] = 1;
+    shift_decide(server);
+    return; /* it is told by server 0, or asks, too */
+  }
+  uint32_t step = MLFAB__MOVE_ABORT;
+  server->across.ready(server->across.self, from);
+  if (shift && shift->attempt == attempt) {
+    shift_undo(server);
+  } else if (server->phase != MLFAB__MODEL_STANDS) {
+    step = MLFAB__MOVE_PREPARE; /* a new process, which cannot know */
+  } else if (server->epoch == attempt) {
+    step = MLFAB__MOVE_INSTALL;
+  } else if (attempt > server->moved.attempt) {
+    shift_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+  }
+  shift_say(server, from, attempt, step, 0);
+}
+
+MLFAB__INTERNAL int mlfab__shift_told(mlfab__server *server, uint32_t from,
+                                      const mlfab__frame_in *frame) {
+  struct mlfab__shift *shift = server->shift;
+  mlfab__moved moved;
+  if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != from ||
+      from == 0 || moved.attempt == 0)
+    return MLFAB_ERR_FRAME;
+  if (moved.step == MLFAB__MOVE_SEND) {
+    shift_asked(server, from, moved.attempt);
+    return 0;
+  }
+  if (!shift || shift->attempt != moved.attempt || !shift->leaderless) return 0;
+  if (moved.step == MLFAB__MOVE_INSTALL) {
+    shift_finish(server);
+  } else if (moved.step == MLFAB__MOVE_ABORT) {
+    shift_undo(server);
+  } else {
+    shift->heard[from] = 1;
+    shift_decide(server);
+  }
+  return 0;
+}
+
+/* --- steps of server 0 --- */
+
 static void shift_moving(mlfab__server *server, const mlfab__move *move, const uint32_t *owners) {
   int code = 0;
   shift_drop(server);
@@ -621,16 +776,20 @@ MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_
   mlfab__move move;
   struct mlfab__shift *shift = server->shift;
   server->now_ns = now_ns;
+  server->orphan = 0;
   if (mlfab__decode_move(frame->meta, frame->meta_bytes, &move, owners) || move.attempt == 0)
     return MLFAB_ERR_FRAME;
   for (uint32_t i = 0; i < move.slices; i++) {
     if (owners[i] >= server->servers) return MLFAB_ERR_FRAME;
   }
   if (move.attempt < server->moved.attempt) return 0;
-  if (move.attempt == server->moved.attempt && move.step == server->moved.step) {
-    shift_answer(server); /* it was lost with a link */
+  if (move.attempt == server->moved.attempt &&
+      (move.step == server->moved.step || server->moved.step == MLFAB__MOVE_ABORT)) {
+    shift_answer(server); /* it was lost with a link, or was not asked for */
     return 0;
   }
+  if (shift && shift->attempt == move.attempt && shift->leaderless)
+    return 0; /* the others decide */
   int ours = shift && shift->attempt == move.attempt;
   switch (move.step) {
     case MLFAB__MOVE_PREPARE:
@@ -639,13 +798,13 @@ MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_
       if (!ours) shift_moving(server, &move, owners);
       break;
     case MLFAB__MOVE_SEND:
+      if (!ours) shift_unknown(server, &move);
       if (ours && shift->ready && !shift->sending) shift_send(server);
       break;
     case MLFAB__MOVE_INSTALL:
-      if (!ours || !shift->answered) return MLFAB_ERR_FRAME;
-      shift_install(server);
-      shift_end(server);
-      shift_done(server, move.attempt, MLFAB__MOVE_INSTALL, 0, "");
+      if (!ours) shift_unknown(server, &move);
+      if (ours && !shift->answered) return MLFAB_ERR_FRAME;
+      if (ours) shift_finish(server);
       break;
     case MLFAB__MOVE_ABORT:
       shift_end(server);

@@ -167,6 +167,12 @@ static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
+  /* What goes to a server that died meanwhile ends now. */
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].dead) continue;
+    mlfab__push_dead(worker, s, now_ns);
+    mlfab__pull_dead(worker, s, 0, now_ns);
+  }
   thaw_run(worker);
 }
 
@@ -184,7 +190,8 @@ static int thaw_keep(mlfab__worker *worker, const mlfab__thaw *thaw, const uint3
   return 0;
 }
 
-static void thaw_thaw(mlfab__worker *worker, const mlfab__frame_in *frame, uint64_t now_ns) {
+static void thaw_thaw(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__thaw thaw;
   uint32_t owners[MLFAB__SLICES_MAX];
@@ -196,6 +203,7 @@ static void thaw_thaw(mlfab__worker *worker, const mlfab__frame_in *frame, uint6
     return;
   }
   if (thaw.attempt < pause->attempt) return;
+  if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
   if (thaw_keep(worker, &thaw, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
@@ -348,13 +356,15 @@ static void thaw_done(mlfab__worker *worker, const mlfab__frame_in *frame, uint6
 
 MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
                                       const mlfab__frame_in *frame, uint64_t now_ns) {
-  if (server != 0) return 0;
+  /* Without server 0 the others tell what counts. */
+  if (server != 0 && frame->type != MLFAB__THAW) return 0;
+  if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
     case MLFAB__FREEZE:
       thaw_freeze(worker, frame, now_ns);
       return 1;
     case MLFAB__THAW:
-      thaw_thaw(worker, frame, now_ns);
+      thaw_thaw(worker, server, frame, now_ns);
       return 1;
     case MLFAB__RESLICE_DONE:
       thaw_done(worker, frame, now_ns);

@@ -738,6 +738,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, 0, now_ns);
     worker_change_dead(worker, server, 0, now_ns);
+    mlfab__thaw_dead(worker, server, 0, now_ns);
     return;
   }
   stream->up = 1;

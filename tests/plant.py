@@ -22,6 +22,7 @@ LIKELY = {16: "sim/test_schedule",
           72: "conform/test_conform",
           74: "unit/test_alive",
           75: "unit/test_alive",
+          80: "oom/test_oom",
           86: "unit/test_packed",
           88: "unit/test_guest",
           89: "unit/test_guest",
@@ -37,7 +38,8 @@ LIKELY = {16: "sim/test_schedule",
           "hop": "unit/test_api_collective",
           "changed": "unit/test_packed",
           "shift": "sim/test_reslice",
-          "thaw": "sim/test_reslice"}
+          "thaw": "sim/test_reslice",
+          "reslice": "sim/test_reslice"}
 
 
 def planted():

@@ -19,6 +19,8 @@
  * With even seeds the servers' blocks have different sizes, so that frames end within a receiver's block.
  * In half of the seeds the consistency model is changed before every move.
  *
+ * Beside them, one fault at each of some moments of a move (test_fault_in_a_move).
+ *
  * MLFAB_SCALE=100 runs 4,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
  * and tells what happens. */
 #include <stdarg.h>
@@ -778,11 +780,247 @@ static void test_open_round_moves(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
+/* ---- one fault at a moment of a move ---- */
+
+/* Three servers; server 0, which leads, holds nothing. A worker moves half of the model from server 1 to
+ * server 2, another one pushes all the while. At one moment of it one host is paused, stopped for longer
+ * than five heartbeats, cut off from another, crashes, or crashes and comes back. Every call ends in
+ * its time; no push waits for its deadline; who is blamed is who was hit; and afterwards those who are
+ * left, and a new process, read the same model, in which each acknowledged push is once: so the move
+ * was completed everywhere or undone everywhere. */
+enum { PAUSED, STOPPED, CUT, CRASHED, RESTARTED, FAULTS };
+enum { HIT_SERVERS = 3, HIT_HOSTS = 5, HIT_COUNT = 6000, MOVER = 3, PUSHER = 4 };
+#define HIT_BEAT (100 * MS)
+
+typedef struct hit {
+  mlfab_sim *sim;
+  mlfab *node[HIT_HOSTS]; /* servers, then workers */
+  uint32_t fault, victim, other;
+  uint64_t after_ns; /* the fault, from when the move was asked for */
+  int64_t ones[HIT_COUNT], image[HIT_COUNT], acked, started;
+  mlfab_request push;
+  int stops; /* it pushes no more */
+  char failure[320];
+} hit;
+
+static void hit_open(hit *h, uint32_t host) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab_config_init(&c);
+  c.workers = HIT_HOSTS - HIT_SERVERS;
+  c.servers = HIT_SERVERS;
+  c.dedicated = 1;
+  c.roles = host < HIT_SERVERS ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
+  c.rank = (int32_t)(host < HIT_SERVERS ? host : host - HIT_SERVERS);
+  c.heartbeat_ns = HIT_BEAT;
+  c.silent_death_ns = 5 * HIT_BEAT; /* a stopped server is dead soon */
+  c.timeout_ns = 6 * SECOND;
+  c.chunk_bytes = 1024;
+  c.block_bytes = 1024;
+  assert_int_equal(mlfab_sim_open(h->sim, host, &c, &h->node[host], &error), 0);
+}
+
+static int hit_model(hit *h, uint32_t host) {
+  const mlfab_model_options options = {.size = sizeof options, .slices = 12, .active = 1};
+  int code = mlfab_tensor_add(h->node[host], 0, MLFAB_I64, HIT_COUNT);
+  return code ? code : mlfab_model_start(h->node[host], &options, NULL, 0);
+}
+
+static void hit_ready(hit *h, uint32_t host) {
+  mlfab_error error;
+  uint64_t end = mlfab_sim_clock(h->sim) + 6 * SECOND;
+  while (mlfab_is_ready(h->node[host], &error) == 0 && mlfab_sim_clock(h->sim) < end)
+    mlfab_sim_step(h->sim);
+}
+
+static void hit_broken(hit *h, const char *what, int code, const mlfab_error *error) {
+  static const char *names[] = {"paused", "stopped", "cut off", "crashed", "restarted"};
+  if (h->failure[0]) return;
+  snprintf(h->failure, sizeof h->failure,
+           "server %u is %s (from %u) after %.3f ms: %s: %s (%.120s)", h->victim, names[h->fault],
+           h->other, (double)h->after_ns * 1e-6, what, mlfab_error_name(code),
+           error ? error->text : "");
+}
+
+/* Only a death may be told, and of nobody else. */
+static void hit_check(hit *h, mlfab *node, const char *what, int code) {
+  mlfab_error error = {0};
+  if (!code) return;
+  mlfab_last_error(node, &error);
+  int dead = code == MLFAB_ERR_PEER_DEAD || code == MLFAB_ERR_PARTIAL || code == MLFAB_ERR_IN_DOUBT;
+  if (h->fault == PAUSED || !dead ||
+      (error.code == code && error.rank != (int32_t)h->victim && error.rank != (int32_t)h->other))
+    hit_broken(h, what, code, &error);
+}
+
+/* One push after the other. */
+static void hit_push(void *user) {
+  hit *h = user;
+  mlfab *node = h->node[PUSHER];
+  mlfab_buf buf = {0, 0, h->ones, HIT_COUNT};
+  mlfab_result result = {0};
+  int done = 1, code = 0;
+  if (h->push) {
+    code = mlfab_test(node, h->push, &done, &result);
+    if (code || done) h->push = 0;
+    if (!code && done && !result.status) h->acked++;
+    if (result.waited_ns > 4 * SECOND) hit_broken(h, "a push waited", result.status, NULL);
+    if (!code && done && result.status) hit_check(h, node, "a push", result.status);
+  }
+  if (h->stops && !h->push) return;
+  if (!h->push) {
+    code = mlfab_push_start(node, &buf, 1, NULL, &h->push);
+    h->started += code == 0;
+    if (code) h->push = 0;
+    if (code) hit_check(h, node, "push_start", code);
+  }
+  mlfab_sim_at(h->sim, mlfab_sim_clock(h->sim) + (code ? 50 * MS : 200000), hit_push, h);
+}
+
+static void hit_heal(void *user) {
+  hit *h = user;
+  if (h->fault == CUT) mlfab_sim_partition(h->sim, h->victim, h->other, 0);
+  if (h->fault == RESTARTED) hit_open(h, h->victim);
+}
+
+static void hit_strike(void *user) {
+  hit *h = user;
+  uint64_t now = mlfab_sim_clock(h->sim);
+  if (h->fault == PAUSED) mlfab_sim_pause(h->sim, h->victim, 2 * HIT_BEAT);
+  if (h->fault == STOPPED) mlfab_sim_pause(h->sim, h->victim, 20 * HIT_BEAT);
+  if (h->fault == CUT) mlfab_sim_partition(h->sim, h->victim, h->other, 1);
+  if (h->fault == CRASHED || h->fault == RESTARTED) mlfab_sim_crash(h->sim, h->victim);
+  mlfab_sim_at(h->sim, now + (h->fault == RESTARTED ? HIT_BEAT : 20 * HIT_BEAT), hit_heal, h);
+}
+
+static void hit_define(void *user) {
+  hit *h = user;
+  assert_int_equal(hit_model(h, PUSHER), 0);
+}
+
+static hit *hit_begin(uint64_t seed) {
+  const mlfab_sim_options options = {.size = sizeof options,
+                                     .hosts = HIT_HOSTS,
+                                     .seed = seed,
+                                     .latency_ns = 200000,
+                                     .latency_jitter = 0.3,
+                                     .rate_bytes_per_s = 100000000};
+  const uint32_t one = 1;
+  hit *h = calloc(1, sizeof *h);
+  assert_non_null(h);
+  for (uint32_t i = 0; i < HIT_COUNT; i++) h->ones[i] = 1;
+  assert_int_equal(mlfab_sim_create(&options, &h->sim), 0);
+  for (uint32_t i = 0; i < HIT_HOSTS; i++) hit_open(h, i);
+  for (uint32_t i = 0; i < HIT_HOSTS; i++) hit_ready(h, i);
+  mlfab_sim_at(h->sim, mlfab_sim_clock(h->sim) + 1000, hit_define, h);
+  assert_int_equal(hit_model(h, MOVER), 0);
+  assert_int_equal(mlfab_set_servers(h->node[MOVER], &one, 1, 0), 0);
+  mlfab_sim_at(h->sim, mlfab_sim_clock(h->sim) + 1000, hit_push, h);
+  mlfab_sim_run(h->sim, 20 * MS);
+  return h;
+}
+
+static void hit_end(hit *h) {
+  for (uint32_t i = HIT_HOSTS; i-- > 0;)
+    if (h->node[i]) mlfab_abandon(&h->node[i]);
+  mlfab_sim_destroy(&h->sim);
+  free(h);
+}
+
+/* What this worker reads: everything that was acknowledged, and nothing twice. */
+static int hit_read(hit *h, uint32_t host, const char *what) {
+  mlfab_buf buf = {0, 0, h->image, HIT_COUNT};
+  uint64_t since = mlfab_sim_clock(h->sim);
+  int code = mlfab_pull(h->node[host], &buf, 1, NULL, NULL);
+  if (code) hit_check(h, h->node[host], what, code);
+  if (code && mlfab_sim_clock(h->sim) - since > 4 * SECOND) hit_broken(h, "it waited", code, NULL);
+  for (uint32_t i = 0; i < HIT_COUNT && !code; i++) {
+    if (h->image[i] < h->acked || h->image[i] > h->started)
+      hit_broken(h, "it reads wrong", code, NULL);
+  }
+  return code;
+}
+
+/* A new process finds all servers, and they agree. */
+static void hit_newcomer(hit *h) {
+  static int64_t before[HIT_COUNT];
+  int code = hit_read(h, PUSHER, "a pull");
+  memcpy(before, h->image, sizeof before);
+  if (h->fault == CRASHED || h->fault == RESTARTED) return; /* the model is not whole */
+  mlfab_sim_crash(h->sim, MOVER);
+  hit_open(h, MOVER);
+  hit_ready(h, MOVER);
+  int joined = hit_model(h, MOVER);
+  if (joined) hit_broken(h, "a new process", joined, NULL);
+  if (!joined && hit_read(h, MOVER, "a new process pulls"))
+    hit_broken(h, "a new process", -1, NULL);
+  if (!joined && !code && memcmp(before, h->image, sizeof before) != 0)
+    hit_broken(h, "a new process reads another model", 0, NULL);
+}
+
+/* How long the move takes, when nothing happens in it. */
+static uint64_t hit_usual(void) {
+  const uint32_t both[] = {1, 2};
+  hit *h = hit_begin(1);
+  uint64_t since = mlfab_sim_clock(h->sim);
+  assert_int_equal(mlfab_set_servers(h->node[MOVER], both, 2, 4 * SECOND), 0);
+  uint64_t took = mlfab_sim_clock(h->sim) - since;
+  hit_end(h);
+  return took;
+}
+
+static int hit_run(uint32_t fault, uint32_t victim, uint32_t other, uint64_t after_ns) {
+  const uint32_t both[] = {1, 2};
+  hit *h = hit_begin(1);
+  h->fault = fault;
+  h->victim = victim;
+  h->other = other;
+  h->after_ns = after_ns;
+  uint64_t since = mlfab_sim_clock(h->sim);
+  mlfab_sim_at(h->sim, since + after_ns, hit_strike, h);
+  int code = mlfab_set_servers(h->node[MOVER], both, 2, 4 * SECOND);
+  /* A server that comes back at once has no model, and nobody takes it for dead; nor does server 0 take
+   * two for dead that are cut off from each other. */
+  int lost = (fault == RESTARTED && code == MLFAB_ERR_STATE) ||
+             (fault >= CUT && code == MLFAB_ERR_TIMEOUT);
+  if (code && !lost) hit_check(h, h->node[MOVER], "set_servers", code);
+  if (mlfab_sim_clock(h->sim) - since > 5 * SECOND) hit_broken(h, "set_servers waited", code, NULL);
+  mlfab_sim_run(h->sim, 4 * SECOND);
+  h->stops = 1;
+  mlfab_sim_run(h->sim, SECOND);
+  if (h->push) hit_broken(h, "a push does not end", 0, NULL);
+  if (!h->failure[0]) hit_newcomer(h);
+  int failed = h->failure[0] != 0;
+  if (failed) print_error("%s\n", h->failure);
+  hit_end(h);
+  return failed;
+}
+
+static void test_fault_in_a_move(void **state) {
+  int failed = 0;
+  uint32_t runs = 0;
+  (void)state;
+  if (getenv("MLFAB_SEED")) skip();
+  uint64_t usual = hit_usual(), moments = test_cases_from(3, 4);
+  if (moments > 200) moments = 200;
+  for (uint64_t k = 0; k <= moments; k++) {
+    for (uint32_t fault = 0; fault < FAULTS; fault++) {
+      for (uint32_t victim = 0; victim < HIT_SERVERS && failed < 12; victim++, runs++) {
+        uint32_t other = fault == CUT ? (victim + 1) % HIT_SERVERS : victim;
+        failed += hit_run(fault, victim, other, 1 + usual * k / moments);
+      }
+    }
+  }
+  print_message("%u runs, a move takes %.1f ms\n", runs, (double)usual * 1e-6);
+  assert_int_equal(failed, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_open_round_moves),
       cmocka_unit_test(test_seeds_that_failed_once),
       cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_fault_in_a_move),
   };
   return cmocka_run_group_tests_name("reslice", tests, NULL, NULL);
 }

@@ -269,7 +269,7 @@ static void test_progress_told(void **state) {
   d.tensors = 1;
   d.consistency.kind = MLFAB_SYNC_BSP;
   for (uint32_t w = 0; w < 3; w++) {
-    mlfab__hello h = {w, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+    mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
     mlfab__hello_ack ack;
     assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
     define_as(f, w, &d);
@@ -331,7 +331,7 @@ static void test_refusal_reaches_all(void **state) {
   d.tensors = d.first_weights = 1;
   d.consistency.kind = MLFAB_SYNC_USER; /* there are no conditions */
   for (uint32_t w = 0; w < 3; w++) {
-    mlfab__hello h = {w, 1, MLFAB_ROLE_WORKER, 0, 0, 0};
+    mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
     assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
   }
   define_as(f, 1, &d);
