@@ -832,6 +832,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
   uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
+  uint64_t nonce;                 /* to a server: of the process that answers; else 0 */
 } mlfab__hello_ack;
 
 /* Whoever gets a PROBE says ANSWER at once. */
@@ -1635,7 +1636,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
-  N(epoch) N(stopped)
+  N(epoch) N(stopped) N(nonce)
 #define WIRE_HEARTBEAT(N, T) N(sent_ns) N(kind)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
@@ -37809,6 +37810,7 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
   ack.model_stands = node->server.phase == MLFAB__MODEL_STANDS;
+  ack.nonce = node->nonce;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
 }
@@ -37919,6 +37921,7 @@ static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__HELLO_ACK &&
       !mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) {
     node->links[index].greeted = node->routes[route].greeted = 1;
+    node->links[index].nonce = ack.nonce;
     node_across_up(node, server);
     /* It has no model: a new process, which knows nothing of slices that move. */
     if (!ack.model_stands) mlfab__shift_dead(&node->server, server);
@@ -39596,7 +39599,8 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
-/* Does the server that has a number still answer? 1; 0: no; -1: it is being called. */
+/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it is
+ * being called. */
 static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[2 * node->config.servers + server];
   uint64_t beat = node->config.heartbeat_ns;
@@ -39605,7 +39609,7 @@ static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
     mlfab__node_across(node, server);
   }
   const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
-  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return 1;
+  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return link->nonce == peer->nonce;
   if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
   return -1;
 }
@@ -42120,19 +42124,18 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its
- * bytes. */
+/* The safetensors header: one JSON object, offsets within the data that follow it. The data lie
+ * as in the flat model, where every element is aligned. Returns its bytes. */
 static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t room) {
-  size_t at = 0, offset = 0;
+  size_t at = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {
     const mlfab__tensor *t = &layout->tensors[i];
     const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
     int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
                      "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
                      i ? "," : "{", t->id, name, (unsigned long long)t->count,
-                     (unsigned long long)offset, (unsigned long long)(offset + t->bytes));
+                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
     at += (size_t)n;
-    offset += t->bytes;
   }
   if (text) memcpy(text + at, "}", 2);
   return at + 1;
@@ -42158,7 +42161,6 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   if (!file || !bufs)
     code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "save: out of memory");
   if (!code) {
-    uint64_t offset = 0;
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
     drive_save_header(layout, (char *)file + 8, padded + 1);
     memset(file + 8 + header, ' ', padded - header);
@@ -42166,8 +42168,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
       const mlfab__tensor *t = &layout->tensors[i];
       bufs[i].tensor = t->id;
       bufs[i].count = t->count;
-      bufs[i].data = file + 8 + padded + offset;
-      offset += t->bytes;
+      bufs[i].data = file + 8 + padded + t->offset;
     }
     mlfab_request request = 0;
     code =

@@ -293,7 +293,8 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
-/* Does the server that has a number still answer? 1; 0: no; -1: it is being called. */
+/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it is
+ * being called. */
 static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[2 * node->config.servers + server];
   uint64_t beat = node->config.heartbeat_ns;
@@ -302,7 +303,7 @@ static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
     mlfab__node_across(node, server);
   }
   const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
-  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return 1;
+  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return link->nonce == peer->nonce;
   if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
   return -1;
 }

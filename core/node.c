@@ -1001,6 +1001,7 @@ static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
   ack.model_stands = node->server.phase == MLFAB__MODEL_STANDS;
+  ack.nonce = node->nonce;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
 }
@@ -1111,6 +1112,7 @@ static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__fra
   if (frame->type == MLFAB__HELLO_ACK &&
       !mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) {
     node->links[index].greeted = node->routes[route].greeted = 1;
+    node->links[index].nonce = ack.nonce;
     node_across_up(node, server);
     /* It has no model: a new process, which knows nothing of slices that move. */
     if (!ack.model_stands) mlfab__shift_dead(&node->server, server);

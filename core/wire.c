@@ -111,7 +111,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
 #define WIRE_HELLO_ACK(N, T) \
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
-  N(epoch) N(stopped)
+  N(epoch) N(stopped) N(nonce)
 #define WIRE_HEARTBEAT(N, T) N(sent_ns) N(kind)
 #define WIRE_BYE(N, T) N(code) T(text)
 #define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)

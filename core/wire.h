@@ -195,6 +195,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
   uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
   uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
+  uint64_t nonce;                 /* to a server: of the process that answers; else 0 */
 } mlfab__hello_ack;
 
 /* Whoever gets a PROBE says ANSWER at once. */

@@ -323,7 +323,7 @@ static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0, 40, 8,  8,  36, 108, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 16, 8,  8,
+    0, 40, 8,  8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 16, 8,  8,
     8, 36, 36, 8,  8,  16,  4,  12, 24, 24,  52, 68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36,
     0, 24, 16, 60, 8,  32,  16, 0,  16, 24,  16, 16, 0,  0,  64, 16, 44, 0,  20, 4,  4,  8,
     0, 16, 0,  0,  68, 0,   8,  40, 12, 12,  16, 16, 28, 20, 16, 16, 56, 20, 8};

@@ -44,7 +44,7 @@ static const codec codecs[] = {
     CODEC(welcome, 8),
     CODEC_TEXT(refuse, text, 8 + 2),
     CODEC(hello, 5 * 4 + 2 * 8),
-    CODEC(hello_ack, 7 * 4 + 10 * 8),
+    CODEC(hello_ack, 7 * 4 + 11 * 8),
     CODEC(heartbeat, 8 + 4),
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
