@@ -1324,19 +1324,18 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. Returns its
- * bytes. */
+/* The safetensors header: one JSON object, offsets within the data that follow it. The data lie
+ * as in the flat model, where every element is aligned. Returns its bytes. */
 static size_t drive_save_header(const mlfab__layout *layout, char *text, size_t room) {
-  size_t at = 0, offset = 0;
+  size_t at = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {
     const mlfab__tensor *t = &layout->tensors[i];
     const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
     int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
                      "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
                      i ? "," : "{", t->id, name, (unsigned long long)t->count,
-                     (unsigned long long)offset, (unsigned long long)(offset + t->bytes));
+                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
     at += (size_t)n;
-    offset += t->bytes;
   }
   if (text) memcpy(text + at, "}", 2);
   return at + 1;
@@ -1362,7 +1361,6 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   if (!file || !bufs)
     code = mlfab__error(last, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "save: out of memory");
   if (!code) {
-    uint64_t offset = 0;
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
     drive_save_header(layout, (char *)file + 8, padded + 1);
     memset(file + 8 + header, ' ', padded - header);
@@ -1370,8 +1368,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
       const mlfab__tensor *t = &layout->tensors[i];
       bufs[i].tensor = t->id;
       bufs[i].count = t->count;
-      bufs[i].data = file + 8 + padded + offset;
-      offset += t->bytes;
+      bufs[i].data = file + 8 + padded + t->offset;
     }
     mlfab_request request = 0;
     code =
