@@ -36457,7 +36457,9 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
  * not wait. Whoever says MEET speaks on at once, and so is not kept: it is turned away and the holder gets
  * a PROBE, which gives the link up unless it is answered within 2 beats; meanwhile the caller calls
- * again, for as long as it has something to say.
+ * again, for as long as it has something to say. (5) At server 0 two kinds of processes have a number and
+ * no link: a server of its own is called when another process says JOIN for it; whoever was welcomed has 5
+ * beats to say HELLO. Until that is decided the other one is hung up, and calls again.
  *
  * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
  * everybody's incarnation and nonce from JOIN; the others know those of the servers from WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
@@ -36542,12 +36544,14 @@ typedef struct mlfab__link {
 
 /* What this node knows of another, by node id. */
 typedef struct mlfab__peer {
-  uint8_t joined, left, dead, hand;
-  uint32_t link; /* index: JOIN_IN or WORKER at server 0 */
+  uint8_t joined, hand;
+  uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
-  uint64_t probe_ns; /* a server: called since then, as another process wants its number; 0: not */
-  char *addresses;   /* MLFAB__ADDRESSES_MAX, or NULL */
+  /* Since when HELLO is awaited after WELCOME; of a server of its own, since when it is called, as
+   * another process wants its number. 0: not. */
+  uint64_t awaited_ns;
+  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
 /* Our worker role's way to an aggregator's node; made when it is first wanted. */
@@ -37426,8 +37430,6 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (node->is_coordinator && node->peers[link.peer].link == index)
-      node->peers[link.peer].link = MLFAB__NO_LINK;
     if (!link.silent) node->worker_lost[link.peer] = node->worker_heard[link.peer] = node->now_ns;
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
@@ -37771,6 +37773,7 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
   node->worker_links[self] = index;
   node->worker_heard[self] = node->now_ns;
   node->scheduler_incarnation = hello->incarnation;
+  if (node->is_coordinator) node->peers[hello->node].awaited_ns = 0;
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
@@ -37861,7 +37864,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
   node->worker_lost[worker] = 0;
-  if (node->is_coordinator) node->peers[worker].link = index;
+  if (node->is_coordinator) node->peers[worker].awaited_ns = 0;
   int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
   if (code) {
     mlfab__node_refuse(node, index, code, (int32_t)worker, "refused");
@@ -39599,36 +39602,54 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
-/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it is
- * being called. */
+/* Is this node a server of its own, to which no link need lead? */
+static int boot_is_dedicated(const mlfab_node *node, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+}
+
+/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
+static uint32_t boot_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
+  const mlfab__peer *peer = &node->peers[id];
+  if (!peer->joined) return MLFAB__NO_LINK;
+  if (peer->link != MLFAB__NO_LINK && peer->link != link) return peer->link;
+  if (id < node->config.workers) return node->worker_links[id];
+  return boot_is_dedicated(node, id) ? MLFAB__NO_LINK : node->worker_links[node->config.workers];
+}
+
+/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
+ * is being called. */
 static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[2 * node->config.servers + server];
   uint64_t beat = node->config.heartbeat_ns;
-  if (peer->probe_ns == 0 || node->now_ns - peer->probe_ns >= 10 * beat) {
-    peer->probe_ns = mlfab__max(node->now_ns, 1);
+  if (peer->awaited_ns == 0 || node->now_ns - peer->awaited_ns >= 10 * beat) {
+    peer->awaited_ns = mlfab__max(node->now_ns, 1);
     mlfab__node_across(node, server);
   }
   const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
-  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return link->nonce == peer->nonce;
-  if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
+  if (link && link->greeted && link->heard_ns >= peer->awaited_ns)
+    return link->nonce == peer->nonce;
+  if (node->now_ns - peer->awaited_ns >= 5 * beat || (!link && !route->connecting)) return 0;
   return -1;
 }
 
-/* May this process have the number of a server, which has no link here by which one would know that it lives?
- * 0 when it was refused, or is to call again. */
+/* May this process have a number, which no link here holds? A server of its own is called first, and others
+ * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
 static int boot_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
-  uint32_t workers = node->config.workers;
-  int known = node->phase != MLFAB__BOOT_JOINING && peer->joined && peer->nonce != join->nonce;
-  if (!known || !node->config.dedicated || id < workers || id - workers >= node->config.servers)
-    return 1;
-  int answers = boot_answers(node, peer, id - workers);
+  if (node->phase == MLFAB__BOOT_JOINING || !peer->joined || peer->nonce == join->nonce) return 1;
+  int answers = 0;
+  if (boot_is_dedicated(node, id)) {
+    answers = boot_answers(node, peer, id - node->config.workers);
+  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
+    answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
+  }
   if (answers < 0) {
     node->links[link].closing = 1;
     mlfab__node_ready_link(node, link);
     return 0;
   }
-  peer->probe_ns = 0;
+  peer->awaited_ns = 0;
   if (!answers) return 1;
   char name[32], text[96];
   snprintf(text, sizeof text, "%s is another process that is here already",
@@ -39653,12 +39674,13 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     mlfab__node_refuse(node, link, code, join.rank, text);
     return;
   }
-  if (node->links[link].kind == MLFAB__LINK_JOIN_IN && node->links[link].peer != id) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two ranks on one connection");
+  const mlfab__link *before = &node->links[link];
+  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
     return;
   }
   mlfab__peer *peer = &node->peers[id];
-  uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
+  uint32_t holder = boot_holder(node, id, link);
   if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
   if (!boot_vacant(node, link, id, &join)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
@@ -39667,9 +39689,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
-  uint32_t old = peer->link;
-  if (old != MLFAB__NO_LINK && old != link && node->links[old].kind == MLFAB__LINK_JOIN_IN)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  if (peer->link != MLFAB__NO_LINK && peer->link != link)
+    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -39698,7 +39719,12 @@ MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link) {
   mlfab__peer *peer = &node->peers[node->links[link].peer];
   if (peer->link != link) return;
   peer->link = MLFAB__NO_LINK;
-  if (node->phase != MLFAB__BOOT_JOINING) return;
+  if (node->phase != MLFAB__BOOT_JOINING) {
+    uint32_t id = node->links[link].peer;
+    if (!boot_is_dedicated(node, id) && boot_holder(node, id, link) == MLFAB__NO_LINK)
+      peer->awaited_ns = mlfab__max(node->now_ns, 1);
+    return;
+  }
   /* It broke down while the others were awaited: it is not here any more. */
   peer->joined = 0;
   node->joined--;

@@ -293,36 +293,54 @@ static int boot_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p,
   return 0;
 }
 
-/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it is
- * being called. */
+/* Is this node a server of its own, to which no link need lead? */
+static int boot_is_dedicated(const mlfab_node *node, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+}
+
+/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
+static uint32_t boot_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
+  const mlfab__peer *peer = &node->peers[id];
+  if (!peer->joined) return MLFAB__NO_LINK;
+  if (peer->link != MLFAB__NO_LINK && peer->link != link) return peer->link;
+  if (id < node->config.workers) return node->worker_links[id];
+  return boot_is_dedicated(node, id) ? MLFAB__NO_LINK : node->worker_links[node->config.workers];
+}
+
+/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
+ * is being called. */
 static int boot_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[2 * node->config.servers + server];
   uint64_t beat = node->config.heartbeat_ns;
-  if (peer->probe_ns == 0 || node->now_ns - peer->probe_ns >= 10 * beat) {
-    peer->probe_ns = mlfab__max(node->now_ns, 1);
+  if (peer->awaited_ns == 0 || node->now_ns - peer->awaited_ns >= 10 * beat) {
+    peer->awaited_ns = mlfab__max(node->now_ns, 1);
     mlfab__node_across(node, server);
   }
   const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
-  if (link && link->greeted && link->heard_ns >= peer->probe_ns) return link->nonce == peer->nonce;
-  if (node->now_ns - peer->probe_ns >= 5 * beat || (!link && !route->connecting)) return 0;
+  if (link && link->greeted && link->heard_ns >= peer->awaited_ns)
+    return link->nonce == peer->nonce;
+  if (node->now_ns - peer->awaited_ns >= 5 * beat || (!link && !route->connecting)) return 0;
   return -1;
 }
 
-/* May this process have the number of a server, which has no link here by which one would know that it lives?
- * 0 when it was refused, or is to call again. */
+/* May this process have a number, which no link here holds? A server of its own is called first, and others
+ * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
 static int boot_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
-  uint32_t workers = node->config.workers;
-  int known = node->phase != MLFAB__BOOT_JOINING && peer->joined && peer->nonce != join->nonce;
-  if (!known || !node->config.dedicated || id < workers || id - workers >= node->config.servers)
-    return 1;
-  int answers = boot_answers(node, peer, id - workers);
+  if (node->phase == MLFAB__BOOT_JOINING || !peer->joined || peer->nonce == join->nonce) return 1;
+  int answers = 0;
+  if (boot_is_dedicated(node, id)) {
+    answers = boot_answers(node, peer, id - node->config.workers);
+  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
+    answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
+  }
   if (answers < 0) {
     node->links[link].closing = 1;
     mlfab__node_ready_link(node, link);
     return 0;
   }
-  peer->probe_ns = 0;
+  peer->awaited_ns = 0;
   if (!answers) return 1;
   char name[32], text[96];
   snprintf(text, sizeof text, "%s is another process that is here already",
@@ -347,12 +365,13 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     mlfab__node_refuse(node, link, code, join.rank, text);
     return;
   }
-  if (node->links[link].kind == MLFAB__LINK_JOIN_IN && node->links[link].peer != id) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two ranks on one connection");
+  const mlfab__link *before = &node->links[link];
+  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
     return;
   }
   mlfab__peer *peer = &node->peers[id];
-  uint32_t holder = peer->joined && peer->link != link ? peer->link : MLFAB__NO_LINK;
+  uint32_t holder = boot_holder(node, id, link);
   if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
   if (!boot_vacant(node, link, id, &join)) return;
   if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
@@ -361,9 +380,8 @@ static void boot_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *fr
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
-  uint32_t old = peer->link;
-  if (old != MLFAB__NO_LINK && old != link && node->links[old].kind == MLFAB__LINK_JOIN_IN)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  if (peer->link != MLFAB__NO_LINK && peer->link != link)
+    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -392,7 +410,12 @@ MLFAB__INTERNAL void mlfab__boot_lost(mlfab_node *node, uint32_t link) {
   mlfab__peer *peer = &node->peers[node->links[link].peer];
   if (peer->link != link) return;
   peer->link = MLFAB__NO_LINK;
-  if (node->phase != MLFAB__BOOT_JOINING) return;
+  if (node->phase != MLFAB__BOOT_JOINING) {
+    uint32_t id = node->links[link].peer;
+    if (!boot_is_dedicated(node, id) && boot_holder(node, id, link) == MLFAB__NO_LINK)
+      peer->awaited_ns = mlfab__max(node->now_ns, 1);
+    return;
+  }
   /* It broke down while the others were awaited: it is not here any more. */
   peer->joined = 0;
   node->joined--;

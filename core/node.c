@@ -617,8 +617,6 @@ static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
   }
   if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
     node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (node->is_coordinator && node->peers[link.peer].link == index)
-      node->peers[link.peer].link = MLFAB__NO_LINK;
     if (!link.silent) node->worker_lost[link.peer] = node->worker_heard[link.peer] = node->now_ns;
     if (node->is_coordinator) mlfab__reslice_lost(&node->reslice, link.peer);
     mlfab__server_lost(&node->server, link.peer, node->now_ns);
@@ -962,6 +960,7 @@ static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__
   node->worker_links[self] = index;
   node->worker_heard[self] = node->now_ns;
   node->scheduler_incarnation = hello->incarnation;
+  if (node->is_coordinator) node->peers[hello->node].awaited_ns = 0;
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   ack.server = node->server_number;
@@ -1052,7 +1051,7 @@ static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *
   node->worker_links[worker] = index;
   node->worker_heard[worker] = node->now_ns;
   node->worker_lost[worker] = 0;
-  if (node->is_coordinator) node->peers[worker].link = index;
+  if (node->is_coordinator) node->peers[worker].awaited_ns = 0;
   int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
   if (code) {
     mlfab__node_refuse(node, index, code, (int32_t)worker, "refused");

@@ -48,7 +48,9 @@
  * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
  * not wait. Whoever says MEET speaks on at once, and so is not kept: it is turned away and the holder gets
  * a PROBE, which gives the link up unless it is answered within 2 beats; meanwhile the caller calls
- * again, for as long as it has something to say.
+ * again, for as long as it has something to say. (5) At server 0 two kinds of processes have a number and
+ * no link: a server of its own is called when another process says JOIN for it; whoever was welcomed has 5
+ * beats to say HELLO. Until that is decided the other one is hung up, and calls again.
  *
  * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
  * everybody's incarnation and nonce from JOIN; the others know those of the servers from WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
@@ -151,12 +153,14 @@ typedef struct mlfab__link {
 
 /* What this node knows of another, by node id. */
 typedef struct mlfab__peer {
-  uint8_t joined, left, dead, hand;
-  uint32_t link; /* index: JOIN_IN or WORKER at server 0 */
+  uint8_t joined, hand;
+  uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
-  uint64_t probe_ns; /* a server: called since then, as another process wants its number; 0: not */
-  char *addresses;   /* MLFAB__ADDRESSES_MAX, or NULL */
+  /* Since when HELLO is awaited after WELCOME; of a server of its own, since when it is called, as
+   * another process wants its number. 0: not. */
+  uint64_t awaited_ns;
+  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
 /* Our worker role's way to an aggregator's node; made when it is first wanted. */

@@ -681,6 +681,16 @@ static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
   send(link, &m);
 }
 
+/* The outside hangs up. */
+static void hang_up(uint32_t link) {
+  mlfab_io_event down;
+  memset(&down, 0, sizeof down);
+  down.kind = MLFAB_IO_DOWN;
+  down.link = link;
+  post(0, down);
+  run(100000);
+}
+
 /* Node 2's process is gone without a word, and nobody has noticed. */
 static void vanish(void) {
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
@@ -775,6 +785,91 @@ static void test_number_of_a_silent_process(void **state) {
   post(0, down);
   run(100000);
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
+}
+
+/* A process that was welcomed has its number though it has no link yet: it is about to say HELLO. One that
+ * does not say it in time has lost it. */
+static void test_number_between_links(void **state) {
+  (void)state;
+  vanish();
+  run(6ull * BEAT); /* until nobody has the number */
+  for (int late = 0; late < 2; late++) {
+    uint64_t nonce = 77 + (uint64_t)late;
+    uint32_t link = dial();
+    say_join(link, 2, nonce);
+    assert_int_equal(n.heard_type, MLFAB__WELCOME);
+    uint32_t incarnation = n.heard_incarnation, second = dial();
+    say_join(second, 2, 90);
+    hang_up(link);
+    assert_int_equal(n.heard, 0); /* it is to call again, whether it came before that or after */
+    assert_false(n.link[second].up);
+    if (late) break;
+    say_join(second = dial(), 2, 90);
+    assert_int_equal(n.heard, 0);
+    link = dial();
+    say_hello_as(link, 2, incarnation, MLFAB_ROLE_WORKER, nonce);
+    assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
+    hang_up(link); /* once it has come, it may go: another one is let in at once */
+  }
+  run(4ull * BEAT);
+  say_join(dial(), 2, 91);
+  assert_int_equal(n.heard, 0);
+  run(1ull * BEAT);
+  say_join(dial(), 2, 91);
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+}
+
+static void say_scheduler_join(uint32_t link, uint64_t nonce) {
+  made m;
+  mlfab__join join;
+  memset(&join, 0, sizeof join);
+  join.roles = MLFAB_ROLE_SCHEDULER;
+  join.scheduler = MLFAB_SCHEDULER_OWN;
+  join.workers = NODES;
+  join.servers = 1;
+  join.nonce = nonce;
+  uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
+  made_begin(&m, MLFAB__JOIN, bytes, 0);
+  send(link, &m);
+}
+
+/* A scheduler of its own has a number like a worker: one that lives keeps it, and can come back. */
+static void test_number_of_the_scheduler(void **state) {
+  (void)state;
+  memset(&n, 0, sizeof n);
+  n.job = mlfab__hash(0, "mlfab", 5);
+  for (int i = 0; i < NODES; i++) {
+    mlfab_config c;
+    char address[24];
+    mlfab_config_init(&c);
+    c.rank = i;
+    c.workers = NODES;
+    c.scheduler = MLFAB_SCHEDULER_OWN;
+    strcpy(c.coordinator, "queue:0");
+    snprintf(address, sizeof address, "queue:%d", i);
+    assert_int_equal(mlfab_node_open(&c, address, 0, &n.node[i], NULL), 0);
+  }
+  uint32_t joining = dial(), link;
+  say_scheduler_join(joining, 77);
+  for (int i = 0; i < NODES; turn()) i += mlfab_node_ready(n.node[i], NULL) == 1;
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  uint32_t incarnation = n.heard_incarnation;
+  for (int again = 0; again < 2; again++) {
+    link = dial();
+    say_hello_as(link, NODES, incarnation, MLFAB_ROLE_SCHEDULER, 77);
+    assert_int_equal(n.node[0]->links[n.node[0]->worker_links[NODES]].id, link);
+    hang_up(again ? link : joining);
+    if (again) break;
+    uint32_t second = dial();
+    say_scheduler_join(second, 78);
+    assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
+    say_beat(link, n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
+    taken(second, "a second scheduler");
+    assert_non_null(strstr(n.heard_text, "the scheduler"));
+  }
+  say_scheduler_join(dial(), 78);
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+  assert_true(n.heard_incarnation > incarnation);
 }
 
 static int setup_beside_two(void **state) {
@@ -1473,6 +1568,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_number_of_a_live_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_dead_process, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_number_of_a_silent_process, setup_by_hand, teardown),
+      cmocka_unit_test_setup_teardown(test_number_between_links, setup_two_servers, teardown),
+      cmocka_unit_test_teardown(test_number_of_the_scheduler, teardown),
       cmocka_unit_test_setup_teardown(test_roles_that_were_not_given, setup_beside_two, teardown),
       HOSTILE(test_window_ahead),
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
