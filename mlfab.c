@@ -36450,7 +36450,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *                                     |--the holder's link ends--> its first frame is looked at again
  *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
  *                                     |--5 beats, any other holder--> its link is given up, as above
- *                                     +--the caller hangs up--> forgotten
+ *                                     +--the caller hangs up--> forgotten, and after 7 beats the probe
  *
  * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
  * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
@@ -37549,16 +37549,26 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
   }
 }
 
+/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
+static int node_is_claimed(const mlfab_node *node, uint32_t index) {
+  if (node->links[index].kind == MLFAB__LINK_MEMBER) return 1;
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
+  }
+  return 0;
+}
+
 /* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
 static void node_scan_probe(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  uint64_t beats = link->kind == MLFAB__LINK_MEMBER ? 2 : 5;
-  if (link->probe_ns == 0 || node->now_ns - link->probe_ns < beats * node->config.heartbeat_ns)
-    return;
+  uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
+  if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_MEMBER ? 2 : 5) * beat) return;
+  int claimed = node_is_claimed(node, index);
+  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
   link->probe_ns = 0;
   if (node_is_hand(node, link)) {
     node_claims_refuse(node, index);
-  } else {
+  } else if (claimed) {
     mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
   }
 }

@@ -41,7 +41,7 @@
  *                                     |--the holder's link ends--> its first frame is looked at again
  *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
  *                                     |--5 beats, any other holder--> its link is given up, as above
- *                                     +--the caller hangs up--> forgotten
+ *                                     +--the caller hangs up--> forgotten, and after 7 beats the probe
  *
  * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
  * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is

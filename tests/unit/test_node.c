@@ -964,6 +964,28 @@ static void test_claims_end(void **state) {
   assert_int_equal(n.node[0]->claims, 0);
 }
 
+/* A holder that is stopped loses its number to whoever waits for it, but nothing to one who has hung up. */
+static void test_claim_without_claimant(void **state) {
+  (void)state;
+  uint32_t last = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  vanish();
+  for (int back = 0; back < 2; back++) {
+    uint32_t link = dial();
+    say_join(link, 2, 77);
+    assert_int_equal(n.node[0]->claims, 1);
+    hang_up(link);
+    for (int i = 0; i < (back ? 5 : 8); i++) {
+      say_beat(last, n.now, MLFAB__BEAT);
+      run(1ull * BEAT);
+      assert_true(n.link[last].up);
+    }
+  }
+  run(BEAT / 4);
+  say_join(dial(), 2, 77); /* it calls again, and need not wait for another probe */
+  run(BEAT / 4);
+  assert_int_equal(n.heard_type, MLFAB__WELCOME);
+}
+
 static uint32_t say_meet(uint64_t nonce) {
   made m;
   mlfab__meet meet = {2, UINT32_MAX, nonce};
@@ -1573,6 +1595,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_roles_that_were_not_given, setup_beside_two, teardown),
       HOSTILE(test_window_ahead),
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
+      cmocka_unit_test_setup_teardown(test_claim_without_claimant, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
       HOSTILE(test_wrong_types),
       HOSTILE(test_wrong_pushes),
