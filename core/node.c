@@ -2021,10 +2021,12 @@ static void node_scan_link(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* Workers without a link, and servers: dead after five intervals; a first link may take longer. */
+/* Workers without a link, and servers: dead after five intervals; a first link may take longer. Who has
+ * heard this node's goodbye and hung up is not dead. */
 static void node_scan_peers(mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
-  for (uint32_t w = 0; node->is_server && w < node->config.workers; w++) {
+  uint32_t workers = node->is_server && node->leaving < 2 ? node->config.workers : 0;
+  for (uint32_t w = 0; w < workers; w++) {
     const mlfab__server_peer *peer = &node->server.peers[w];
     uint64_t limit = (peer->incarnation ? 5 : 20) * beat;
     if (node->worker_links[w] != MLFAB__NO_LINK || node->phase == MLFAB__BOOT_JOINING ||

@@ -1023,6 +1023,20 @@ static void test_meets(void **state) {
   assert_true(n.link[say_meet(78)].up);
 }
 
+/* Who has read the goodbye hangs up. That is no death, however long the server waits for others to read it. */
+static void test_goodbye_is_no_death(void **state) {
+  (void)state;
+  n.slow_ns[2] = 100ull * BEAT;
+  assert_int_equal(mlfab_node_leave(n.node[0], n.now), 0);
+  run(4ull * BEAT);
+  assert_int_equal(n.node[0]->worker_links[1], MLFAB__NO_LINK);
+  assert_int_not_equal(n.node[0]->worker_links[2], MLFAB__NO_LINK);
+  assert_int_equal(stats(0).peers_died, 0);
+  run(2ull * BEAT);
+  assert_int_equal(n.node[0]->worker_links[2], MLFAB__NO_LINK);
+  assert_int_equal(stats(0).peers_died, 0);
+}
+
 /* --- a worker that breaks the rules --- */
 
 /* Frames that no worker sends, and metas that do not parse, of every type. */
@@ -1596,6 +1610,7 @@ int main(void) {
       HOSTILE(test_window_ahead),
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_claim_without_claimant, setup_two_servers, teardown),
+      HOSTILE(test_goodbye_is_no_death),
       cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
       HOSTILE(test_wrong_types),
       HOSTILE(test_wrong_pushes),
