@@ -43815,7 +43815,7 @@ static void *tcp_question_thread(void *argument) {
 static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   pthread_attr_t attributes;
   pthread_t thread;
-  sigset_t all, before;
+  sigset_t blocked, before;
   tcp_question *question = calloc(1, sizeof *question);
   if (!question) return MLFAB_ERR_MEMORY;
   memcpy(question->dial.host, dial->host, sizeof dial->host);
@@ -43823,10 +43823,13 @@ static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
-  sigfillset(&all); /* the program's signals are not for it */
+  /* The program's signals are not for it, but a fault of its own is for the program's handler. */
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigfillset(&blocked);
+  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   int failed = pthread_create(&thread, &attributes, tcp_question_thread, question);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
