@@ -1099,12 +1099,27 @@ static int tcp_trusted(int fd) {
   return uid == geteuid() || uid == 0;
 }
 
+/* The stranger that goes when another caller needs its place: whoever has waited longest. Not one whose first
+ * words lie unread: it may have been waiting for us. NULL when there is none. */
+static tcp_link *tcp_stalest(const tcp_self *self) {
+  for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
+    tcp_link *link = TCP_LINK_OF(at, group);
+    struct pollfd words = {.fd = link->fd, .events = POLLIN};
+    if (link->stage || link->frame || poll(&words, 1, 0) != 1) return link;
+  }
+  return NULL;
+}
+
+static void tcp_turn_out(tcp_self *self, tcp_link *link) {
+  tcp_link_end(self, link, MLFAB_ERR_LIMIT, "sent no frame and was dropped for a newer connection");
+}
+
 /* The process has no descriptor left: whoever has waited longest without a frame gives up its own, or a link
  * that we have left. Those that have shown a frame keep theirs. */
 static int tcp_spare(tcp_self *self) {
-  if (self->strangers.next != &self->strangers) {
-    tcp_link_end(self, TCP_LINK_OF(self->strangers.next, group), MLFAB_ERR_LIMIT,
-                 "sent no frame and was dropped for a newer connection");
+  tcp_link *stalest = tcp_stalest(self);
+  if (stalest) {
+    tcp_turn_out(self, stalest);
     return 1;
   }
   if (self->lingering.next == &self->lingering) return 0;
@@ -1112,9 +1127,12 @@ static int tcp_spare(tcp_self *self) {
   return 1;
 }
 
-/* The waiting rooms are bounded: whoever came first has had the longest time to say something. */
+/* The waiting rooms are bounded. When one is full of callers who are to be looked at first, others wait in the
+ * kernel meanwhile. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
+    tcp_link *stalest = NULL;
+    if (self->stranger_count == TCP_WAITING_ROOM && (stalest = tcp_stalest(self)) == NULL) return;
     tcp_endpoint from;
     memset(&from, 0, sizeof from);
     from.bytes = sizeof from.at.storage;
@@ -1147,9 +1165,7 @@ static void tcp_accept(tcp_self *self) {
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
       tcp_format(&from, link->name, sizeof link->name);
-    if (self->stranger_count == TCP_WAITING_ROOM)
-      tcp_link_end(self, TCP_LINK_OF(self->strangers.next, group), MLFAB_ERR_LIMIT,
-                   "sent no frame and was dropped for a newer connection");
+    if (stalest) tcp_turn_out(self, stalest);
     tcp_list_add(&self->strangers, &link->group);
     self->stranger_count++;
     if (from.at.any.sa_family == AF_UNIX && !tcp_trusted(fd)) {

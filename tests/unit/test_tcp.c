@@ -398,6 +398,27 @@ static void test_slow_strangers(void **state) {
   end_close(&b);
 }
 
+/* A job of many workers starts: all have called and said who they are before this node looks for the first
+ * time. Nobody is turned away for having waited for that. */
+static void test_many_call_at_once(void **state) {
+  enum { MANY = 300 };
+  static int fds[MANY];
+  uint8_t head[128];
+  uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+  end e;
+  (void)state;
+  assert_int_equal(end_open(&e, "", "", 0), 0);
+  for (int i = 0; i < MANY; i++) {
+    fds[i] = stranger(&e);
+    assert_int_equal(send(fds[i], head, bytes, MSG_NOSIGNAL), bytes);
+  }
+  UNTIL(&e, &e, e.frames + e.refused >= MANY);
+  assert_int_equal(e.refused, 0);
+  assert_int_equal(e.ups, MANY);
+  for (int i = 0; i < MANY; i++) close(fds[i]);
+  end_close(&e);
+}
+
 /* A header alone, which announces `bulk` bytes. */
 static void announce(int fd, uint8_t type, uint32_t bulk) {
   uint8_t head[MLFAB_HEADER_BYTES];
@@ -1129,6 +1150,7 @@ int main(void) {
       cmocka_unit_test(test_unix_path),
       cmocka_unit_test(test_other_user),
       cmocka_unit_test(test_slow_strangers),
+      cmocka_unit_test(test_many_call_at_once),
       cmocka_unit_test(test_little_before_admission),
       cmocka_unit_test(test_descriptors_for_newcomers),
       cmocka_unit_test(test_protocol),
