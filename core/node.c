@@ -189,14 +189,8 @@ static uint32_t node_hop(const mlfab_node *node, uint32_t rank) {
 
 static void node_port_drop(mlfab_node *node, uint32_t index, int code, const char *text) {
   if (index == MLFAB__NO_LINK) return;
-  mlfab__bye bye;
-  uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  bye.code = code;
-  snprintf(bye.text, sizeof bye.text, "%s", text);
-  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", text, mlfab_error_name(code));
   node->stats.frames_refused++;
-  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
   node_doom(node, index);
 }
 
@@ -790,7 +784,7 @@ static void node_lose_self(mlfab_node *node) {
   }
 }
 
-/* Gives up the links that a role, or a full queue, asked to. A last word still goes out. */
+/* Gives up the links that a role, or a full queue, asked to. */
 static void node_settle(mlfab_node *node) {
   while (node->doomed) {
     node->doomed = 0;
