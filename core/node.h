@@ -1,8 +1,9 @@
-/* node.h - a node: its links, its roles, joining. Layer 5.
+/* node.h - a node: its links, its roles, joining. Layer 5. A beat is the interval of heartbeats.
  *
  * A link is a transport's connection with a purpose:
  *
- *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER
+ *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER,
+ *             SCHEDULER or PEER, MEET -> MEMBER
  *    CLAIM    it wants a number that another process has: see Numbers
  *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
  *    JOIN_OUT we join; closed when WELCOME is here
@@ -16,69 +17,74 @@
  *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
- * Before admission a peer gets little. Of links that somebody else called and that no role knows yet there are
- * as many as nodes and 64 at most: the oldest goes for a newer one, and all within 5 heartbeats. JOIN_IN there is one a
- * node id: a newer one of the same process takes its place. It ends with its node's silence,
- * or 20 heartbeats after WELCOME was due. A JOIN for a server of its own, which has no link to server 0, waits
- * until that was called: it is refused while the server that has the number answers.
- *
  * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
- * until the node closes, and nobody outside can say HELLO in its place. Frames to go
- * stand in two places: control frames in a queue of the link; frames with a bulk in the roles,
- * which are asked when the link has room. Roles are never called from inside themselves: what they
- * ask of links (drop, detach) is done when they have returned.
+ * until the node closes, and nobody outside can say HELLO in its place. Frames to go stand in two
+ * places: control frames in a queue of the link; frames with a bulk in the roles, which are asked when
+ * the link has room. Roles are never called from inside themselves: what they ask of links (drop,
+ * detach) is done when they have returned. A link that is given up so goes at once, with its queue.
  *
- * Strangers: until its first frame has shown the job and the secret, the other end of a link is told
+ * Strangers. Until its first frame has shown the job and the secret, the other end of a link is told
  * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
- * lives here (no heartbeats).
+ * lives here (no heartbeats). Of links that somebody else called and that no role knows yet (NEW, CLAIM)
+ * there are as many as nodes and 64 at most: the oldest goes for a newer one, a NEW one after 5 beats of
+ * silence, a CLAIM when it is decided. JOIN_IN there is one a node id: a newer one of the same process
+ * takes its place. It ends with its node's silence, or 20 beats after WELCOME was due.
  *
  * Numbers. A process shows who it is by a nonce that it draws when it opens. Whoever says JOIN or HELLO
- * for a number whose link another process holds makes a claim, and waits:
+ * for a number whose link another process holds makes a claim, and waits; the holder is asked by a
+ * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
  *
  *    first frame --nobody has a link, or the same process: its old one goes--> admitted at once
  *         |
- *         +--another process has--> CLAIM, PROBE to the holder --ANSWER--> refused, RANK_TAKEN
+ *         +--another process has--> CLAIM, the holder is asked --it answers--> refused, RANK_TAKEN
  *                                     |--the holder's link ends--> its first frame is looked at again
  *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
  *                                     |--5 beats, any other holder--> its link is given up, as above
- *                                     +--the caller hangs up--> forgotten, and after 7 beats the probe
+ *                                     +--the caller hangs up--> forgotten; the question after 7 beats
  *
- * (1) A holder that answers keeps its number; only the answer to the probe counts, not what a process
- * sent before it died. (2) One probe a holder is under way, for all who claim its number. (3) A claim is
- * told nothing until it is decided, which takes 5 beats at most. (4) A process that calls again does
- * not wait. Whoever says MEET speaks on at once, and so is not kept: it is turned away and the holder gets
- * a PROBE, which gives the link up unless it is answered within 2 beats; meanwhile the caller calls
- * again, for as long as it has something to say. (5) At server 0 two kinds of processes have a number and
- * no link: a server of its own is called when another process says JOIN for it; whoever was welcomed has 5
- * beats to say HELLO. Until that is decided the other one is hung up, and calls again.
+ *  (1) A holder that answers keeps its number; only the answer to the question counts, not what a
+ *      process sent before it died.
+ *  (2) A holder is asked once at a time, for all who claim its number.
+ *  (3) A claim is told nothing until it is decided, which takes 5 beats at most.
+ *  (4) A process that calls again does not wait.
+ *  (5) At server 0 two kinds of processes have a number and no link: a server of its own is called when
+ *      another process says JOIN for it; whoever was welcomed has 5 beats to say HELLO. Until that is
+ *      decided the other process is hung up, and calls again.
+ *  (6) Whoever says MEET speaks on at once, and so does not wait: it is turned away and the holder is
+ *      asked, whose link is given up unless it answers within 2 beats; meanwhile the caller calls again,
+ *      for as long as it has something to say.
  *
- * Roles. What a first frame says of its sender is checked against what this node was told: server 0 knows
- * everybody's incarnation and nonce from JOIN; the others know those of the servers from WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a newer
- * process, and nothing there tells one that server 0 has not issued.
+ * Who may be what. What a first frame says of its sender is checked against what this node was told:
+ * server 0 knows everybody's incarnation and nonce from JOIN; the others know those of the servers from
+ * WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a
+ * newer process, and nothing there tells one that server 0 has not issued.
  *
  * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
  * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
- * destroyed by frames that the peer sends meanwhile. Where a send finds the peer gone, its BYE may
+ * destroyed by frames that the peer sends meanwhile. Nobody waits for a hand-driven peer, nor on links
+ * whose end is no death (between workers, between servers). Where a send finds the peer gone, its BYE may
  * still be unread: such a link is offered nothing more, like one without room, until DOWN.
  *
  * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
  *
- *    HEARD     a frame came less than 3 intervals ago
- *    SUSPECT   none came for longer. The transport is asked (PROBE), at every look, whether the far
- *              side's system answers -> HEARD with the next frame, LOST
- *    LOST      hung up: (1) nothing has spoken for the far side for 5 intervals, neither a frame nor an
- *              answered probe; or (2) no frame came for silent_death_ns
+ *    HEARD     a frame came less than 3 beats ago
+ *    SUSPECT   none came for longer. The transport is asked (MLFAB_ACTION_PROBE), at every look, whether
+ *              the far side's system answers -> HEARD with the next frame, LOST
+ *    LOST      hung up: (a) nothing has spoken for the far side for 5 beats, neither a frame nor an
+ *              answered probe; or (b) no frame came for silent_death_ns
  *
  * So a peer that is stopped or crowded out has silent_death_ns, and one whose host is gone, or of
- * which the transport knows nothing, 5 intervals. (1) and (2) hold for links of every kind, but:
- *  - (2) not for a hand-driven peer, nor (1) where the transport knows nothing of it;
+ * which the transport knows nothing, 5 beats. (a) and (b) hold for links of every kind, but:
+ *  - (b) not for a hand-driven peer, nor (a) where the transport knows nothing of it. Between workers
+ *    nobody is known to be hand-driven: such a link is opened anew;
  *  - a link that is closing, one of a stranger (NEW) and that of a server to its scheduler are hung up
- *    after 5 intervals of silence: nothing is lost with them (updates are granted first come, first
- *    served without a scheduler).
+ *    after 5 beats of silence: nothing is lost with them (updates are granted first come, first served
+ *    without a scheduler);
+ *  - a holder whose number is claimed has 5 beats to answer, however long it may be silent otherwise.
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 intervals (5 when hand-driven); a server is dead to us when no link to it stood for 5. They
- * begin with the break, however long it was silent before: we may have been stopped ourselves. After a
- * silence under (1) or (2) the death follows at once. */
+ * for 2 beats (5 when hand-driven); a server is dead to us when no link to it stood for 5. They begin
+ * with the break, however long it was silent before: we may have been stopped ourselves. After a silence
+ * under (a) or (b) the death follows at once. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
