@@ -77,7 +77,7 @@ static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *
   memset(shift, 0, sizeof *shift);
   server->shift = shift;
   shift->attempt = attempt;
-  shift->nwords = 2 * ((server->workers + 31) / 32);
+  shift->nwords = (server->workers + 31) / 32;
   shift->servers = server->servers;
   shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
   shift->nowners = shift->owners ? n : 0;
@@ -285,12 +285,8 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
                                shift->nwords};
     if (!gate->used) continue;
     memset(words, 0, sizeof words);
-    for (uint32_t w = 0; w < server->workers; w++) {
-      const mlfab__server_peer *peer = &server->peers[w];
-      uint32_t in = peer->contributed >> g & 1, middle = in && peer->pushed <= gate->v_train;
-      words[w / 32] |= in << w % 32;
-      words[shift->nwords / 2 + w / 32] |= middle << w % 32;
-    }
+    for (uint32_t w = 0; w < server->workers; w++)
+      words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
     server->across.post(server->across.self, to, MLFAB__SHIFT_GATE, meta,
                         mlfab__encode_shift_gate(meta, &state, words));
   }

@@ -638,8 +638,8 @@ typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot b
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: a gate of slices that follow; u32 count and u32 words follow. Bit w of their first
- * half: worker w has something in its open round; of the second: but not all of its update. */
+/* Server -> server: a gate of slices that follow; u32 count and u32 words follow. Bit w of them: worker w
+ * has something in its open round. */
 typedef struct mlfab__shift_gate {
   uint32_t attempt, gate; /* its number there */
   uint32_t contributors, members, quiet;
@@ -648,7 +648,7 @@ typedef struct mlfab__shift_gate {
   mlfab_sync consistency; /* `size` does not travel */
   uint32_t words;
 } mlfab__shift_gate;
-#define MLFAB__SHIFT_WORDS_MAX 4096u
+#define MLFAB__SHIFT_WORDS_MAX 2048u
 
 enum mlfab__shift_kind {
   MLFAB__SHIFT_WEIGHTS,
