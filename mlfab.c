@@ -18503,8 +18503,15 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 /* Gates of one model that have come to the same point become one, those without slices go: 1 when a
  * slice has another gate now. */
 MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server);
-/* The gate for slices that come with this one from another server: one that is at the same point, or
- * MLFAB__GATES. `words` tells who is in its open round. */
+/* What another server is told of a gate whose slices go there; `words` has room for MLFAB__SHIFT_WORDS_MAX,
+ * and tells who is in its open round. */
+MLFAB__INTERNAL void mlfab__gate_told(const mlfab__server *server, uint32_t g,
+                                      mlfab__shift_gate *out, uint32_t *words);
+/* Is the second, of slices that come, at the same point as the first, so that they can be one? */
+MLFAB__INTERNAL int mlfab__gate_joins(const mlfab__server *server, const mlfab__shift_gate *gate,
+                                      const uint32_t *gate_words, const mlfab__shift_gate *in,
+                                      const uint32_t *words);
+/* The gate for slices that come with this one from another server, or MLFAB__GATES. */
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words);
 /* The same, or one of its own, for which there is room. */
@@ -20017,23 +20024,47 @@ static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *
   return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
-                                           const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in);
+MLFAB__INTERNAL void mlfab__gate_told(const mlfab__server *server, uint32_t g,
+                                      mlfab__shift_gate *out, uint32_t *words) {
+  const mlfab__gate *gate = &server->gates[g];
+  memset(out, 0, sizeof *out);
+  out->gate = g;
+  out->contributors = gate->contributors;
+  out->members = gate->round_members;
+  out->quiet = gate->tuner.quiet;
+  out->v_train = gate->v_train;
+  out->refused_round = gate->refused_round;
+  out->threshold = gate->tuner.threshold;
+  out->scale = gate->round_scale;
+  out->consistency = gate->sync;
+  out->words = (server->workers + 31) / 32;
+  memset(words, 0, out->words * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+}
+
+MLFAB__INTERNAL int mlfab__gate_joins(const mlfab__server *server, const mlfab__shift_gate *gate,
+                                      const uint32_t *gate_words, const mlfab__shift_gate *in,
+                                      const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
+  if (!mlfab__sync_equal(&gate->consistency, &in->consistency)) return 0;
+  /* What is not summed up has no state that would not be here, too. */
+  if (!rounds || in->members == 0) return 1;
+  if (scaled && (gate->scale < in->scale || gate->scale > in->scale)) return 0;
+  return gate->v_train == in->v_train && gate->members == in->members &&
+         gate->contributors == in->contributors &&
+         memcmp(gate_words, words, in->words * sizeof *words) == 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
+  uint32_t own_words[MLFAB__SHIFT_WORDS_MAX];
+  mlfab__shift_gate own;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__gate *gate = &server->gates[g];
-    int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
-    /* What is not summed up has no state that would not be here, too. */
-    if (same && rounds && in->members > 0) {
-      same = gate->v_train == v_train && gate->round_members == in->members &&
-             gate->contributors == in->contributors;
-      if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
-      for (uint32_t w = 0; w < server->workers && same; w++)
-        same = (server->peers[w].contributed >> g & 1) == (words[w / 32] >> w % 32 & 1);
-    }
-    if (same) return g;
+    if (!server->gates[g].used) continue;
+    mlfab__gate_told(server, g, &own, own_words);
+    if (mlfab__gate_joins(server, &own, own_words, in, words)) return g;
   }
   return MLFAB__GATES;
 }
@@ -23831,17 +23862,10 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__SHIFT_WORDS_MAX];
   struct mlfab__shift *shift = server->shift;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__gate *gate = &server->gates[g];
-    mlfab__shift_gate state = {shift->attempt,      g,
-                               gate->contributors,  gate->round_members,
-                               gate->tuner.quiet,   gate->v_train,
-                               gate->refused_round, gate->tuner.threshold,
-                               gate->round_scale,   gate->sync,
-                               shift->nwords};
-    if (!gate->used) continue;
-    memset(words, 0, sizeof words);
-    for (uint32_t w = 0; w < server->workers; w++)
-      words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+    mlfab__shift_gate state;
+    if (!server->gates[g].used) continue;
+    mlfab__gate_told(server, g, &state, words);
+    state.attempt = shift->attempt;
     server->across.post(server->across.self, to, MLFAB__SHIFT_GATE, meta,
                         mlfab__encode_shift_gate(meta, &state, words));
   }
@@ -24007,13 +24031,35 @@ MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
 
 /* --- the new store --- */
 
-/* Would there be more models than a server may have? Those that will be told apart are counted. */
-static int shift_fits(const mlfab__server *server) {
+/* Does a slice come with this gate? */
+static int shift_comes(const mlfab__server *server, uint32_t gate) {
   const struct mlfab__shift *shift = server->shift;
+  for (uint32_t i = 0; i < shift->store.nslices; i++) {
+    int kept = server->store.local[shift->store.slices[i].number] != MLFAB__NO_SLICE;
+    if (!kept && shift->entries[i].gate == gate) return 1;
+  }
+  return 0;
+}
+
+/* Is it one with a gate that is here, or with one that comes before it? */
+static int shift_is_known(const mlfab__server *server, uint32_t gate) {
+  const struct mlfab__shift *shift = server->shift;
+  const shift_gate *in = &shift->gates[gate];
+  for (uint32_t i = 0; i < gate; i++) {
+    const shift_gate *earlier = &shift->gates[i];
+    if (shift_comes(server, i) &&
+        mlfab__gate_joins(server, &earlier->state, earlier->words, &in->state, in->words))
+      return 1;
+  }
+  return mlfab__gate_match(server, &in->state, in->words) != MLFAB__GATES;
+}
+
+/* Would there be no more models than a server may have? */
+static int shift_fits(const mlfab__server *server) {
   uint32_t n = 0;
   for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->gates[g].used;
-  for (uint32_t i = 0; i < shift->ngates; i++)
-    n += mlfab__gate_match(server, &shift->gates[i].state, shift->gates[i].words) == MLFAB__GATES;
+  for (uint32_t i = 0; i < server->shift->ngates; i++)
+    n += shift_comes(server, i) && !shift_is_known(server, i);
   return n <= MLFAB__GATES;
 }
 
@@ -24083,9 +24129,11 @@ static void shift_replace(mlfab__server *server, struct mlfab__shift *shift) {
 static void shift_install(mlfab__server *server) {
   struct mlfab__shift *shift = server->shift;
   mlfab__store *store = &shift->store;
-  for (uint32_t g = 0; g < shift->ngates; g++)
-    shift->gates[g].target =
-        mlfab__gate_adopt(server, &shift->gates[g].state, shift->gates[g].words);
+  for (uint32_t g = 0; g < shift->ngates; g++) {
+    if (shift_comes(server, g))
+      shift->gates[g].target =
+          mlfab__gate_adopt(server, &shift->gates[g].state, shift->gates[g].words);
+  }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {

@@ -543,23 +543,47 @@ static uint64_t gate_here(const mlfab__server *server, const mlfab__shift_gate *
   return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
-                                           const uint32_t *words) {
-  uint64_t v_train = gate_here(server, in);
+MLFAB__INTERNAL void mlfab__gate_told(const mlfab__server *server, uint32_t g,
+                                      mlfab__shift_gate *out, uint32_t *words) {
+  const mlfab__gate *gate = &server->gates[g];
+  memset(out, 0, sizeof *out);
+  out->gate = g;
+  out->contributors = gate->contributors;
+  out->members = gate->round_members;
+  out->quiet = gate->tuner.quiet;
+  out->v_train = gate->v_train;
+  out->refused_round = gate->refused_round;
+  out->threshold = gate->tuner.threshold;
+  out->scale = gate->round_scale;
+  out->consistency = gate->sync;
+  out->words = (server->workers + 31) / 32;
+  memset(words, 0, out->words * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+}
+
+MLFAB__INTERNAL int mlfab__gate_joins(const mlfab__server *server, const mlfab__shift_gate *gate,
+                                      const uint32_t *gate_words, const mlfab__shift_gate *in,
+                                      const uint32_t *words) {
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__rule_linear(server->rule.kind);
+  if (!mlfab__sync_equal(&gate->consistency, &in->consistency)) return 0;
+  /* What is not summed up has no state that would not be here, too. */
+  if (!rounds || in->members == 0) return 1;
+  if (scaled && (gate->scale < in->scale || gate->scale > in->scale)) return 0;
+  return gate->v_train == in->v_train && gate->members == in->members &&
+         gate->contributors == in->contributors &&
+         memcmp(gate_words, words, in->words * sizeof *words) == 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
+                                           const uint32_t *words) {
+  uint32_t own_words[MLFAB__SHIFT_WORDS_MAX];
+  mlfab__shift_gate own;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__gate *gate = &server->gates[g];
-    int same = gate->used && mlfab__sync_equal(&gate->sync, &in->consistency);
-    /* What is not summed up has no state that would not be here, too. */
-    if (same && rounds && in->members > 0) {
-      same = gate->v_train == v_train && gate->round_members == in->members &&
-             gate->contributors == in->contributors;
-      if (scaled && (gate->round_scale < in->scale || gate->round_scale > in->scale)) same = 0;
-      for (uint32_t w = 0; w < server->workers && same; w++)
-        same = (server->peers[w].contributed >> g & 1) == (words[w / 32] >> w % 32 & 1);
-    }
-    if (same) return g;
+    if (!server->gates[g].used) continue;
+    mlfab__gate_told(server, g, &own, own_words);
+    if (mlfab__gate_joins(server, &own, own_words, in, words)) return g;
   }
   return MLFAB__GATES;
 }

@@ -360,8 +360,15 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 /* Gates of one model that have come to the same point become one, those without slices go: 1 when a
  * slice has another gate now. */
 MLFAB__INTERNAL int mlfab__gate_tidy(mlfab__server *server);
-/* The gate for slices that come with this one from another server: one that is at the same point, or
- * MLFAB__GATES. `words` tells who is in its open round. */
+/* What another server is told of a gate whose slices go there; `words` has room for MLFAB__SHIFT_WORDS_MAX,
+ * and tells who is in its open round. */
+MLFAB__INTERNAL void mlfab__gate_told(const mlfab__server *server, uint32_t g,
+                                      mlfab__shift_gate *out, uint32_t *words);
+/* Is the second, of slices that come, at the same point as the first, so that they can be one? */
+MLFAB__INTERNAL int mlfab__gate_joins(const mlfab__server *server, const mlfab__shift_gate *gate,
+                                      const uint32_t *gate_words, const mlfab__shift_gate *in,
+                                      const uint32_t *words);
+/* The gate for slices that come with this one from another server, or MLFAB__GATES. */
 MLFAB__INTERNAL uint32_t mlfab__gate_match(const mlfab__server *server, const mlfab__shift_gate *in,
                                            const uint32_t *words);
 /* The same, or one of its own, for which there is room. */

@@ -276,17 +276,10 @@ static void shift_tell_gates(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__SHIFT_WORDS_MAX];
   struct mlfab__shift *shift = server->shift;
   for (uint32_t g = 0; g < server->ngates; g++) {
-    const mlfab__gate *gate = &server->gates[g];
-    mlfab__shift_gate state = {shift->attempt,      g,
-                               gate->contributors,  gate->round_members,
-                               gate->tuner.quiet,   gate->v_train,
-                               gate->refused_round, gate->tuner.threshold,
-                               gate->round_scale,   gate->sync,
-                               shift->nwords};
-    if (!gate->used) continue;
-    memset(words, 0, sizeof words);
-    for (uint32_t w = 0; w < server->workers; w++)
-      words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+    mlfab__shift_gate state;
+    if (!server->gates[g].used) continue;
+    mlfab__gate_told(server, g, &state, words);
+    state.attempt = shift->attempt;
     server->across.post(server->across.self, to, MLFAB__SHIFT_GATE, meta,
                         mlfab__encode_shift_gate(meta, &state, words));
   }
@@ -452,13 +445,35 @@ MLFAB__INTERNAL int mlfab__shift_frame(mlfab__server *server, uint32_t from,
 
 /* --- the new store --- */
 
-/* Would there be more models than a server may have? Those that will be told apart are counted. */
-static int shift_fits(const mlfab__server *server) {
+/* Does a slice come with this gate? */
+static int shift_comes(const mlfab__server *server, uint32_t gate) {
   const struct mlfab__shift *shift = server->shift;
+  for (uint32_t i = 0; i < shift->store.nslices; i++) {
+    int kept = server->store.local[shift->store.slices[i].number] != MLFAB__NO_SLICE;
+    if (!kept && shift->entries[i].gate == gate) return 1;
+  }
+  return 0;
+}
+
+/* Is it one with a gate that is here, or with one that comes before it? */
+static int shift_is_known(const mlfab__server *server, uint32_t gate) {
+  const struct mlfab__shift *shift = server->shift;
+  const shift_gate *in = &shift->gates[gate];
+  for (uint32_t i = 0; i < gate; i++) {
+    const shift_gate *earlier = &shift->gates[i];
+    if (shift_comes(server, i) &&
+        mlfab__gate_joins(server, &earlier->state, earlier->words, &in->state, in->words))
+      return 1;
+  }
+  return mlfab__gate_match(server, &in->state, in->words) != MLFAB__GATES;
+}
+
+/* Would there be no more models than a server may have? */
+static int shift_fits(const mlfab__server *server) {
   uint32_t n = 0;
   for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->gates[g].used;
-  for (uint32_t i = 0; i < shift->ngates; i++)
-    n += mlfab__gate_match(server, &shift->gates[i].state, shift->gates[i].words) == MLFAB__GATES;
+  for (uint32_t i = 0; i < server->shift->ngates; i++)
+    n += shift_comes(server, i) && !shift_is_known(server, i);
   return n <= MLFAB__GATES;
 }
 
@@ -528,9 +543,11 @@ static void shift_replace(mlfab__server *server, struct mlfab__shift *shift) {
 static void shift_install(mlfab__server *server) {
   struct mlfab__shift *shift = server->shift;
   mlfab__store *store = &shift->store;
-  for (uint32_t g = 0; g < shift->ngates; g++)
-    shift->gates[g].target =
-        mlfab__gate_adopt(server, &shift->gates[g].state, shift->gates[g].words);
+  for (uint32_t g = 0; g < shift->ngates; g++) {
+    if (shift_comes(server, g))
+      shift->gates[g].target =
+          mlfab__gate_adopt(server, &shift->gates[g].state, shift->gates[g].words);
+  }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
     if (server->store.local[s->number] != MLFAB__NO_SLICE) {

@@ -780,6 +780,60 @@ static void test_open_round_moves(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
+/* Slices of three models come from three servers to one that has none of them: those of one model are one
+ * there, and those that no slice has do not count. So it has 4 models, and not 10. */
+static void test_models_come_together(void **state) {
+  enum { COUNT = 600, SIDES = 4, PARTS = 12 };
+  static double ones[PARTS][COUNT], image[PARTS][COUNT];
+  mlfab_sim_options options = {
+      .size = sizeof options, .hosts = SIDES + 1, .seed = 6, .latency_ns = MS / 10};
+  mlfab_model_options model = {.size = sizeof model, .slices = 12, .active = SIDES};
+  mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP};
+  mlfab_buf push[PARTS], pull[PARTS];
+  mlfab *nodes[SIDES + 1]; /* servers, then a worker */
+  mlfab *worker;
+  mlfab_sim *sim = NULL;
+  mlfab_error error;
+  uint32_t to = 0;
+  (void)state;
+  model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_ASYNC};
+  assert_int_equal(mlfab_sim_create(&options, &sim), 0);
+  for (uint32_t i = 0; i <= SIDES; i++) {
+    mlfab_config c;
+    mlfab_config_init(&c);
+    c.workers = 1;
+    c.servers = SIDES;
+    c.dedicated = 1;
+    c.roles = i < SIDES ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
+    c.rank = (int32_t)(i % SIDES);
+    assert_int_equal(mlfab_sim_open(sim, i, &c, &nodes[i], &error), 0);
+  }
+  worker = nodes[SIDES];
+  while (mlfab_is_ready(worker, &error) == 0) assert_int_equal(mlfab_sim_step(sim), 1);
+  for (uint32_t t = 0; t < PARTS; t++) {
+    for (uint32_t i = 0; i < COUNT; i++) ones[t][i] = 1.0;
+    push[t] = (mlfab_buf){t, 0, ones[t], COUNT};
+    pull[t] = (mlfab_buf){t, 0, image[t], COUNT};
+    assert_int_equal(mlfab_tensor_add(worker, t, MLFAB_F64, COUNT), 0);
+  }
+  assert_int_equal(mlfab_model_start(worker, &model, NULL, 0), 0);
+  for (uint32_t s = 1; s < SIDES; s++) {
+    for (uint32_t t = 0; t < PARTS; t++) {
+      sync.staleness = 1 + t % 3;
+      assert_int_equal(mlfab_set_sync(worker, &sync, s, t, 20 * SECOND), 0);
+    }
+  }
+  assert_int_equal(mlfab_push(worker, push, PARTS, NULL, NULL), 0);
+  assert_int_equal(mlfab_set_servers(worker, &to, 1, 20 * SECOND), 0);
+  assert_int_equal(mlfab_push(worker, push, PARTS, NULL, NULL), 0);
+  assert_int_equal(mlfab_pull(worker, pull, PARTS, NULL, NULL), 0);
+  for (uint32_t t = 0; t < PARTS; t++) {
+    for (uint32_t i = 0; i < COUNT; i++) assert_true(image[t][i] >= 2.0 && image[t][i] <= 2.0);
+  }
+  for (uint32_t i = 0; i <= SIDES; i++) mlfab_abandon(&nodes[i]);
+  mlfab_sim_destroy(&sim);
+}
+
 /* ---- one fault at a moment of a move ---- */
 
 /* Three servers; server 0, which leads, holds nothing. A worker moves half of the model from server 1 to
@@ -1017,9 +1071,8 @@ static void test_fault_in_a_move(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_open_round_moves),
-      cmocka_unit_test(test_seeds_that_failed_once),
-      cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_open_round_moves),       cmocka_unit_test(test_models_come_together),
+      cmocka_unit_test(test_seeds_that_failed_once), cmocka_unit_test(test_seeds),
       cmocka_unit_test(test_fault_in_a_move),
   };
   return cmocka_run_group_tests_name("reslice", tests, NULL, NULL);
