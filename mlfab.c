@@ -18616,6 +18616,10 @@ MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
 /* Is something announced that no plan has placed? answer.c: pulls likewise. */
 MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server);
 MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
+/* The first member of its group that may not be taken in now: other rounds may count since they were
+ * grouped. NULL: none. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
@@ -21670,7 +21674,11 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
 /* Makes the update the head. `data` is its first and only bytes when they came with its announcement
  * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
-  mlfab__incoming *culprit = NULL;
+  mlfab__incoming *culprit = update->group ? mlfab__place_stray(server, update) : NULL;
+  if (culprit && !MLFAB__PLANTED(97)) {
+    mlfab__place_ungroup(server, update, culprit, 0);
+    return;
+  }
   server->head = update;
   update->last_byte_ns = server->now_ns;
   int code = intake_judge(server, update, &culprit);
@@ -22073,6 +22081,10 @@ MLFAB__INTERNAL void mlfab__intake_free(mlfab__server *server) {
  * and every member is told by VIA before anything else follows on the same link; bytes under an old
  * number find nothing.
  *
+ * When members were grouped each could be taken in. Since then the model of consistency may have changed,
+ * or a worker's progress: who has to wait, then, leaves the group at its turn, for its worker's earlier
+ * updates may have to wait as well.
+ *
  * Members of a group are all packed, or none. The length of a packed sum is not known before its
  * first bytes come: until then it is reckoned with as that of the first member's packets.
  *
@@ -22252,6 +22264,13 @@ static mlfab__incoming *place_next_member(const mlfab__incoming *update) {
 
 static mlfab__incoming *place_leader(mlfab__incoming *update) {
   while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member) {
+  mlfab__incoming *update = place_leader(member);
+  while (update && mlfab__intake_eligible(server, update)) update = place_next_member(update);
   return update;
 }
 

@@ -710,7 +710,11 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
 /* Makes the update the head. `data` is its first and only bytes when they came with its announcement
  * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
-  mlfab__incoming *culprit = NULL;
+  mlfab__incoming *culprit = update->group ? mlfab__place_stray(server, update) : NULL;
+  if (culprit && !MLFAB__PLANTED(97)) {
+    mlfab__place_ungroup(server, update, culprit, 0);
+    return;
+  }
   server->head = update;
   update->last_byte_ns = server->now_ns;
   int code = intake_judge(server, update, &culprit);

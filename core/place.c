@@ -11,6 +11,10 @@
  * and every member is told by VIA before anything else follows on the same link; bytes under an old
  * number find nothing.
  *
+ * When members were grouped each could be taken in. Since then the model of consistency may have changed,
+ * or a worker's progress: who has to wait, then, leaves the group at its turn, for its worker's earlier
+ * updates may have to wait as well.
+ *
  * Members of a group are all packed, or none. The length of a packed sum is not known before its
  * first bytes come: until then it is reckoned with as that of the first member's packets.
  *
@@ -194,6 +198,13 @@ static mlfab__incoming *place_next_member(const mlfab__incoming *update) {
 
 static mlfab__incoming *place_leader(mlfab__incoming *update) {
   while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member) {
+  mlfab__incoming *update = place_leader(member);
+  while (update && mlfab__intake_eligible(server, update)) update = place_next_member(update);
   return update;
 }
 

@@ -473,6 +473,10 @@ MLFAB__INTERNAL void mlfab__place_advance(mlfab__server *server);
 /* Is something announced that no plan has placed? answer.c: pulls likewise. */
 MLFAB__INTERNAL int mlfab__place_waits(const mlfab__server *server);
 MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
+/* The first member of its group that may not be taken in now: other rounds may count since they were
+ * grouped. NULL: none. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */

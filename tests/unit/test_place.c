@@ -28,7 +28,7 @@ typedef struct inbox {
 } inbox;
 
 typedef struct pending {
-  uint64_t seq, group, sent, granted, base;
+  uint64_t seq, group, sent, granted, base, progress;
   uint32_t aggregator;
   int announced, bad;
 } pending;
@@ -179,6 +179,7 @@ static void announce(fixture *f, uint32_t w) {
   push.members = push.segments = push.versions = push.parts = 1;
   push.generation = p->generation;
   push.flags = MLFAB__PUSH_PLANNED;
+  push.progress = oldest->progress;
   push.bytes = BYTES;
   push.scale = 1.0;
   oldest->announced = 1;
@@ -603,6 +604,77 @@ static uint64_t one_seed(uint64_t seed, uint64_t bound, uint32_t rule) {
   return groups;
 }
 
+/* A planned update of this progress, behind the worker's others. */
+static void offer(fixture *f, uint32_t w, uint64_t progress) {
+  peer *p = &f->peers[w];
+  int i = 0;
+  while (p->pushes[i].seq) i++;
+  memset(&p->pushes[i], 0, sizeof p->pushes[i]);
+  p->pushes[i].seq = ++p->seq;
+  p->pushes[i].aggregator = MLFAB__NO_NODE;
+  p->pushes[i].progress = progress;
+  announce(f, w);
+}
+
+/* They get their places, in one group when there are several. */
+static void place(fixture *f, const mlfab__plan_entry *entries, uint32_t n) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__plan frame = {1, 1e9, 1e9, n};
+  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
+  mlfab__server_scheduler_frame(&f->server, &in, f->now);
+}
+
+static void turns(fixture *f) {
+  for (int i = 0; i < 50; i++) {
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      deliver(f, w);
+      send_chunk(f, w);
+      forward(f, w);
+    }
+    invariants(f);
+  }
+}
+
+/* Worker 1's second update is in a group with worker 0's first when rounds begin to count: worker 0's is of
+ * the open round, both of worker 1's have to wait. The group does not take the second in before the first. */
+static void test_rounds_begin_under_a_group(void **state) {
+  static fixture f;
+  float model[COUNT];
+  uint8_t meta[256];
+  mlfab__sync_ask ask;
+  mlfab__plan_entry blocks = {.id = 1, .worker = 2, .aggregator = MLFAB__NO_NODE};
+  mlfab__plan_entry alone = {.id = 1, .worker = 1, .aggregator = MLFAB__NO_NODE};
+  mlfab__plan_entry both[2] = {{.id = 1, .worker = 0, .group = 1, .aggregator = 3},
+                               {.id = 2, .worker = 1, .group = 1, .aggregator = 3}};
+  (void)state;
+  start(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN);
+  offer(&f, 2, 0);
+  place(&f, &blocks, 1);
+  assert_non_null(f.server.head); /* no byte of it comes before the others stand behind it */
+  offer(&f, 1, 5);
+  place(&f, &alone, 1);
+  offer(&f, 1, 6);
+  offer(&f, 0, 0);
+  place(&f, both, 2);
+  memset(&ask, 0, sizeof ask);
+  ask.ask = 1;
+  ask.tensor = MLFAB_ALL;
+  ask.consistency.kind = MLFAB_SYNC_BSP;
+  send_frame(&f, 4, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &ask), NULL, 0);
+  turns(&f);
+  assert_int_equal(f.peers[2].applied, 1);
+  assert_int_equal(f.peers[0].applied, 1);
+  assert_int_equal(f.server.dedup.windows[1].top, 0);
+  for (uint32_t w = 0; w < WORKERS; w++) {
+    if (w != 1) mlfab__server_gone(&f.server, w, 1, f.now);
+  }
+  turns(&f);
+  assert_int_equal(f.peers[1].applied, 2);
+  weights(&f, model);
+  assert_true(model[0] >= 1.0f && model[1] >= 2.0f && model[2] >= 1.0f);
+  finish(&f);
+}
+
 /* A small update of two stretches comes as two frames. When it gets no place, behind one of the same worker that has one,
  * the second frame is on its way already. */
 static void test_drop_with_bytes_on_their_way(void **state) {
@@ -868,7 +940,8 @@ static void test_dropped_by_plan(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_drop_with_bytes_on_their_way),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rounds_begin_under_a_group),
+                                     cmocka_unit_test(test_drop_with_bytes_on_their_way),
                                      cmocka_unit_test(test_callback_of_group),
                                      cmocka_unit_test(test_silent_members),
                                      cmocka_unit_test(test_weights_of_integers),
