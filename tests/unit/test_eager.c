@@ -1104,6 +1104,27 @@ static void test_closed_while_lent(void **state) {
   }
 }
 
+/* A frame of a round that is called later came early: whoever closes the object then is missing from that
+ * round, and says so, whichever round it is. */
+static void test_closed_before_a_round(void **state) {
+  static const uint8_t bulk[64];
+  mlfab_error error;
+  (void)state;
+  for (uint64_t number = 64; number < 128; number++) {
+    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(number));
+    worker *me = &w->workers[1];
+    const mlfab__coll head = {
+        .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
+    forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
+    for (uint64_t end = w->now + 100 * BEAT; me->comm.stage_count == 0; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(mlfab__eager_close(&me->comm, me->id, &error), 0);
+    me->state = DONE;
+    expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object 1");
+    close_world();
+  }
+}
+
 static void test_other_options(void **state) {
   (void)state;
   open_world(4, seed_of(50));
@@ -1250,6 +1271,7 @@ int main(void) {
       cmocka_unit_test(test_gone),
       cmocka_unit_test(test_closed_between_epochs),
       cmocka_unit_test(test_closed_while_lent),
+      cmocka_unit_test(test_closed_before_a_round),
       cmocka_unit_test(test_other_options),
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_floats),
