@@ -180,7 +180,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host, from,
                        &arrive);
       sum = &part->sum;
-      batch_in(s, k, arrive > s->ready[k] ? arrive : s->ready[k]);
+      batch_in(s, k, arrive);
     }
   }
   return code;
