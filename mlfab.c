@@ -9528,12 +9528,9 @@ MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
     r.out = out;
     code = group_give_up(&r, &choice);
   }
-  if (code) {
-    mlfab__network_undo(net, mark);
-    return code;
-  }
-  *choice_p = choice;
-  return 0;
+  if (code) mlfab__network_undo(net, mark);
+  if (!code) *choice_p = choice;
+  return code;
 }
 
 MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
