@@ -17,12 +17,18 @@ typedef struct fixture {
   mlfab__push_ack ack; /* the last */
   uint32_t acks, drops;
   mlfab__define_ack defined[3]; /* by worker, the last */
+  uint64_t granted[3];          /* by worker, the last */
 } fixture;
 
 static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
   fixture *f = self;
   if (type == MLFAB__DEFINE_ACK)
     assert_int_equal(mlfab__decode_define_ack(meta, bytes, &f->defined[peer]), 0);
+  if (type == MLFAB__GRANT) {
+    mlfab__grant grant;
+    assert_int_equal(mlfab__decode_grant(meta, bytes, &grant), 0);
+    f->granted[peer] = grant.upto;
+  }
   if (type != MLFAB__PUSH_ACK) return;
   assert_int_equal(mlfab__decode_push_ack(meta, bytes, &f->ack), 0);
   f->acks++;
@@ -41,17 +47,26 @@ static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
+static void frame_of(fixture *f, uint32_t worker, uint8_t type, const uint8_t *meta, uint32_t bytes,
+                     const void *bulk, uint32_t bulk_bytes) {
+  mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
+  mlfab__server_frame(&f->server, worker, &in, 1000);
+}
+
 static void frame(fixture *f, uint8_t type, const uint8_t *meta, uint32_t bytes, const void *bulk,
                   uint32_t bulk_bytes) {
-  mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
-  mlfab__server_frame(&f->server, 0, &in, 1000);
+  frame_of(f, 0, type, meta, bytes, bulk, bulk_bytes);
+}
+
+static mlfab__hello_ack hello_of(fixture *f, uint32_t worker, uint32_t incarnation) {
+  mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello_ack ack;
+  assert_int_equal(mlfab__server_hello(&f->server, worker, &h, &ack, 1000), 0);
+  return ack;
 }
 
 static mlfab__hello_ack hello(fixture *f, uint32_t incarnation) {
-  mlfab__hello h = {0, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
-  mlfab__hello_ack ack;
-  assert_int_equal(mlfab__server_hello(&f->server, 0, &h, &ack, 1000), 0);
-  return ack;
+  return hello_of(f, 0, incarnation);
 }
 
 static void define_as(fixture *f, uint32_t worker, const mlfab__define *define) {
@@ -182,8 +197,9 @@ static void test_other_model_again(void **state) {
   assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
 }
 
-static void say_push(fixture *f, uint64_t seq, uint64_t progress, uint32_t eager, uint64_t bytes,
-                     uint32_t generation, const void *bulk, uint32_t bulk_bytes) {
+static void say_push_of(fixture *f, uint32_t worker, uint64_t seq, uint64_t progress,
+                        uint32_t eager, uint64_t bytes, uint32_t generation, const void *bulk,
+                        uint32_t bulk_bytes) {
   uint8_t meta[512];
   mlfab__segment segment = {0, bytes};
   uint64_t version = 0;
@@ -196,7 +212,55 @@ static void say_push(fixture *f, uint64_t seq, uint64_t progress, uint32_t eager
   p.eager = eager;
   p.bytes = bytes;
   p.scale = 1.0;
-  frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), bulk, bulk_bytes);
+  frame_of(f, worker, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), bulk,
+           bulk_bytes);
+}
+
+static void say_push(fixture *f, uint64_t seq, uint64_t progress, uint32_t eager, uint64_t bytes,
+                     uint32_t generation, const void *bulk, uint32_t bulk_bytes) {
+  say_push_of(f, 0, seq, progress, eager, bytes, generation, bulk, bulk_bytes);
+}
+
+static void say_chunk(fixture *f, uint32_t worker, uint64_t seq, uint64_t at, uint32_t generation,
+                      uint32_t bytes) {
+  static uint8_t zeros[CHUNK];
+  uint8_t meta[64];
+  mlfab__chunk chunk = {seq, at, generation};
+  frame_of(f, worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), zeros, bytes);
+}
+
+/* The next update is released when no more than two chunks are still to come of what was granted: of the
+ * update that is being applied, and of what those behind it send unasked. */
+static void test_released_when_little_comes(void **state) {
+  enum { SMALL = 4096, EAGER = 65536, MOST = 1 << 20 };
+  static uint8_t zeros[EAGER];
+  fixture *f = *state;
+  mlfab__define d;
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  f->config.chunk_bytes = SMALL;
+  for (uint32_t w = 0; w < 3; w++) {
+    hello_of(f, w, 1);
+    define_as(f, w, &d);
+  }
+  assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
+  uint32_t generation = hello_of(f, 0, 1).generation;
+  hello_of(f, 1, 1);
+  say_push_of(f, 0, 1, 0, 64, MOST, generation, zeros, 64);
+  assert_true(f->granted[0] == MOST); /* it is the head */
+  say_push_of(f, 1, 1, 0, EAGER, MOST, generation, zeros, EAGER - 2 * SMALL);
+  uint64_t at = 64;
+  for (; at + 3 * SMALL < MOST; at += SMALL) say_chunk(f, 0, 1, at, generation, SMALL);
+  assert_int_equal(f->granted[1], 0);
+  say_chunk(f, 0, 1, at, generation, (uint32_t)(MOST - 2 * SMALL - at));
+  assert_int_equal(f->granted[1], 0); /* two chunks of each are still to come */
+  say_chunk(f, 1, 1, EAGER - 2 * SMALL, generation, SMALL);
+  assert_int_equal(f->granted[1], 0);
+  say_chunk(f, 1, 1, EAGER - SMALL, generation, SMALL - 64);
+  assert_int_equal(f->granted[1], 0);
+  say_chunk(f, 1, 1, EAGER - 64, generation, 64);
+  assert_int_equal(f->granted[1], MOST);
+  assert_int_equal(f->drops, 0);
 }
 
 /* A ghost model has no place for bytes, and a real one cannot take ghosts in: either way the sender
@@ -370,6 +434,7 @@ int main(void) {
                                       close_server),
       cmocka_unit_test_setup_teardown(test_refusal_reaches_all, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_progress_told, open_three, close_server),
+      cmocka_unit_test_setup_teardown(test_released_when_little_comes, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
