@@ -791,7 +791,7 @@ static void test_models_come_together(void **state) {
   mlfab_sync sync = {.size = sizeof sync, .kind = MLFAB_SYNC_SSP};
   mlfab_buf push[PARTS], pull[PARTS];
   mlfab *nodes[SIDES + 1]; /* servers, then a worker */
-  mlfab *worker;
+  mlfab *pusher;
   mlfab_sim *sim = NULL;
   mlfab_error error;
   uint32_t to = 0;
@@ -808,25 +808,25 @@ static void test_models_come_together(void **state) {
     c.rank = (int32_t)(i % SIDES);
     assert_int_equal(mlfab_sim_open(sim, i, &c, &nodes[i], &error), 0);
   }
-  worker = nodes[SIDES];
-  while (mlfab_is_ready(worker, &error) == 0) assert_int_equal(mlfab_sim_step(sim), 1);
+  pusher = nodes[SIDES];
+  while (mlfab_is_ready(pusher, &error) == 0) assert_int_equal(mlfab_sim_step(sim), 1);
   for (uint32_t t = 0; t < PARTS; t++) {
     for (uint32_t i = 0; i < COUNT; i++) ones[t][i] = 1.0;
     push[t] = (mlfab_buf){t, 0, ones[t], COUNT};
     pull[t] = (mlfab_buf){t, 0, image[t], COUNT};
-    assert_int_equal(mlfab_tensor_add(worker, t, MLFAB_F64, COUNT), 0);
+    assert_int_equal(mlfab_tensor_add(pusher, t, MLFAB_F64, COUNT), 0);
   }
-  assert_int_equal(mlfab_model_start(worker, &model, NULL, 0), 0);
+  assert_int_equal(mlfab_model_start(pusher, &model, NULL, 0), 0);
   for (uint32_t s = 1; s < SIDES; s++) {
     for (uint32_t t = 0; t < PARTS; t++) {
       sync.staleness = 1 + t % 3;
-      assert_int_equal(mlfab_set_sync(worker, &sync, s, t, 20 * SECOND), 0);
+      assert_int_equal(mlfab_set_sync(pusher, &sync, s, t, 20 * SECOND), 0);
     }
   }
-  assert_int_equal(mlfab_push(worker, push, PARTS, NULL, NULL), 0);
-  assert_int_equal(mlfab_set_servers(worker, &to, 1, 20 * SECOND), 0);
-  assert_int_equal(mlfab_push(worker, push, PARTS, NULL, NULL), 0);
-  assert_int_equal(mlfab_pull(worker, pull, PARTS, NULL, NULL), 0);
+  assert_int_equal(mlfab_push(pusher, push, PARTS, NULL, NULL), 0);
+  assert_int_equal(mlfab_set_servers(pusher, &to, 1, 20 * SECOND), 0);
+  assert_int_equal(mlfab_push(pusher, push, PARTS, NULL, NULL), 0);
+  assert_int_equal(mlfab_pull(pusher, pull, PARTS, NULL, NULL), 0);
   for (uint32_t t = 0; t < PARTS; t++) {
     for (uint32_t i = 0; i < COUNT; i++) assert_true(image[t][i] >= 2.0 && image[t][i] <= 2.0);
   }
