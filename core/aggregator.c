@@ -345,11 +345,11 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Keeps what came too early: byte x of a member lies at x modulo the ring. */
+/* Keeps what came too early: byte x of a member lies at x modulo the ring. A ghost has no bytes. */
 static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                              uint64_t at, const uint8_t *from, uint64_t bytes) {
   uint8_t *ring = group->rings[group->addends[k].ring - 1];
-  while (bytes > 0 && !aggregator->ghost) {
+  while (bytes > 0 && from) {
     uint64_t place = at % aggregator->stage_bytes;
     uint64_t n = mlfab__min(bytes, aggregator->stage_bytes - place);
     memcpy(ring + place, from, n);
