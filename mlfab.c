@@ -3896,7 +3896,9 @@ typedef struct mlfab__arena_call {
 
 /* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
  * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
+#if defined(__linux__) && (!defined(MLFAB_WITH_SHM) || MLFAB_WITH_SHM) /* or nobody calls it */
 MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seals);
+#endif
 
 /* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
  * UNSUPPORTED (not Linux, or left out by MLFAB_WITH_SHM), MEMORY, IO. */

@@ -84,7 +84,7 @@ done
 
 # Another C library, without the kernel's headers on its path, and with small stacks.
 if has musl-gcc; then
-  check "musl-gcc -std=c11" musl-gcc -std=c11 $warnings -O2 -o musl mlfab.c trainer.c -lpthread -lm
+  check "musl-gcc -std=c11" musl-gcc -std=c11 $warnings -o musl mlfab.c trainer.c -lpthread -lm
   check "runs alone, musl" ./musl
   check "runs as 2 workers and a server, musl" "$run" -n 2 -s 1 --timeout 60 ./musl
   check "runs over TCP, musl" "$run" -n 2 -s 1 --tcp --timeout 60 ./musl
