@@ -36549,8 +36549,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *  - (b) not for a hand-driven peer, nor (a) where the transport knows nothing of it. Between workers
  *    nobody is known to be hand-driven: such a link is opened anew;
  *  - a link that is closing, one of a stranger (NEW) and that of a server to its scheduler are hung up
- *    after 5 beats of silence: nothing is lost with them (updates are granted first come, first served
- *    without a scheduler);
+ *    after 5 beats of silence (from our BYE on): nothing is lost with them (updates are granted first
+ *    come, first served without a scheduler);
  *  - a holder whose number is claimed has 5 beats to answer, however long it may be silent otherwise.
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
  * for 2 beats (5 when hand-driven); a server is dead to us when no link to it stood for 5. They begin
@@ -39279,6 +39279,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
+    link->heard_ns = node->now_ns; /* it has its time to go out from now on */
   }
 }
 

@@ -2398,6 +2398,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
+    link->heard_ns = node->now_ns; /* it has its time to go out from now on */
   }
 }
 

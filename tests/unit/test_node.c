@@ -1037,6 +1037,22 @@ static void test_goodbye_is_no_death(void **state) {
   assert_int_equal(stats(0).peers_died, 0);
 }
 
+/* A hand-driven worker that has computed for long says goodbye before it has read what came meanwhile: it
+ * may take its links for silent, but its goodbye goes out. */
+static void test_goodbye_after_computing(void **state) {
+  (void)state;
+  mlfab_node *node = n.node[2];
+  n.node[2] = NULL;
+  run(10ull * BEAT);
+  n.node[2] = node;
+  assert_int_equal(mlfab_node_leave(node, n.now), 0);
+  run(4ull * BEAT);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(n.node[i]->server.peers[2].left, 1);
+    assert_int_equal(stats(i).peers_died, 0);
+  }
+}
+
 /* --- a worker that breaks the rules --- */
 
 /* Frames that no worker sends, and metas that do not parse, of every type. */
@@ -1611,6 +1627,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
       cmocka_unit_test_setup_teardown(test_claim_without_claimant, setup_two_servers, teardown),
       HOSTILE(test_goodbye_is_no_death),
+      cmocka_unit_test_setup_teardown(test_goodbye_after_computing, setup_by_hand, teardown),
       cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
       HOSTILE(test_wrong_types),
       HOSTILE(test_wrong_pushes),
