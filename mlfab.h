@@ -405,14 +405,13 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * MLFAB_COORDINATOR, MLFAB_JOB, MLFAB_JOB_SECRET, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE,
  * MLFAB_TRANSPORT=auto|tcp|shm, MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS,
  * MLFAB_SILENT_DEATH_MS, MLFAB_PAYLOAD_CRC=0|1, MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own,
- * MLFAB_DELAY_BOUND=<number>|none,
- * MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none, MLFAB_ORDER_BY_RATE=0|1), then torchrun's RANK, WORLD_SIZE,
- * MASTER_ADDR, MASTER_PORT, then the launcher's:
- * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these only
- * inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
+ * MLFAB_DELAY_BOUND=<number>|none, MLFAB_PLAN_AHEAD_MS, MLFAB_ACCUMULATORS=<number>|none,
+ * MLFAB_ORDER_BY_RATE=0|1), then torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, then the
+ * launcher's: OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (these
+ * only inside a step, with SLURM_STEP_ID set). Nothing set: a world of one.
  * error_p may be NULL.
- * Errors: MLFAB_ERR_CONFIG, naming the variable and its value (but for MLFAB_JOB_SECRET's). Reads the environment; do not call
- * while another thread changes it. */
+ * Errors: MLFAB_ERR_CONFIG, naming the variable and its value (but for MLFAB_JOB_SECRET's). Reads the
+ * environment; do not call while another thread changes it. */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric: returns when all ranks of the world are there, at most
@@ -422,8 +421,9 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
  * PROTOCOL_OLDER/NEWER, TIMEOUT, MEMORY, IO. */
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
 
-/* The same without waiting: the context is there, the fabric not yet. Drive it (mlfab_progress) until
- * mlfab_is_ready returns 1. For hand-driven programs and the simulator. */
+/* The same, and waits for nothing but a host name to listen at, until it resolves or timeout_ns has passed:
+ * the context is there, the fabric not yet. Drive it (mlfab_progress) until mlfab_is_ready returns 1. For
+ * hand-driven programs and the simulator. */
 MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
 /* 1 when every rank has joined, 0 not yet, or the error that ended joining. error_p may be NULL. */
 MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
@@ -869,13 +869,14 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
  * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
  * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was.
- * The first call after another worker's mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever is still open.
- * A worker that comes back to a fabric ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for
- * its first collective: it should call that early. It has none of their objects: what they call on
- * these ends with its deadline, naming it; they close them, and all open new ones. Buffers of a failed
- * collective hold nothing of use. Server 0 says who takes part, and is on the way of no call. When it dies,
- * what is open fails with MLFAB_ERR_PEER_DEAD (is_server 1), and so does every later call of this
- * section: without servers of their own (mlfab-run -s 0, torchrun, mpirun) it is in worker 0's process.
+ * The first call after another worker's mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED
+ * naming it, with whatever is still open. A worker that comes back to a fabric ends the epoch of the
+ * others (MLFAB_ERR_AGAIN), and they wait for its first collective: it should call that early. It has
+ * none of their objects: what they call on these ends with its deadline, naming it; they close them,
+ * and all open new ones. Buffers of a failed collective hold nothing of use. Server 0 says who takes
+ * part, and is on the way of no call. When it dies, what is open fails with MLFAB_ERR_PEER_DEAD
+ * (is_server 1), and so does every later call of this section: without servers of their own (mlfab-run
+ * -s 0, torchrun, mpirun) it is in worker 0's process.
  *
  * Same bits: a full collective gives all ranks the same bits, whatever arrived first, and from run to
  * run where the same workers call it in the same form. Members are in the order of their hosts, then ranks.
@@ -944,16 +945,16 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * request has finished. They must not overlap.
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than
- * 256 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (16 are under way), STATE (this worker has called mlfab_join), MEMORY;
- * then of failures: SHAPE naming a rank whose sizes or options differ, TIMEOUT naming the first rank
- * that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE, CANCELLED, CALLBACK (of a schedule), MEMORY
- * naming the rank, and AGAIN where a worker has come back.
+ * 256 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (16 are under way), STATE
+ * (this worker has called mlfab_join), MEMORY; then of failures: SHAPE naming a rank whose sizes or
+ * options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE,
+ * CANCELLED, CALLBACK (of a schedule), MEMORY naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
- * blocking form goes through shared memory, with MLFAB_ALGORITHM_AUTO, without a reducer of the caller's, and
- * up to 64 workers. Half types are added in float32 and rounded to nearest once for each hop (in shared
- * memory once, when all are added), beyond the largest number to infinity: the error of a sum is at most
- * (P - 1) half units in the last place of its largest partial sum. MEAN divides that sum and rounds once
- * more, so where the sum is infinite the mean is, too. */
+ * blocking form goes through shared memory, with MLFAB_ALGORITHM_AUTO, without a reducer of the
+ * caller's, and up to 64 workers. Half types are added in float32 and rounded to nearest once for each
+ * hop (in shared memory once, when all are added), beyond the largest number to infinity: the error of
+ * a sum is at most (P - 1) half units in the last place of its largest partial sum. MEAN divides that
+ * sum and rounds once more, so where the sum is infinite the mean is, too. */
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                    const mlfab_collective *options);
 MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
@@ -961,7 +962,8 @@ MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t 
 
 /* Reduces; every worker gets its block. `data` is the blocks of all ranks one after the other, counts[r]
  * elements (0 allowed; 0 for ranks that take no part, ARGUMENT names one that has more) for rank r; on
- * return block `rank` holds the result and the others nothing of use. Errors and cost as above, (P-1)/P of the bytes. */
+ * return block `rank` holds the result and the others nothing of use. Errors and cost as above, (P-1)/P
+ * of the bytes. */
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                    const mlfab_collective *options);
 MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
@@ -976,7 +978,8 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
 
 /* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does
  * not wait. The blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0, and match
- * only each other. Errors as above, of the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root does not take part). */
+ * only each other. Errors as above, of the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root
+ * does not take part). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,

@@ -89,8 +89,8 @@ MLFAB__INTERNAL int mlfab__drive_pump(mlfab *ctx);
 MLFAB__INTERNAL void mlfab__drive_wake(mlfab *ctx);
 /* What a waiter waits for: not 0 when it is there. */
 typedef int (*mlfab__drive_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer. Gives up
- * the lock now and then. */
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's
+ * last answer. Gives up the lock now and then. */
 MLFAB__INTERNAL int mlfab__drive_until(mlfab *ctx, uint64_t deadline, mlfab__drive_test test,
                                        void *what);
 /* What a call returns that waited in vain: CLOSED where that is why, else this code. */
