@@ -845,12 +845,13 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   if (!ctx) return code;
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__drive_now(ctx);
-  if (mlfab_node_ready(node, NULL) == 1) {
-    if (node->is_server && node->is_worker) {
-      /* The shard that lives here is needed until the others have left too. */
-      mlfab__node_stop_working(node, now);
-      drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL, 1);
-    }
+  if (node->phase == MLFAB__BOOT_READY && node->is_server && node->is_worker) {
+    /* The shard that lives here is needed until the others have left too. */
+    mlfab__node_stop_working(node, now);
+    drive_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), drive_test_served, NULL, 1);
+  }
+  /* Before all servers have greeted it, some may have. */
+  if (node->phase == MLFAB__BOOT_READY || node->phase == MLFAB__BOOT_GREETING) {
     now = mlfab__drive_now(ctx);
     mlfab_node_leave(node, now);
     /* A beat for what others wait for, and one for the goodbye. */

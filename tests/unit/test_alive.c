@@ -253,6 +253,30 @@ static void test_link_breaks_while_stopped(void **state) {
   world_close(&f.w);
 }
 
+/* A worker that closes before every server has greeted it leaves, to those that have. */
+static void test_close_before_ready(void **state) {
+  fixture f;
+  mlfab_error error;
+  (void)state;
+  memset(&f, 0, sizeof f);
+  world_init(&f.w, WORKERS, SERVERS, 1);
+  f.w.config.heartbeat_ns = BEAT;
+  world_network(&f.w, 1);
+  static const uint32_t order[] = {WORKERS, WORKERS + 1, 0, 1};
+  for (uint32_t i = 0; i < WORKERS + SERVERS; i++) {
+    mlfab_config c = world_config(&f.w, order[i]);
+    if (i == 3) assert_int_equal(mlfab_sim_pause(f.w.sim, WORKERS + 1, 5 * BEAT), 0);
+    assert_int_equal(mlfab_sim_open(f.w.sim, order[i], &c, &f.w.node[order[i]], &error), 0);
+    mlfab_sim_run(f.w.sim, BEAT);
+  }
+  assert_int_equal(mlfab_is_ready(f.w.node[1], &error), 0);
+  OK(f.w.node[1], mlfab_close(&f.w.node[1]));
+  mlfab_sim_run(f.w.sim, 40 * BEAT);
+  assert_true(world_saw(&f.w, MLFAB_EVENT_LEFT, 1, 0));
+  assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 0));
+  world_close(&f.w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stopped_server_comes_back),
@@ -263,6 +287,7 @@ int main(void) {
       cmocka_unit_test(test_cut_off_worker),
       cmocka_unit_test(test_hand_driven_worker),
       cmocka_unit_test(test_link_breaks_while_stopped),
+      cmocka_unit_test(test_close_before_ready),
       cmocka_unit_test(test_both_stopped),
       cmocka_unit_test(test_stopped_scheduler),
   };
