@@ -37613,7 +37613,7 @@ static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
 
 /* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
 static int node_is_claimed(const mlfab_node *node, uint32_t index) {
-  if (node->links[index].kind == MLFAB__LINK_MEMBER) return 1;
+  if (node->links[index].kind == MLFAB__LINK_MEMBER || MLFAB__PLANTED(96)) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
     if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
   }
@@ -39279,7 +39279,8 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
-    link->heard_ns = node->now_ns; /* it has its time to go out from now on */
+    /* It has its time to go out from now on. */
+    if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
   }
 }
 
@@ -44089,7 +44090,7 @@ static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     struct pollfd words = {.fd = link->fd, .events = POLLIN};
-    if (link->stage || link->frame || poll(&words, 1, 0) != 1) return link;
+    if (link->stage || link->frame || poll(&words, 1, 0) != 1 || MLFAB__PLANTED(98)) return link;
   }
   return NULL;
 }

@@ -1105,7 +1105,7 @@ static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     struct pollfd words = {.fd = link->fd, .events = POLLIN};
-    if (link->stage || link->frame || poll(&words, 1, 0) != 1) return link;
+    if (link->stage || link->frame || poll(&words, 1, 0) != 1 || MLFAB__PLANTED(98)) return link;
   }
   return NULL;
 }
