@@ -72,10 +72,12 @@
  * block all signals but those of faults, so that the program's own threads get them.
  *
  * Forks: a context belongs to the process that opened it. In a child of fork every call on it returns
- * MLFAB_ERR_STATE (mlfab_last_error says why) but mlfab_close and mlfab_abandon, which free there what is the
- * child's and say nothing to anybody. The child has copies of the descriptors: while it lives and has not
- * closed the context, others notice the end of its parent by silence only. It may open contexts of
- * its own. Memory of mlfab_alloc that is shared is not in the child: touching it there is a fault.
+ * MLFAB_ERR_STATE (mlfab_last_error says why) but mlfab_close and mlfab_abandon, which free there what is
+ * the child's and say nothing to anybody. The child has copies of the descriptors: while it lives and has
+ * not closed the context, others notice the end of its parent by silence only. Where a thread of the
+ * parent's was in the library at the fork, all of that stays until the child ends, closed or not. It may
+ * open contexts of its own. Memory of mlfab_alloc that is shared is not in the child: touching it there
+ * is a fault.
  *
  * Limits: of a context, 64 requests may be open and 8 pulls under way, those of blocking calls
  * included, and 16 collectives; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is
