@@ -19778,12 +19778,18 @@ static uint32_t gate_came(const mlfab__server *server, const mlfab__gate *gate) 
   return n;
 }
 
+/* Of all that ever were here. */
+static uint64_t gate_most(const mlfab__server *server) {
+  uint64_t most = 0;
+  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
+  return most;
+}
+
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   mlfab_sync_state state;
-  uint64_t most = 0;
-  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
+  uint64_t most = gate_most(server);
   mlfab__gate_state(server, gate, MLFAB__NO_NODE, most, &state);
   if (state.members == 0) return gate->round_members > 0 || most > gate->v_train;
   if (most <= gate->v_train) return 0;
@@ -19800,8 +19806,9 @@ MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) 
   if (gate == &server->gates[0]) server->stats->rounds++;
   /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
   mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
-  if (gate->sync.kind != MLFAB_SYNC_USER && state.slowest > gate->v_train + MLFAB__SERVER_QUEUED)
-    gate->v_train = state.slowest;
+  uint64_t reached = state.members > 0 ? state.slowest : gate_most(server);
+  if (gate->sync.kind != MLFAB_SYNC_USER && reached > gate->v_train + MLFAB__SERVER_QUEUED)
+    gate->v_train = reached;
   if (gate->sync.kind == MLFAB_SYNC_DSPS) {
     mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
     mlfab__sync_tune(&gate->sync, &gate->tuner, gate->delayed, state.fastest - state.slowest);

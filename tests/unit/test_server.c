@@ -324,7 +324,7 @@ static void test_progress_back(void **state) {
 }
 
 /* PROGRESS of what this server had no part of moves V_train on, at once however much it is; nothing of it
- * is undone by what is less. */
+ * is undone by what is less. So also when all have left, the one that is ahead first. */
 static void test_progress_told(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -339,7 +339,7 @@ static void test_progress_told(void **state) {
     define_as(f, w, &d);
   }
   for (uint32_t w = 0; w < 3; w++) {
-    mlfab__progress told[2] = {{(uint64_t)1 << (40 + w)}, {7}};
+    mlfab__progress told[2] = {{((uint64_t)1 << 40) + w * 1000000}, {7}};
     for (uint32_t i = 0; i < 2; i++) {
       mlfab__frame_in in = {MLFAB__PROGRESS, mlfab__encode_progress(meta, &told[i]), 0, meta, NULL};
       mlfab__server_frame(&f->server, w, &in, 1000);
@@ -350,6 +350,9 @@ static void test_progress_told(void **state) {
   mlfab__progress wrong = {MLFAB__PROGRESS_MAX + 1};
   frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &wrong), NULL, 0);
   assert_int_equal(f->drops, 1);
+  for (uint32_t w = 3; w-- > 0;) mlfab__server_gone(&f->server, w, 1, 2000);
+  assert_true(f->server.gates[0].v_train == ((uint64_t)1 << 40) + 2000000);
+  assert_true(f->stats.rounds < 10);
 }
 
 /* Who comes back while a round is applied that went on without it pushes into the next one, and is
