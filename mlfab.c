@@ -17779,9 +17779,10 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
  * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
  * it stops, or announces it in its own draining; in either case x does not end before it is decided
- * at s, too. By induction over r, what s waits for comes. Where x became a member at a time when the
- * servers stood at different rounds this fails: x is drained then, and s closes the round without it
- * (gate_forced in gate.c).
+ * at s, too. By induction over r, what s waits for comes. This fails where t has another model than s and
+ * did not make w wait, and where x has become a member while the servers stood at different rounds: x is
+ * drained then, and s closes the round without it (gate_forced in gate.c). The answer to the end of its
+ * STOP tells x, which tells the others (push.c).
  *
  * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
  * when all is over. It stops first, to know what is decided; what is decided in part stays so
@@ -19748,8 +19749,8 @@ MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
 }
 
 /* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
- * hold open as push nothing more before: they joined when the servers were at different rounds. It is
- * closed without them. Never so where the servers agree: the update was decided at another server,
+ * hold open as push nothing more before: servers have different models, or they joined when the servers
+ * were at different rounds. It is closed without them. Never so where the servers agree: the update was decided at another server,
  * when all had pushed to the round before, so each of them sees to that here first. */
 static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
   int waits = 0;
@@ -25072,9 +25073,11 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  * THAW with the owners, after every HELLO.
  *
  * What moves and what does not. Windows (dedup.h) stay: what was decided before is below every later
- * number, at every server. Progress, too: it is counted at each server for itself. A gate moves with
- * its slices: it becomes one with a gate there that is at the same point, or stands beside it until
- * they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
+ * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
+ * meets a server which is held is lost; so is what a server that did not count does not know. The answer
+ * to HELLO or STOP, which every worker gets before it sends again, tells what the server knows, and who
+ * is further says so once more. A gate moves with its slices: it becomes one with a gate there that is
+ * at the same point, or stands beside it until they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
  * everything. A server without slices takes part in rounds all the same.
  *
  * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No

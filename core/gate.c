@@ -264,8 +264,8 @@ MLFAB__INTERNAL void mlfab__gate_members(mlfab__server *server) {
 }
 
 /* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
- * hold open as push nothing more before: they joined when the servers were at different rounds. It is
- * closed without them. Never so where the servers agree: the update was decided at another server,
+ * hold open as push nothing more before: servers have different models, or they joined when the servers
+ * were at different rounds. It is closed without them. Never so where the servers agree: the update was decided at another server,
  * when all had pushed to the round before, so each of them sees to that here first. */
 static int gate_forced(mlfab__server *server, const mlfab__gate *gate) {
   int waits = 0;

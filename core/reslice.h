@@ -64,9 +64,11 @@
  * THAW with the owners, after every HELLO.
  *
  * What moves and what does not. Windows (dedup.h) stay: what was decided before is below every later
- * number, at every server. Progress, too: it is counted at each server for itself. A gate moves with
- * its slices: it becomes one with a gate there that is at the same point, or stands beside it until
- * they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
+ * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
+ * meets a server which is held is lost; so is what a server that did not count does not know. The answer
+ * to HELLO or STOP, which every worker gets before it sends again, tells what the server knows, and who
+ * is further says so once more. A gate moves with its slices: it becomes one with a gate there that is
+ * at the same point, or stands beside it until they have come to the same point (gate.c). Version tags do not move: in a new epoch caches get
  * everything. A server without slices takes part in rounds all the same.
  *
  * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No

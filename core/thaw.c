@@ -14,9 +14,10 @@
  * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
  * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
  * it stops, or announces it in its own draining; in either case x does not end before it is decided
- * at s, too. By induction over r, what s waits for comes. Where x became a member at a time when the
- * servers stood at different rounds this fails: x is drained then, and s closes the round without it
- * (gate_forced in gate.c).
+ * at s, too. By induction over r, what s waits for comes. This fails where t has another model than s and
+ * did not make w wait, and where x has become a member while the servers stood at different rounds: x is
+ * drained then, and s closes the round without it (gate_forced in gate.c). The answer to the end of its
+ * STOP tells x, which tells the others (push.c).
  *
  * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
  * when all is over. It stops first, to know what is decided; what is decided in part stays so
