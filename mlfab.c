@@ -18620,6 +18620,8 @@ MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
  * grouped. NULL: none. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
                                                     mlfab__incoming *member);
+/* All groups begin again, with the weights that count now. Nothing is the head. */
+MLFAB__INTERNAL void mlfab__place_regroup(mlfab__server *server);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */
@@ -20143,8 +20145,10 @@ MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server) {
       mlfab__round_begin(server, g);
       return 1;
     }
-    int counted = mlfab__gate_counts(server);
+    int counted = mlfab__gate_counts(server), absolute = mlfab__place_absolute(server);
     int code = gate_install(server, &change);
+    if (absolute != mlfab__place_absolute(server) && !MLFAB__PLANTED(98))
+      mlfab__place_regroup(server);
     memmove(&server->changes[0], &server->changes[1],
             (server->nchanges - 1) * sizeof server->changes[0]);
     server->nchanges--;
@@ -22432,6 +22436,13 @@ MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming
     place_direct(server, culprit);
   }
   if (leader) place_begin(server, leader, direct);
+}
+
+MLFAB__INTERNAL void mlfab__place_regroup(mlfab__server *server) {
+  for (mlfab__incoming *update = server->first; update; update = update->next) {
+    if (update->group && !mlfab__place_follows(update))
+      mlfab__place_ungroup(server, update, NULL, 0);
+  }
 }
 
 MLFAB__INTERNAL void mlfab__place_applied(mlfab__server *server, const mlfab__incoming *leader) {

@@ -361,6 +361,13 @@ MLFAB__INTERNAL void mlfab__place_ungroup(mlfab__server *server, mlfab__incoming
   if (leader) place_begin(server, leader, direct);
 }
 
+MLFAB__INTERNAL void mlfab__place_regroup(mlfab__server *server) {
+  for (mlfab__incoming *update = server->first; update; update = update->next) {
+    if (update->group && !mlfab__place_follows(update))
+      mlfab__place_ungroup(server, update, NULL, 0);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__place_applied(mlfab__server *server, const mlfab__incoming *leader) {
   server->stats->groups_applied++;
   place_end_group(server, leader->aggregator, leader->group);

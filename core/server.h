@@ -477,6 +477,8 @@ MLFAB__INTERNAL int mlfab__answer_waits(const mlfab__server *server);
  * grouped. NULL: none. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__place_stray(const mlfab__server *server,
                                                     mlfab__incoming *member);
+/* All groups begin again, with the weights that count now. Nothing is the head. */
+MLFAB__INTERNAL void mlfab__place_regroup(mlfab__server *server);
 /* Is it a member of a group, but not the first? */
 MLFAB__INTERNAL int mlfab__place_follows(const mlfab__incoming *update);
 /* The first member of a group, if this aggregator has it. */

@@ -624,6 +624,16 @@ static void place(fixture *f, const mlfab__plan_entry *entries, uint32_t n) {
   mlfab__server_scheduler_frame(&f->server, &in, f->now);
 }
 
+static void change(fixture *f, uint32_t kind) {
+  mlfab__sync_ask ask;
+  uint8_t meta[256];
+  memset(&ask, 0, sizeof ask);
+  ask.ask = 1;
+  ask.tensor = MLFAB_ALL;
+  ask.consistency.kind = kind;
+  send_frame(f, 4, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &ask), NULL, 0);
+}
+
 static void turns(fixture *f) {
   for (int i = 0; i < 50; i++) {
     for (uint32_t w = 0; w < WORKERS; w++) {
@@ -640,8 +650,6 @@ static void turns(fixture *f) {
 static void test_rounds_begin_under_a_group(void **state) {
   static fixture f;
   float model[COUNT];
-  uint8_t meta[256];
-  mlfab__sync_ask ask;
   mlfab__plan_entry blocks = {.id = 1, .worker = 2, .aggregator = MLFAB__NO_NODE};
   mlfab__plan_entry alone = {.id = 1, .worker = 1, .aggregator = MLFAB__NO_NODE};
   mlfab__plan_entry both[2] = {{.id = 1, .worker = 0, .group = 1, .aggregator = 3},
@@ -656,11 +664,7 @@ static void test_rounds_begin_under_a_group(void **state) {
   offer(&f, 1, 6);
   offer(&f, 0, 0);
   place(&f, both, 2);
-  memset(&ask, 0, sizeof ask);
-  ask.ask = 1;
-  ask.tensor = MLFAB_ALL;
-  ask.consistency.kind = MLFAB_SYNC_BSP;
-  send_frame(&f, 4, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &ask), NULL, 0);
+  change(&f, MLFAB_SYNC_BSP);
   turns(&f);
   assert_int_equal(f.peers[2].applied, 1);
   assert_int_equal(f.peers[0].applied, 1);
@@ -727,13 +731,15 @@ static int add_as_told(void *user, const mlfab_update_info *info, uint32_t tenso
 
 /* Two workers' updates with scales of their own, as a group or (no aggregator) each by itself, under a callback:
  * the model must be the same. */
-static void callback_case(uint32_t aggregator, uint32_t sync, float *model) {
+static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, float *model) {
   static fixture f;
   start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_RULE_PLAIN, sync, MLFAB_F32, add_as_told);
-  for (uint32_t w = 0; w < WORKERS && sync == MLFAB_SYNC_BSP; w++)
+  for (uint32_t w = 0; w < WORKERS && (sync == MLFAB_SYNC_BSP || then == MLFAB_SYNC_BSP); w++)
     f.server.peers[w].done = w < 1 || w > 2;
-  mlfab__plan_entry entries[2];
+  mlfab__plan_entry entries[2], blocks = {.id = 1, .worker = 3, .aggregator = MLFAB__NO_NODE};
   memset(entries, 0, sizeof entries);
+  offer(&f, 3, 0);
+  place(&f, &blocks, 1); /* what comes waits until its bytes are here */
   for (uint32_t w = 1; w <= 2; w++) {
     begin_push(&f, w);
     f.server.unplaced_last->push.scale = w == 1 ? -0.5 : -2.0;
@@ -742,10 +748,8 @@ static void callback_case(uint32_t aggregator, uint32_t sync, float *model) {
     entries[w - 1].group = aggregator == MLFAB__NO_NODE ? 0 : 1;
     entries[w - 1].aggregator = aggregator;
   }
-  static uint8_t meta[MLFAB_META_MAX];
-  mlfab__plan frame = {1, 1e9, 1e9, 2};
-  mlfab__frame_in in = {MLFAB__PLAN, mlfab__encode_plan(meta, &frame, entries), 0, meta, NULL};
-  mlfab__server_scheduler_frame(&f.server, &in, f.now);
+  place(&f, entries, 2);
+  if (then != sync) change(&f, then);
   for (int i = 0; i < 200; i++) {
     for (uint32_t w = 0; w < WORKERS; w++) {
       deliver(&f, w);
@@ -763,12 +767,17 @@ static void callback_case(uint32_t aggregator, uint32_t sync, float *model) {
 static void test_callback_of_group(void **state) {
   (void)state;
   float alone[COUNT], grouped[COUNT];
-  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_ASYNC, alone);
-  callback_case(0, MLFAB_SYNC_ASYNC, grouped);
+  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_ASYNC, MLFAB_SYNC_ASYNC, alone);
+  callback_case(0, MLFAB_SYNC_ASYNC, MLFAB_SYNC_ASYNC, grouped);
   assert_memory_equal(alone, grouped, sizeof alone);
-  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_BSP, alone);
+  callback_case(MLFAB__NO_NODE, MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, alone);
   assert_memory_equal(alone, grouped, sizeof alone);
-  callback_case(0, MLFAB_SYNC_BSP, grouped);
+  callback_case(0, MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, grouped);
+  assert_memory_equal(alone, grouped, sizeof alone);
+  /* The callback is told the scale in one of the two models, and not in the other. */
+  callback_case(0, MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, grouped);
+  assert_memory_equal(alone, grouped, sizeof alone);
+  callback_case(0, MLFAB_SYNC_BSP, MLFAB_SYNC_ASYNC, grouped);
   assert_memory_equal(alone, grouped, sizeof alone);
   assert_float_equal(grouped[1], -0.5f, 0.0f);
   assert_float_equal(grouped[2], -2.0f, 0.0f);
