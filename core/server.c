@@ -354,6 +354,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->drained = 0;
   uint64_t join = mlfab__gate_join(server, worker);
   peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
+  peer->decided = mlfab__min(peer->decided, peer->pushed);
   if (fresh) peer->changed = 0;
   mlfab__gate_members(server);
   peer->hand = hello->hand != 0;

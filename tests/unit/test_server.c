@@ -355,6 +355,52 @@ static void test_progress_told(void **state) {
   assert_true(f->stats.rounds < 10);
 }
 
+static void say_progress(fixture *f, uint32_t worker, uint64_t progress) {
+  mlfab__progress told = {progress};
+  uint8_t meta[16];
+  mlfab__frame_in in = {MLFAB__PROGRESS, mlfab__encode_progress(meta, &told), 0, meta, NULL};
+  mlfab__server_frame(&f->server, worker, &in, 1000);
+}
+
+/* Rounds that two of three close. What the process before had decided counts for the open round, and not for
+ * later ones that it was ahead in (with another model): the new one is past them because it was late in them
+ * at another server. */
+static void test_new_process_in_round(void **state) {
+  fixture *f = *state;
+  mlfab__define d;
+  mlfab__push p;
+  uint64_t version = 0;
+  uint8_t meta[256];
+  mlfab__hello_ack ack;
+  memset(&d, 0, sizeof d);
+  memset(&p, 0, sizeof p);
+  d.tensors = 1;
+  d.consistency.kind = MLFAB_SYNC_DROP;
+  d.consistency.need = 2;
+  for (uint32_t w = 3; w-- > 0;) {
+    mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
+    assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
+    define_as(f, w, &d);
+  }
+  f->server.peers[2].pushed = f->server.peers[2].decided = 4;
+  mlfab__hello again = {.node = 2, .incarnation = 2, .roles = MLFAB_ROLE_WORKER};
+  mlfab__hello_ack other;
+  assert_int_equal(mlfab__server_hello(&f->server, 2, &again, &other, 1000), 0);
+  say_progress(f, 2, 2);
+  for (uint64_t seq = 1; seq <= 2; seq++) {
+    p.seq = seq;
+    p.progress = seq - 1;
+    p.members = p.versions = 1;
+    p.scale = 1.0;
+    p.generation = ack.generation; /* worker 0's */
+    mlfab__frame_in in = {MLFAB__PUSH, mlfab__encode_push(meta, &p, NULL, &version), 0, meta, NULL};
+    mlfab__server_frame(&f->server, 0, &in, 1000);
+    assert_int_equal(f->acks, seq);
+    while (f->server.applying) mlfab__server_tick(&f->server, 2000);
+    assert_int_equal(f->server.gates[0].v_train, 1);
+  }
+}
+
 /* Who comes back while a round is applied that went on without it pushes into the next one, and is
  * told so: its pulls wait for that one. */
 static void test_rejoin_while_round_is_applied(void **state) {
@@ -438,6 +484,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_refusal_reaches_all, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_progress_told, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_released_when_little_comes, open_three, close_server),
+      cmocka_unit_test_setup_teardown(test_new_process_in_round, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
