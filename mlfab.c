@@ -28340,10 +28340,8 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   if (code == 0) {
     comm_finish_slot(comm, slot);
   } else if (code == MLFAB_ERR_SHAPE) {
-    comm_fail_call(comm, slot, code, rank,
-                   rank == (int32_t)comm->rank
-                       ? "calls it so, and the others with other sizes or options"
-                       : "calls it with other sizes or options");
+    /* All have called: server 0 compares what, and its verdict names both calls. */
+    mlfab__comm_stuck(comm, 0, slot->number);
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
   } else {
