@@ -1186,6 +1186,8 @@ typedef struct mlfab__reduce_done { /* server 0 -> worker: over, for all of them
   uint64_t ask;
   int32_t code; /* AGAIN: not over; `rank` is the first that is missing */
   int32_t rank;
+  uint64_t count; /* SHAPE: what `rank` calls it with; to that worker, what the others do */
+  uint32_t dtype;
 } mlfab__reduce_done;
 
 /* Nodes in one list of a frame below. */
@@ -1698,7 +1700,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
 #define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
-#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
+#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank) N(count) N(dtype)
 #define WIRE_TREE_PLACE(N, T) N(ask) N(number) N(parent) N(giver)
 #define WIRE_TREE_JOIN(N, T) N(number) N(have)
 #define WIRE_TREE_GRANT(N, T) N(number) N(from) N(upto)
@@ -14043,8 +14045,7 @@ MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t 
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                        uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -14163,8 +14164,7 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
-MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
@@ -14176,8 +14176,7 @@ MLFAB__INTERNAL int mlfab__thaw_announces(const mlfab__worker *worker, uint32_t 
 MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
                                        const mlfab__hello_ack *ack, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* 1 when the frame was of this kind. */
 MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
                                       const mlfab__frame_in *frame, uint64_t now_ns);
@@ -14834,12 +14833,10 @@ static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, 
                         code != 0, now_ns, "set_sync: %s", text);
 }
 
-static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                               uint64_t now_ns) {
-  char text[96], silent[24];
+static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
   if (!worker->streams[server].changes) return;
-  snprintf(text, sizeof text, "server %u is dead (silent for %s)", server,
-           mlfab__duration(silent, silent_ns));
+  snprintf(text, sizeof text, "server %u is dead", server);
   worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
 }
 
@@ -14951,9 +14948,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
     mlfab__push_dead(worker, server, now_ns);
-    mlfab__pull_dead(worker, server, 0, now_ns);
-    worker_change_dead(worker, server, 0, now_ns);
-    mlfab__thaw_dead(worker, server, 0, now_ns);
+    mlfab__pull_dead(worker, server, now_ns);
+    worker_change_dead(worker, server, now_ns);
+    mlfab__thaw_dead(worker, server, now_ns);
     return;
   }
   stream->up = 1;
@@ -14977,19 +14974,17 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
   mlfab__push_lost(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                        uint64_t now_ns) {
-  char text[96], silent[24];
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
-  mlfab__pull_dead(worker, server, silent_ns, now_ns);
-  worker_change_dead(worker, server, silent_ns, now_ns);
-  mlfab__thaw_dead(worker, server, silent_ns, now_ns);
+  mlfab__pull_dead(worker, server, now_ns);
+  worker_change_dead(worker, server, now_ns);
+  mlfab__thaw_dead(worker, server, now_ns);
   if (worker->model_request) {
-    snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
-             mlfab__duration(silent, silent_ns));
+    snprintf(text, sizeof text, "model_start: server %u is dead", server);
     worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
   }
   mlfab__worker_progress(worker, now_ns);
@@ -15437,8 +15432,8 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
       break;
     case MLFAB_ERR_PEER_DEAD:
       mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
-                            "server %u is dead: update %llu was waiting for it for %s", server, seq,
-                            waited);
+                            "update %llu has waited %s for server %u, which is dead", seq, waited,
+                            server);
       break;
     default:
       mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
@@ -17518,11 +17513,9 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
   }
 }
 
-MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  char text[128], silent[24];
-  snprintf(text, sizeof text, "pull: server %u is dead (silent for %s)", server,
-           mlfab__duration(silent, silent_ns));
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
+  snprintf(text, sizeof text, "pull: server %u is dead", server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->parts[server].waiting) {
@@ -17936,7 +17929,7 @@ static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, 0, now_ns);
+    mlfab__pull_dead(worker, s, now_ns);
   }
   thaw_run(worker);
 }
@@ -18009,9 +18002,7 @@ MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
   mlfab__thaw_check(worker, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  char silent[24];
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
   if (server != 0) {
     mlfab__thaw_check(worker, now_ns);
@@ -18022,8 +18013,7 @@ MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, ui
   worker->resize.request = 0;
   if (request && !request->done)
     mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
-                          "set_servers: server 0 is dead (silent for %s)",
-                          mlfab__duration(silent, silent_ns));
+                          "set_servers: server 0 is dead");
 }
 
 /* --- asking for it --- */
@@ -24490,6 +24480,8 @@ typedef struct mlfab__host { /* server 0's side */
   uint64_t bytes, received;
   uint8_t *data;
   int32_t failed_code, failed_rank; /* of the broadcast that ended last */
+  int32_t failed_root;              /* SHAPE: of what failed_rank called it with */
+  uint64_t failed_bytes;
 } mlfab__host;
 
 typedef struct mlfab__guest { /* a worker's side */
@@ -24533,7 +24525,7 @@ MLFAB__INTERNAL void mlfab__guest_withdraw(mlfab__guest *guest, mlfab__request *
                                            uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__guest_hello(mlfab__guest *guest);
 MLFAB__INTERNAL void mlfab__guest_lost(mlfab__guest *guest);
-MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t silent_ns, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__guest_frame(mlfab__guest *guest, const mlfab__frame_in *frame,
                                        uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__guest_next(mlfab__guest *guest, mlfab__frame_out *frame);
@@ -24544,6 +24536,8 @@ MLFAB__INTERNAL void mlfab__guest_taken(mlfab__guest *guest, const mlfab__frame_
  * core/member.c
  * ============================================================================================== */
 /* member.c - barrier and broadcast. See member.h. */
+
+#include <stdio.h>
 
 /* --- server 0 --- */
 
@@ -24617,6 +24611,11 @@ static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
 static void host_bcast_post(mlfab__host *host, uint32_t worker, uint64_t number, uint64_t offset,
                             int32_t code, int32_t rank) {
   mlfab__bcast bcast = {number, host->bytes, offset, host->root, code, rank};
+  if (code == MLFAB_ERR_SHAPE && (int32_t)worker != rank) {
+    /* Each is told what the other side calls it with. */
+    bcast.bytes = host->failed_bytes;
+    bcast.root = host->failed_root;
+  }
   uint8_t meta[64];
   host->port.post(host->port.self, worker, MLFAB__BCAST_DATA, meta,
                   mlfab__encode_bcast(meta, &bcast));
@@ -24668,6 +24667,8 @@ static int host_bcast_begin(mlfab__host *host, uint32_t worker, const mlfab__bca
   if (host->active) {
     if (in->bytes == host->bytes && in->root == host->root) return 0;
     host->attendees[worker].bcast_asked = 1;
+    host->failed_bytes = in->bytes;
+    host->failed_root = in->root;
     host_bcast_end(host, MLFAB_ERR_SHAPE, (int32_t)worker);
     return MLFAB_ERR_SHAPE;
   }
@@ -24929,27 +24930,39 @@ static void guest_end(mlfab__guest *guest, uint64_t *open, int code, int32_t ran
   mlfab__request *request = mlfab__request_find(guest->requests, *open);
   *open = 0;
   if (!request) return;
-  mlfab__request_finish(guest->requests, request, code, rank, is_server, now_ns, "%s: %s %d: %s",
-                        what, is_server ? "server" : "worker", (int)rank, why);
+  mlfab__request_finish(guest->requests, request, code, rank, is_server, now_ns, "%s: %s %d%s %s",
+                        what, is_server ? "server" : "worker", (int)rank, is_server ? "" : ":",
+                        why);
 }
 
-MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t silent_ns, uint64_t now_ns) {
-  char text[64];
-  memcpy(text, "dead, silent for ", 18);
-  mlfab__duration(text + 17, silent_ns);
+MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t now_ns) {
   guest->dead = 1;
   guest->up = 0;
-  guest_end(guest, &guest->barrier_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "barrier", text);
-  guest_end(guest, &guest->bcast_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "broadcast", text);
+  guest_end(guest, &guest->barrier_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "barrier",
+            "is dead");
+  guest_end(guest, &guest->bcast_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "broadcast",
+            "is dead");
+}
+
+/* What the one to blame calls it with, and what this worker or the others do. */
+static const char *guest_shape(const mlfab__guest *guest, const mlfab__bcast *in, char text[160]) {
+  int mine = in->rank == guest->rank;
+  unsigned long long own = guest->bytes, other = in->bytes;
+  snprintf(text, 160, "calls it with %llu bytes from worker %d, %s with %llu bytes from worker %d",
+           mine ? own : other, (int)(mine ? guest->root : in->root),
+           mine ? "others" : "this worker", mine ? other : own,
+           (int)(mine ? in->root : guest->root));
+  return text;
 }
 
 static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
+  char text[160];
   if (!guest->bcast_request || in->number != guest->bcasts) return;
   if (in->code) {
-    guest_end(guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
-              in->code == MLFAB_ERR_SHAPE ? "calls it with another size or root than others"
-                                          : mlfab_error_text(in->code));
+    guest_end(
+        guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
+        in->code == MLFAB_ERR_SHAPE ? guest_shape(guest, in, text) : mlfab_error_text(in->code));
     return;
   }
   if (guest->rank == guest->root) {
@@ -24964,8 +24977,8 @@ static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab
   }
   if (frame->bulk_bytes == 0 && in->offset == guest->bytes) {
     /* It is over, for us too: we had everything and said so before the link broke. */
-    guest_end(guest, &guest->bcast_request, guest->moved == guest->bytes ? 0 : MLFAB_ERR_REFUSED,
-              MLFAB_NO_RANK, 0, now_ns, "broadcast", "over without us");
+    guest_end(guest, &guest->bcast_request, guest->moved == guest->bytes ? 0 : MLFAB_ERR_REFUSED, 0,
+              1, now_ns, "broadcast", "has ended it without this worker");
     return;
   }
   if (!frame->bulk || in->offset != guest->moved || frame->bulk_bytes > guest->bytes - guest->moved)
@@ -25670,8 +25683,10 @@ enum mlfab__caller_state {
 typedef struct mlfab__caller { /* a worker, as server 0 sees it */
   uint8_t state, gone, done, have;
   uint32_t dtype;
-  uint64_t ask, count; /* of its newest call */
-  int32_t code, rank;
+  uint64_t ask, count;  /* of its newest call */
+  int32_t code, rank;   /* of its last call, when that is over, and ... */
+  uint32_t other_dtype; /* ... SHAPE: what the call is compared with in the error's text */
+  uint64_t other_count;
   int32_t told; /* who it was told is missing */
   /* Its place. */
   uint32_t parent, giver; /* MLFAB__NO_NODE: it is the root */
@@ -25787,7 +25802,7 @@ MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *req
                                           uint64_t now_ns);
 /* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
 MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree);
-MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t now_ns);
 /* Frames of server 0, of a parent or giver, of a child or taker: 1 when they were of this role. */
 MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,
                                              uint64_t now_ns);
@@ -25854,6 +25869,8 @@ MLFAB__INTERNAL void mlfab__tree_from_giver(mlfab__tree *tree, uint32_t peer,
  * core/tree.c
  * ============================================================================================== */
 /* tree.c - allreduce at a worker: its share goes up, the sum comes down. See tree.h. */
+
+#include <stdio.h>
 
 MLFAB__INTERNAL void mlfab__tree_init(mlfab__tree *tree, mlfab__env *env,
                                       const mlfab_config *config, uint32_t rank,
@@ -25983,7 +26000,8 @@ static void tree_end(mlfab__tree *tree, int code, int32_t rank, int is_server, u
     mlfab__request_finish(tree->requests, request, code, rank, 0, now_ns, "allreduce: %s", why);
   } else {
     mlfab__request_finish(tree->requests, request, code, rank, is_server, now_ns,
-                          "allreduce: %s %d: %s", is_server ? "server" : "worker", (int)rank, why);
+                          "allreduce: %s %d%s %s", is_server ? "server" : "worker", (int)rank,
+                          is_server ? "" : ":", why);
   }
 }
 
@@ -26020,12 +26038,9 @@ MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree) {
   if (tree->request || tree->gave_up) mlfab__tree_tell(tree);
 }
 
-MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns) {
-  char text[64];
-  memcpy(text, "dead, silent for ", 18);
-  mlfab__duration(text + 17, silent_ns);
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t now_ns) {
   tree->dead = 1;
-  if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, text);
+  if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "is dead");
 }
 
 /* --- links --- */
@@ -26183,8 +26198,6 @@ static void tree_placed(mlfab__tree *tree, const mlfab__frame_in *frame) {
 
 static const char *tree_why(int code) {
   switch (code) {
-    case MLFAB_ERR_SHAPE:
-      return "calls it with another count or type than others";
     case MLFAB_ERR_PEER_DEAD:
       return "dead, says server 0";
     case MLFAB_ERR_PEER_CLOSED:
@@ -26198,6 +26211,19 @@ static const char *tree_why(int code) {
   }
 }
 
+/* What the one to blame calls it with, and what this worker or the others do. */
+static const char *tree_shape(const mlfab__tree *tree, const mlfab__reduce_done *in,
+                              char text[160]) {
+  int mine = in->rank == (int32_t)tree->rank;
+  unsigned long long own = tree->bytes / mlfab__max(tree->width, 1), other = in->count;
+  const char *own_type = mlfab__dtype_name((int)tree->dtype);
+  const char *other_type = mlfab__dtype_name((int)in->dtype);
+  snprintf(text, 160, "calls it with %llu %s, %s with %llu %s", mine ? own : other,
+           mine ? own_type : other_type, mine ? "others" : "this worker", mine ? other : own,
+           mine ? other_type : own_type);
+  return text;
+}
+
 static void tree_over(mlfab__tree *tree, const mlfab__reduce_done *in, uint64_t now_ns) {
   if (in->ask != tree->asks) return;
   if (in->code == MLFAB_ERR_AGAIN) {
@@ -26205,9 +26231,12 @@ static void tree_over(mlfab__tree *tree, const mlfab__reduce_done *in, uint64_t 
     return;
   }
   int32_t code = in->code;
+  char text[160];
   tree->gave_up = 0; /* heard */
   if (code == 0 && tree->number && tree->have < tree->bytes) code = MLFAB_ERR_INTERNAL;
-  if (tree->request) tree_end(tree, code, in->rank, 0, now_ns, tree_why(code));
+  if (!tree->request) return;
+  const char *why = code == MLFAB_ERR_SHAPE ? tree_shape(tree, in, text) : tree_why(code);
+  tree_end(tree, code, in->rank, 0, now_ns, why);
 }
 
 MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,
@@ -26517,8 +26546,13 @@ MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster) {
 /* --- what is said --- */
 
 static void muster_tell(mlfab__muster *muster, uint32_t worker, int32_t code, int32_t rank) {
-  mlfab__reduce_done done = {muster->callers[worker].ask, code, rank};
-  uint8_t meta[32];
+  const mlfab__caller *caller = &muster->callers[worker];
+  mlfab__reduce_done done = {.ask = caller->ask, .code = code, .rank = rank};
+  uint8_t meta[64];
+  if (code == MLFAB_ERR_SHAPE) {
+    done.count = caller->other_count;
+    done.dtype = caller->other_dtype;
+  }
   muster->port.post(muster->port.self, worker, MLFAB__REDUCE_DONE, meta,
                     mlfab__encode_reduce_done(meta, &done));
 }
@@ -26529,6 +26563,21 @@ static void muster_tell_missing(mlfab__muster *muster, uint32_t worker, int32_t 
   if (caller->told == missing) return;
   caller->told = missing;
   muster_tell(muster, worker, MLFAB_ERR_AGAIN, missing);
+}
+
+/* The calls of those inside differ: to `odd`'s each is compared, and odd's to another one's. */
+static void muster_compare(mlfab__muster *muster, uint32_t odd) {
+  const mlfab__caller *wrong = &muster->callers[odd], *right = wrong;
+  for (uint32_t i = 0; i < muster->inside && right == wrong; i++) {
+    const mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->count != wrong->count || caller->dtype != wrong->dtype) right = caller;
+  }
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    mlfab__caller *caller = &muster->callers[muster->order[i]];
+    const mlfab__caller *other = caller == wrong ? right : wrong;
+    caller->other_count = other->count;
+    caller->other_dtype = other->dtype;
+  }
 }
 
 /* It is over for all who are inside. */
@@ -26709,6 +26758,7 @@ static void muster_form(mlfab__muster *muster, uint64_t now_ns) {
   int32_t odd = muster_odd(muster);
   if (!muster->scratch) muster->scratch = mlfab__alloc(muster->env, sizeof *muster->scratch);
   if (odd != MLFAB_NO_RANK) {
+    muster_compare(muster, (uint32_t)odd);
     muster_end(muster, MLFAB_ERR_SHAPE, odd, now_ns);
   } else if (muster->inside == 1) {
     muster_end(muster, 0, MLFAB_NO_RANK, now_ns);
@@ -28690,7 +28740,7 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
   comm->now_ns = now_ns;
   comm->phase = MLFAB__COMM_OUT;
   comm->untold = 0;
-  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead: it keeps the roll");
+  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
   comm_end(comm);
   comm->owed = 0; /* every later call hears it */
 }
@@ -36661,8 +36711,8 @@ typedef struct mlfab__route {
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
-  char why[128]; /* the last failure */
-  char died[64]; /* dead: of what */
+  char why[128];  /* the last failure */
+  char died[128]; /* dead: of what */
 } mlfab__route;
 
 enum mlfab__boot_phase {
@@ -37425,7 +37475,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   char text[180];
   if (route->dead) return;
   route->dead = 1;
-  snprintf(route->died, sizeof route->died, "%.63s", why);
+  snprintf(route->died, sizeof route->died, "%.127s", why);
   if (index >= 2 * node->config.servers) {
     if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
     mlfab__shift_dead(&node->server, server);
@@ -37441,11 +37491,10 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   }
   node->stats.peers_died++;
   if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
-  uint64_t silent = node->now_ns - route->heard_ns;
-  mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
+  mlfab__worker_dead(&node->worker, server, node->now_ns);
   if (server == 0) {
-    mlfab__guest_dead(&node->guest, silent, node->now_ns);
-    mlfab__tree_dead(&node->tree, silent, node->now_ns);
+    mlfab__guest_dead(&node->guest, node->now_ns);
+    mlfab__tree_dead(&node->tree, node->now_ns);
     mlfab__comm_dead(&node->comm, node->now_ns);
   }
   snprintf(text, sizeof text, "dead: %s", why);
@@ -38076,6 +38125,9 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       }
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
+      if (node->worker.stands && !ack.model_stands)
+        snprintf(node->routes[server].died, sizeof node->routes[server].died,
+                 "it has restarted without the model");
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
       if (server == 0 && ack.was_dead < 2) node_coordinator_greeted(node);
       mlfab__boot_check(node);
@@ -38351,6 +38403,19 @@ static void node_run_self(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
+/* The last error names a server that "is dead": says what it died of, too. */
+static void node_say_why(mlfab_node *node) {
+  static const char dead[] = "is dead";
+  mlfab_error *last = &node->requests.last;
+  if (MLFAB__LIKELY(last->code != MLFAB_ERR_PEER_DEAD)) return;
+  size_t n = strlen(last->text), end = sizeof dead - 1;
+  if (!last->is_server || n < end || last->rank < 0 ||
+      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
+    return;
+  const char *why = node->routes[last->rank].died;
+  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
+}
+
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
@@ -38363,6 +38428,7 @@ static void node_epilogue(mlfab_node *node) {
   node_claims_again(node);
   node_run_self(node);
   if (node->parting) node_part(node);
+  node_say_why(node);
 }
 
 /* --- events --- */
@@ -39036,22 +39102,8 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
-/* To a call that meets a dead server is said what it died of. */
-static void node_say_why(const mlfab_node *node, mlfab_error *last) {
-  static const char dead[] = "is dead";
-  size_t n = strlen(last->text), end = sizeof dead - 1;
-  if (last->code != MLFAB_ERR_PEER_DEAD || !last->is_server || n < end || last->rank < 0 ||
-      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
-    return;
-  const char *why = node->routes[last->rank].died;
-  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
-}
-
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
-  if (code) {
-    node->requests.last = *error;
-    node_say_why(node, &node->requests.last);
-  }
+  if (code) node->requests.last = *error;
   node_epilogue(node);
   return code;
 }

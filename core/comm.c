@@ -1218,7 +1218,7 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
   comm->now_ns = now_ns;
   comm->phase = MLFAB__COMM_OUT;
   comm->untold = 0;
-  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead: it keeps the roll");
+  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
   comm_end(comm);
   comm->owed = 0; /* every later call hears it */
 }

@@ -1,6 +1,8 @@
 /* member.c - barrier and broadcast. See member.h. */
 #include "member.h"
 
+#include <stdio.h>
+
 /* --- server 0 --- */
 
 MLFAB__INTERNAL int mlfab__host_init(mlfab__host *host, mlfab__env *env, const mlfab_config *config,
@@ -73,6 +75,11 @@ static void host_barrier(mlfab__host *host, uint32_t worker, uint64_t number) {
 static void host_bcast_post(mlfab__host *host, uint32_t worker, uint64_t number, uint64_t offset,
                             int32_t code, int32_t rank) {
   mlfab__bcast bcast = {number, host->bytes, offset, host->root, code, rank};
+  if (code == MLFAB_ERR_SHAPE && (int32_t)worker != rank) {
+    /* Each is told what the other side calls it with. */
+    bcast.bytes = host->failed_bytes;
+    bcast.root = host->failed_root;
+  }
   uint8_t meta[64];
   host->port.post(host->port.self, worker, MLFAB__BCAST_DATA, meta,
                   mlfab__encode_bcast(meta, &bcast));
@@ -124,6 +131,8 @@ static int host_bcast_begin(mlfab__host *host, uint32_t worker, const mlfab__bca
   if (host->active) {
     if (in->bytes == host->bytes && in->root == host->root) return 0;
     host->attendees[worker].bcast_asked = 1;
+    host->failed_bytes = in->bytes;
+    host->failed_root = in->root;
     host_bcast_end(host, MLFAB_ERR_SHAPE, (int32_t)worker);
     return MLFAB_ERR_SHAPE;
   }
@@ -385,27 +394,39 @@ static void guest_end(mlfab__guest *guest, uint64_t *open, int code, int32_t ran
   mlfab__request *request = mlfab__request_find(guest->requests, *open);
   *open = 0;
   if (!request) return;
-  mlfab__request_finish(guest->requests, request, code, rank, is_server, now_ns, "%s: %s %d: %s",
-                        what, is_server ? "server" : "worker", (int)rank, why);
+  mlfab__request_finish(guest->requests, request, code, rank, is_server, now_ns, "%s: %s %d%s %s",
+                        what, is_server ? "server" : "worker", (int)rank, is_server ? "" : ":",
+                        why);
 }
 
-MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t silent_ns, uint64_t now_ns) {
-  char text[64];
-  memcpy(text, "dead, silent for ", 18);
-  mlfab__duration(text + 17, silent_ns);
+MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t now_ns) {
   guest->dead = 1;
   guest->up = 0;
-  guest_end(guest, &guest->barrier_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "barrier", text);
-  guest_end(guest, &guest->bcast_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "broadcast", text);
+  guest_end(guest, &guest->barrier_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "barrier",
+            "is dead");
+  guest_end(guest, &guest->bcast_request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "broadcast",
+            "is dead");
+}
+
+/* What the one to blame calls it with, and what this worker or the others do. */
+static const char *guest_shape(const mlfab__guest *guest, const mlfab__bcast *in, char text[160]) {
+  int mine = in->rank == guest->rank;
+  unsigned long long own = guest->bytes, other = in->bytes;
+  snprintf(text, 160, "calls it with %llu bytes from worker %d, %s with %llu bytes from worker %d",
+           mine ? own : other, (int)(mine ? guest->root : in->root),
+           mine ? "others" : "this worker", mine ? other : own,
+           (int)(mine ? in->root : guest->root));
+  return text;
 }
 
 static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
+  char text[160];
   if (!guest->bcast_request || in->number != guest->bcasts) return;
   if (in->code) {
-    guest_end(guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
-              in->code == MLFAB_ERR_SHAPE ? "calls it with another size or root than others"
-                                          : mlfab_error_text(in->code));
+    guest_end(
+        guest, &guest->bcast_request, in->code, in->rank, 0, now_ns, "broadcast",
+        in->code == MLFAB_ERR_SHAPE ? guest_shape(guest, in, text) : mlfab_error_text(in->code));
     return;
   }
   if (guest->rank == guest->root) {
@@ -420,8 +441,8 @@ static void guest_bcast(mlfab__guest *guest, const mlfab__bcast *in, const mlfab
   }
   if (frame->bulk_bytes == 0 && in->offset == guest->bytes) {
     /* It is over, for us too: we had everything and said so before the link broke. */
-    guest_end(guest, &guest->bcast_request, guest->moved == guest->bytes ? 0 : MLFAB_ERR_REFUSED,
-              MLFAB_NO_RANK, 0, now_ns, "broadcast", "over without us");
+    guest_end(guest, &guest->bcast_request, guest->moved == guest->bytes ? 0 : MLFAB_ERR_REFUSED, 0,
+              1, now_ns, "broadcast", "has ended it without this worker");
     return;
   }
   if (!frame->bulk || in->offset != guest->moved || frame->bulk_bytes > guest->bytes - guest->moved)

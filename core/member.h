@@ -37,6 +37,8 @@ typedef struct mlfab__host { /* server 0's side */
   uint64_t bytes, received;
   uint8_t *data;
   int32_t failed_code, failed_rank; /* of the broadcast that ended last */
+  int32_t failed_root;              /* SHAPE: of what failed_rank called it with */
+  uint64_t failed_bytes;
 } mlfab__host;
 
 typedef struct mlfab__guest { /* a worker's side */
@@ -80,7 +82,7 @@ MLFAB__INTERNAL void mlfab__guest_withdraw(mlfab__guest *guest, mlfab__request *
                                            uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__guest_hello(mlfab__guest *guest);
 MLFAB__INTERNAL void mlfab__guest_lost(mlfab__guest *guest);
-MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t silent_ns, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__guest_dead(mlfab__guest *guest, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__guest_frame(mlfab__guest *guest, const mlfab__frame_in *frame,
                                        uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__guest_next(mlfab__guest *guest, mlfab__frame_out *frame);

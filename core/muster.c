@@ -46,8 +46,13 @@ MLFAB__INTERNAL void mlfab__muster_free(mlfab__muster *muster) {
 /* --- what is said --- */
 
 static void muster_tell(mlfab__muster *muster, uint32_t worker, int32_t code, int32_t rank) {
-  mlfab__reduce_done done = {muster->callers[worker].ask, code, rank};
-  uint8_t meta[32];
+  const mlfab__caller *caller = &muster->callers[worker];
+  mlfab__reduce_done done = {.ask = caller->ask, .code = code, .rank = rank};
+  uint8_t meta[64];
+  if (code == MLFAB_ERR_SHAPE) {
+    done.count = caller->other_count;
+    done.dtype = caller->other_dtype;
+  }
   muster->port.post(muster->port.self, worker, MLFAB__REDUCE_DONE, meta,
                     mlfab__encode_reduce_done(meta, &done));
 }
@@ -58,6 +63,21 @@ static void muster_tell_missing(mlfab__muster *muster, uint32_t worker, int32_t 
   if (caller->told == missing) return;
   caller->told = missing;
   muster_tell(muster, worker, MLFAB_ERR_AGAIN, missing);
+}
+
+/* The calls of those inside differ: to `odd`'s each is compared, and odd's to another one's. */
+static void muster_compare(mlfab__muster *muster, uint32_t odd) {
+  const mlfab__caller *wrong = &muster->callers[odd], *right = wrong;
+  for (uint32_t i = 0; i < muster->inside && right == wrong; i++) {
+    const mlfab__caller *caller = &muster->callers[muster->order[i]];
+    if (caller->count != wrong->count || caller->dtype != wrong->dtype) right = caller;
+  }
+  for (uint32_t i = 0; i < muster->inside; i++) {
+    mlfab__caller *caller = &muster->callers[muster->order[i]];
+    const mlfab__caller *other = caller == wrong ? right : wrong;
+    caller->other_count = other->count;
+    caller->other_dtype = other->dtype;
+  }
 }
 
 /* It is over for all who are inside. */
@@ -238,6 +258,7 @@ static void muster_form(mlfab__muster *muster, uint64_t now_ns) {
   int32_t odd = muster_odd(muster);
   if (!muster->scratch) muster->scratch = mlfab__alloc(muster->env, sizeof *muster->scratch);
   if (odd != MLFAB_NO_RANK) {
+    muster_compare(muster, (uint32_t)odd);
     muster_end(muster, MLFAB_ERR_SHAPE, odd, now_ns);
   } else if (muster->inside == 1) {
     muster_end(muster, 0, MLFAB_NO_RANK, now_ns);

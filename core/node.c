@@ -524,7 +524,7 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   char text[180];
   if (route->dead) return;
   route->dead = 1;
-  snprintf(route->died, sizeof route->died, "%.63s", why);
+  snprintf(route->died, sizeof route->died, "%.127s", why);
   if (index >= 2 * node->config.servers) {
     if (node->is_coordinator) mlfab__reslice_dead(&node->reslice, server);
     mlfab__shift_dead(&node->server, server);
@@ -540,11 +540,10 @@ static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) 
   }
   node->stats.peers_died++;
   if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
-  uint64_t silent = node->now_ns - route->heard_ns;
-  mlfab__worker_dead(&node->worker, server, silent, node->now_ns);
+  mlfab__worker_dead(&node->worker, server, node->now_ns);
   if (server == 0) {
-    mlfab__guest_dead(&node->guest, silent, node->now_ns);
-    mlfab__tree_dead(&node->tree, silent, node->now_ns);
+    mlfab__guest_dead(&node->guest, node->now_ns);
+    mlfab__tree_dead(&node->tree, node->now_ns);
     mlfab__comm_dead(&node->comm, node->now_ns);
   }
   snprintf(text, sizeof text, "dead: %s", why);
@@ -1175,6 +1174,9 @@ static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__fra
       }
       node->links[index].greeted = 1;
       node->routes[server].greeted = 1;
+      if (node->worker.stands && !ack.model_stands)
+        snprintf(node->routes[server].died, sizeof node->routes[server].died,
+                 "it has restarted without the model");
       mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
       if (server == 0 && ack.was_dead < 2) node_coordinator_greeted(node);
       mlfab__boot_check(node);
@@ -1450,6 +1452,19 @@ static void node_run_self(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
+/* The last error names a server that "is dead": says what it died of, too. */
+static void node_say_why(mlfab_node *node) {
+  static const char dead[] = "is dead";
+  mlfab_error *last = &node->requests.last;
+  if (MLFAB__LIKELY(last->code != MLFAB_ERR_PEER_DEAD)) return;
+  size_t n = strlen(last->text), end = sizeof dead - 1;
+  if (!last->is_server || n < end || last->rank < 0 ||
+      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
+    return;
+  const char *why = node->routes[last->rank].died;
+  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
+}
+
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
@@ -1462,6 +1477,7 @@ static void node_epilogue(mlfab_node *node) {
   node_claims_again(node);
   node_run_self(node);
   if (node->parting) node_part(node);
+  node_say_why(node);
 }
 
 /* --- events --- */
@@ -2135,22 +2151,8 @@ MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
 
 /* --- the calls --- */
 
-/* To a call that meets a dead server is said what it died of. */
-static void node_say_why(const mlfab_node *node, mlfab_error *last) {
-  static const char dead[] = "is dead";
-  size_t n = strlen(last->text), end = sizeof dead - 1;
-  if (last->code != MLFAB_ERR_PEER_DEAD || !last->is_server || n < end || last->rank < 0 ||
-      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
-    return;
-  const char *why = node->routes[last->rank].died;
-  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
-}
-
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
-  if (code) {
-    node->requests.last = *error;
-    node_say_why(node, &node->requests.last);
-  }
+  if (code) node->requests.last = *error;
   node_epilogue(node);
   return code;
 }

@@ -188,8 +188,8 @@ typedef struct mlfab__route {
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
-  char why[128]; /* the last failure */
-  char died[64]; /* dead: of what */
+  char why[128];  /* the last failure */
+  char died[128]; /* dead: of what */
 } mlfab__route;
 
 enum mlfab__boot_phase {

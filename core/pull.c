@@ -465,11 +465,9 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
   }
 }
 
-MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  char text[128], silent[24];
-  snprintf(text, sizeof text, "pull: server %u is dead (silent for %s)", server,
-           mlfab__duration(silent, silent_ns));
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
+  snprintf(text, sizeof text, "pull: server %u is dead", server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->parts[server].waiting) {

@@ -332,8 +332,8 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
       break;
     case MLFAB_ERR_PEER_DEAD:
       mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
-                            "server %u is dead: update %llu was waiting for it for %s", server, seq,
-                            waited);
+                            "update %llu has waited %s for server %u, which is dead", seq, waited,
+                            server);
       break;
     default:
       mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,

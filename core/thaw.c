@@ -172,7 +172,7 @@ static void thaw_adopt(mlfab__worker *worker, uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, 0, now_ns);
+    mlfab__pull_dead(worker, s, now_ns);
   }
   thaw_run(worker);
 }
@@ -245,9 +245,7 @@ MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
   mlfab__thaw_check(worker, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns) {
-  char silent[24];
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
   if (server != 0) {
     mlfab__thaw_check(worker, now_ns);
@@ -258,8 +256,7 @@ MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, ui
   worker->resize.request = 0;
   if (request && !request->done)
     mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
-                          "set_servers: server 0 is dead (silent for %s)",
-                          mlfab__duration(silent, silent_ns));
+                          "set_servers: server 0 is dead");
 }
 
 /* --- asking for it --- */

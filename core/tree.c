@@ -1,6 +1,8 @@
 /* tree.c - allreduce at a worker: its share goes up, the sum comes down. See tree.h. */
 #include "tree.h"
 
+#include <stdio.h>
+
 MLFAB__INTERNAL void mlfab__tree_init(mlfab__tree *tree, mlfab__env *env,
                                       const mlfab_config *config, uint32_t rank,
                                       const mlfab__port *up, const mlfab__port *hop,
@@ -129,7 +131,8 @@ static void tree_end(mlfab__tree *tree, int code, int32_t rank, int is_server, u
     mlfab__request_finish(tree->requests, request, code, rank, 0, now_ns, "allreduce: %s", why);
   } else {
     mlfab__request_finish(tree->requests, request, code, rank, is_server, now_ns,
-                          "allreduce: %s %d: %s", is_server ? "server" : "worker", (int)rank, why);
+                          "allreduce: %s %d%s %s", is_server ? "server" : "worker", (int)rank,
+                          is_server ? "" : ":", why);
   }
 }
 
@@ -166,12 +169,9 @@ MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree) {
   if (tree->request || tree->gave_up) mlfab__tree_tell(tree);
 }
 
-MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns) {
-  char text[64];
-  memcpy(text, "dead, silent for ", 18);
-  mlfab__duration(text + 17, silent_ns);
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t now_ns) {
   tree->dead = 1;
-  if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, text);
+  if (tree->request) tree_end(tree, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns, "is dead");
 }
 
 /* --- links --- */
@@ -329,8 +329,6 @@ static void tree_placed(mlfab__tree *tree, const mlfab__frame_in *frame) {
 
 static const char *tree_why(int code) {
   switch (code) {
-    case MLFAB_ERR_SHAPE:
-      return "calls it with another count or type than others";
     case MLFAB_ERR_PEER_DEAD:
       return "dead, says server 0";
     case MLFAB_ERR_PEER_CLOSED:
@@ -344,6 +342,19 @@ static const char *tree_why(int code) {
   }
 }
 
+/* What the one to blame calls it with, and what this worker or the others do. */
+static const char *tree_shape(const mlfab__tree *tree, const mlfab__reduce_done *in,
+                              char text[160]) {
+  int mine = in->rank == (int32_t)tree->rank;
+  unsigned long long own = tree->bytes / mlfab__max(tree->width, 1), other = in->count;
+  const char *own_type = mlfab__dtype_name((int)tree->dtype);
+  const char *other_type = mlfab__dtype_name((int)in->dtype);
+  snprintf(text, 160, "calls it with %llu %s, %s with %llu %s", mine ? own : other,
+           mine ? own_type : other_type, mine ? "others" : "this worker", mine ? other : own,
+           mine ? other_type : own_type);
+  return text;
+}
+
 static void tree_over(mlfab__tree *tree, const mlfab__reduce_done *in, uint64_t now_ns) {
   if (in->ask != tree->asks) return;
   if (in->code == MLFAB_ERR_AGAIN) {
@@ -351,9 +362,12 @@ static void tree_over(mlfab__tree *tree, const mlfab__reduce_done *in, uint64_t 
     return;
   }
   int32_t code = in->code;
+  char text[160];
   tree->gave_up = 0; /* heard */
   if (code == 0 && tree->number && tree->have < tree->bytes) code = MLFAB_ERR_INTERNAL;
-  if (tree->request) tree_end(tree, code, in->rank, 0, now_ns, tree_why(code));
+  if (!tree->request) return;
+  const char *why = code == MLFAB_ERR_SHAPE ? tree_shape(tree, in, text) : tree_why(code);
+  tree_end(tree, code, in->rank, 0, now_ns, why);
 }
 
 MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,

@@ -70,8 +70,10 @@ enum mlfab__caller_state {
 typedef struct mlfab__caller { /* a worker, as server 0 sees it */
   uint8_t state, gone, done, have;
   uint32_t dtype;
-  uint64_t ask, count; /* of its newest call */
-  int32_t code, rank;
+  uint64_t ask, count;  /* of its newest call */
+  int32_t code, rank;   /* of its last call, when that is over, and ... */
+  uint32_t other_dtype; /* ... SHAPE: what the call is compared with in the error's text */
+  uint64_t other_count;
   int32_t told; /* who it was told is missing */
   /* Its place. */
   uint32_t parent, giver; /* MLFAB__NO_NODE: it is the root */
@@ -187,7 +189,7 @@ MLFAB__INTERNAL void mlfab__tree_withdraw(mlfab__tree *tree, mlfab__request *req
                                           uint64_t now_ns);
 /* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
 MLFAB__INTERNAL void mlfab__tree_hello(mlfab__tree *tree);
-MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t silent_ns, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__tree_dead(mlfab__tree *tree, uint64_t now_ns);
 /* Frames of server 0, of a parent or giver, of a child or taker: 1 when they were of this role. */
 MLFAB__INTERNAL int mlfab__tree_server_frame(mlfab__tree *tree, const mlfab__frame_in *frame,
                                              uint64_t now_ns);

@@ -173,7 +173,7 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
   N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server) N(attempt)
 #define WIRE_PULL_DONE(N, T) N(request)
 #define WIRE_REDUCE(N, T) N(ask) N(count) N(dtype) N(state) N(code) N(rank)
-#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank)
+#define WIRE_REDUCE_DONE(N, T) N(ask) N(code) N(rank) N(count) N(dtype)
 #define WIRE_TREE_PLACE(N, T) N(ask) N(number) N(parent) N(giver)
 #define WIRE_TREE_JOIN(N, T) N(number) N(have)
 #define WIRE_TREE_GRANT(N, T) N(number) N(from) N(upto)

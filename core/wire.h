@@ -549,6 +549,8 @@ typedef struct mlfab__reduce_done { /* server 0 -> worker: over, for all of them
   uint64_t ask;
   int32_t code; /* AGAIN: not over; `rank` is the first that is missing */
   int32_t rank;
+  uint64_t count; /* SHAPE: what `rank` calls it with; to that worker, what the others do */
+  uint32_t dtype;
 } mlfab__reduce_done;
 
 /* Nodes in one list of a frame below. */

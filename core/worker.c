@@ -619,12 +619,10 @@ static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, 
                         code != 0, now_ns, "set_sync: %s", text);
 }
 
-static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                               uint64_t now_ns) {
-  char text[96], silent[24];
+static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
   if (!worker->streams[server].changes) return;
-  snprintf(text, sizeof text, "server %u is dead (silent for %s)", server,
-           mlfab__duration(silent, silent_ns));
+  snprintf(text, sizeof text, "server %u is dead", server);
   worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
 }
 
@@ -736,9 +734,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
     mlfab__push_dead(worker, server, now_ns);
-    mlfab__pull_dead(worker, server, 0, now_ns);
-    worker_change_dead(worker, server, 0, now_ns);
-    mlfab__thaw_dead(worker, server, 0, now_ns);
+    mlfab__pull_dead(worker, server, now_ns);
+    worker_change_dead(worker, server, now_ns);
+    mlfab__thaw_dead(worker, server, now_ns);
     return;
   }
   stream->up = 1;
@@ -762,19 +760,17 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
   mlfab__push_lost(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                        uint64_t now_ns) {
-  char text[96], silent[24];
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
-  mlfab__pull_dead(worker, server, silent_ns, now_ns);
-  worker_change_dead(worker, server, silent_ns, now_ns);
-  mlfab__thaw_dead(worker, server, silent_ns, now_ns);
+  mlfab__pull_dead(worker, server, now_ns);
+  worker_change_dead(worker, server, now_ns);
+  mlfab__thaw_dead(worker, server, now_ns);
   if (worker->model_request) {
-    snprintf(text, sizeof text, "model_start: server %u is dead (silent for %s)", server,
-             mlfab__duration(silent, silent_ns));
+    snprintf(text, sizeof text, "model_start: server %u is dead", server);
     worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
   }
   mlfab__worker_progress(worker, now_ns);

@@ -294,8 +294,7 @@ MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t 
 MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                        uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -414,8 +413,7 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
 /* Asks again on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
-MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
@@ -427,8 +425,7 @@ MLFAB__INTERNAL int mlfab__thaw_announces(const mlfab__worker *worker, uint32_t 
 MLFAB__INTERNAL void mlfab__thaw_check(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__thaw_hello(mlfab__worker *worker, uint32_t server,
                                        const mlfab__hello_ack *ack, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t silent_ns,
-                                      uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__thaw_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* 1 when the frame was of this kind. */
 MLFAB__INTERNAL int mlfab__thaw_frame(mlfab__worker *worker, uint32_t server,
                                       const mlfab__frame_in *frame, uint64_t now_ns);

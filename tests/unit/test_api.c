@@ -1148,17 +1148,22 @@ static void test_broadcast(void **state) {
   EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_int_equal(error.rank, 1);
-  said(n, MLFAB_ERR_SHAPE, "worker 1");
+  said(n, MLFAB_ERR_SHAPE,
+       "worker 1: calls it with 4999 bytes from worker 0, this worker with 5000 bytes from worker "
+       "0");
   mlfab_sim_run(w.sim, WORLD_S);
   for (int i = 0; i < 2; i++) {
     EXPECT(l[i].node, l[i].code, MLFAB_ERR_SHAPE);
-    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1");
+    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1: calls it with 4999 bytes from worker 0, ");
+    said(l[i].node, MLFAB_ERR_SHAPE,
+         i == 0 ? "others with 5000 bytes from" : "this worker with 5000 bytes from");
   }
   /* Roots that differ are another broadcast each: refused the same way. */
   l[0].bytes = 5000, l[0].root = 1;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
   EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
+  said(n, MLFAB_ERR_SHAPE, "5000 bytes from worker 1, this worker with 5000 bytes from worker 0");
   mlfab_sim_run(w.sim, WORLD_S);
   /* And the next one works. */
   for (int i = 0; i < 5000; i++) mine[i] = (uint8_t)(i * 7), theirs[i] = third[i] = 0;
@@ -1236,6 +1241,7 @@ static void server_dies(int call, uint64_t heartbeat) {
   fixture f;
   static float data[LARGE];
   mlfab_error error;
+  mlfab_vec vec = {data, 1000};
   begin(&f, 2, 2, 1);
   f.count = LARGE;
   f.w.config.heartbeat_ns = heartbeat;
@@ -1244,7 +1250,7 @@ static void server_dies(int call, uint64_t heartbeat) {
   model(&f, &o);
   mlfab *n = f.w.node[0];
   mlfab_buf b = buf(5, data, LARGE);
-  uint32_t victim = call == 1 ? 2 : 3; /* server 0 keeps barriers */
+  uint32_t victim = call % 2 ? 2 : 3; /* server 0 keeps what workers do together */
   later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, &f.w.node[victim]};
   uint64_t start = mlfab_sim_clock(f.w.sim), die = call == 2 ? 200000 : 20 * WORLD_MS;
   if (call == 0) OK(n, mlfab_push(n, &b, 1, NULL, NULL));
@@ -1252,16 +1258,23 @@ static void server_dies(int call, uint64_t heartbeat) {
   if (call == 0) EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
   if (call == 1) EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_PEER_DEAD);
   if (call == 2) EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  if (call == 3) EXPECT(n, mlfab_broadcast(n, 1, data, 4000, 0), MLFAB_ERR_PEER_DEAD);
+  if (call == 5) EXPECT(n, mlfab_allreduce(n, data, 1000, MLFAB_F32, 0), MLFAB_ERR_PEER_DEAD);
+  if (call == 7) EXPECT(n, mlfab_allreduce_list(n, &vec, 1, MLFAB_F32, NULL), MLFAB_ERR_PEER_DEAD);
   uint64_t took = mlfab_sim_clock(f.w.sim) - start;
   assert_in_range(took, 1, 6 * heartbeat + die + 50 * WORLD_MS);
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_int_equal(error.rank, victim - 2);
   assert_true(error.is_server);
-  char name[16];
-  snprintf(name, sizeof name, "server %u", (unsigned)victim - 2);
+  char name[64];
+  snprintf(name, sizeof name,
+           call == 2 ? "server %u, which is dead: " : "server %u is dead: ", (unsigned)victim - 2);
   said(n, MLFAB_ERR_PEER_DEAD, name);
+  said(n, MLFAB_ERR_PEER_DEAD, "nobody listens there");
   assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, (int32_t)victim - 2, 1));
   /* From now on this is said at once, and what it died of. */
+  if (call == 7) EXPECT(n, mlfab_allreduce_list(n, &vec, 1, MLFAB_F32, NULL), MLFAB_ERR_PEER_DEAD);
+  said(n, MLFAB_ERR_PEER_DEAD, "nobody listens there");
   EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
   said(n, MLFAB_ERR_PEER_DEAD, "nobody listens there");
   EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
@@ -1271,7 +1284,8 @@ static void server_dies(int call, uint64_t heartbeat) {
 
 static void test_server_dies(void **state) {
   (void)state;
-  for (int call = 0; call < 3; call++) {
+  for (int call = 0; call < 8; call++) {
+    if (call == 4 || call == 6) continue;
     server_dies(call, 500 * (uint64_t)WORLD_MS);
     server_dies(call, 50 * (uint64_t)WORLD_MS);
   }

@@ -656,7 +656,7 @@ static void test_turns(void **state) {
   F.servers[0].request = 0;
   from_server(0, MLFAB__PULL_FAIL, meta, mlfab__encode_pull_fail(meta, &m), NULL, 0);
   assert_int_equal(F.servers[0].request, late.request);
-  mlfab__worker_dead(&F.worker, 0, 1, F.now);
+  mlfab__worker_dead(&F.worker, 0, F.now);
   end_pull(&late, MLFAB_ERR_PEER_DEAD);
   end_pull(&p[0], MLFAB_ERR_TIMEOUT);
   end_pull(&p[1], MLFAB_ERR_CANCELLED);

@@ -661,7 +661,7 @@ static void test_arguments(void **state) {
   begin(1);
   settle(0);
   expect_sum();
-  mlfab__tree_dead(&me->tree, 5, w->now);
+  mlfab__tree_dead(&me->tree, w->now);
   assert_int_equal(start(0, 10, MLFAB_F64, 0), MLFAB_ERR_PEER_DEAD);
   close_world();
 }
@@ -682,6 +682,11 @@ static void test_shapes(void **state) {
     }
     settle(0);
     expect_all(MLFAB_ERR_SHAPE, (int32_t)odd);
+    for (uint32_t i = 0; i < 4; i++) {
+      const char *text = w->workers[i].requests.last.text;
+      assert_non_null(strstr(text, odd & 1 ? "calls it with 9 F64" : "calls it with 10 I64"));
+      assert_non_null(strstr(text, i == odd ? "others with 10 F64" : "this worker with 10 F64"));
+    }
     begin_all();
     settle(0);
     expect_sum();

@@ -83,7 +83,7 @@ static const codec codecs[] = {
     CODEC(pull_done, 8),
     CODEC(progress, 8),
     CODEC(reduce, 2 * 8 + 4 * 4),
-    CODEC(reduce_done, 8 + 2 * 4),
+    CODEC(reduce_done, 2 * 8 + 3 * 4),
     CODEC(tree_join, 2 * 8),
     CODEC(tree_grant, 3 * 8),
     CODEC(tree_bytes, 2 * 8),

@@ -926,7 +926,7 @@ static void test_server_dead(void **state) {
       report(f, &f->loans[i]);
   }
   assert_int_equal(request->done, 0);
-  mlfab__worker_dead(&f->worker, 0, 2500000000u, f->now);
+  mlfab__worker_dead(&f->worker, 0, f->now);
   assert_int_equal(f->hop.detached, LENT);
   assert_int_equal(request->done, 1);
   assert_int_equal(request->result.status, MLFAB_ERR_PEER_DEAD);
@@ -1464,7 +1464,7 @@ static void test_pull_ends(void **state) {
   assert_shard(0, 6);
   /* Its other server dies. */
   pull_via(f, 1, request->id, 2, 3);
-  mlfab__worker_dead(&f->worker, 1, 2500000000u, f->now);
+  mlfab__worker_dead(&f->worker, 1, f->now);
   assert_int_equal(request->result.status, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(request->result.rank, 1);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
@@ -1773,8 +1773,8 @@ static void test_set_sync_fails(void **state) {
   posts = f->server.posts;
   request = change(f, 1, MLFAB_ALL);
   assert_int_equal(f->server.posts, posts);
-  mlfab__worker_dead(&f->worker, 1, 5000000000, f->now);
-  end_change(f, request, MLFAB_ERR_PEER_DEAD, 1, "set_sync: server 1 is dead (silent for 5 s)");
+  mlfab__worker_dead(&f->worker, 1, f->now);
+  end_change(f, request, MLFAB_ERR_PEER_DEAD, 1, "set_sync: server 1 is dead");
   request = change(f, 0, MLFAB_ALL); /* which does not need it */
   changed(f, 0, 5, 0, 0);
   end_change(f, request, 0, MLFAB_NO_RANK, NULL);
