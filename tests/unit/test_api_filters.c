@@ -385,6 +385,19 @@ static void test_sparse(void **state) {
   EXPECT(node, mlfab_push_sparse(node, 5, NULL, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(node, mlfab_push_sparse(node, 5, good, NULL, 2, NULL, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(node, mlfab_push_sparse(node, 5, good, bad, 2, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  /* Misaligned by every number of bytes; nothing is sent of it. */
+  static uint64_t indices[4];
+  static float sparse[4] = {1, 1, 1, 1};
+  indices[1] = 7;
+  for (uintptr_t off = 1; off < 8; off++) {
+    const uint64_t *at = (const uint64_t *)(const void *)((const char *)indices + off);
+    REFUSED(node, mlfab_push_sparse(node, 5, at, values, 2, NULL, NULL), MLFAB_ERR_ARGUMENT,
+            "not aligned");
+    const void *data = (const char *)sparse + off;
+    if (off % 4)
+      REFUSED(node, mlfab_push_sparse(node, 5, good, data, 2, NULL, NULL), MLFAB_ERR_ARGUMENT,
+              "not aligned");
+  }
   OK(node, mlfab_push_sparse(node, 5, NULL, NULL, 0, NULL, NULL));
   OK(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL));
   mlfab_buf w = weights(&f);
