@@ -22,9 +22,25 @@
 #include <unistd.h>
 #if defined(__linux__)
 #include <linux/filter.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
 #endif
 
 #include <cmocka.h>
+
+/* --- a kernel of our own ---------------------------------------------------------------------- */
+
+#if defined(SYS_epoll_pwait2) && defined(__LP64__)
+static int pwaits;      /* how often epoll_pwait2 was asked */
+static int pwait_error; /* what it answers */
+
+/* Instead of the C library's: the transport makes no other system call by its number. */
+long syscall(long number, ...) {
+  if (number == SYS_epoll_pwait2) pwaits++;
+  errno = number == SYS_epoll_pwait2 ? pwait_error : ENOSYS;
+  return -1;
+}
+#endif
 
 /* --- one end ---------------------------------------------------------------------------------- */
 
@@ -1139,6 +1155,25 @@ static void test_other_user(void **state) {
   end_close(&b);
 }
 
+/* A kernel without epoll_pwait2, or a filter that refuses it, is asked once; an interruption is none. */
+static void test_no_pwait2(void **state) {
+  (void)state;
+#if defined(SYS_epoll_pwait2) && defined(__LP64__)
+  static const int errors[] = {ENOSYS, EPERM, EINTR};
+  for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+    end e;
+    assert_int_equal(end_open(&e, "tcp:127.0.0.1:0", NULL, 0), 0);
+    pwaits = 0;
+    pwait_error = errors[i];
+    for (int k = 0; k < 4; k++) tcp()->wait(e.self, 1000000);
+    assert_int_equal(pwaits, errors[i] == EINTR ? 4 : 1);
+    end_close(&e);
+  }
+#else
+  skip();
+#endif
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_addresses),
@@ -1157,6 +1192,7 @@ int main(void) {
       cmocka_unit_test(test_linger),
       cmocka_unit_test(test_idle_links),
       cmocka_unit_test(test_no_descriptors),
+      cmocka_unit_test(test_no_pwait2),
       cmocka_unit_test(test_probe),
       cmocka_unit_test(test_probe_of_a_child),
       cmocka_unit_test(test_out_of_memory),
