@@ -23697,7 +23697,10 @@ static int shift_begin(mlfab__server *server, uint32_t attempt, const uint32_t *
   shift->nowners = shift->owners ? n : 0;
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
   shift->heard = mlfab__alloc(env, server->servers);
-  if (!shift->owners || !shift->cursors || !shift->heard) return MLFAB_ERR_MEMORY;
+  if (!shift->owners || !shift->cursors || !shift->heard) {
+    shift_drop(server); /* a part of it serves nobody */
+    return MLFAB_ERR_MEMORY;
+  }
   memcpy(shift->owners, owners, n * sizeof *owners);
   return 0;
 }
@@ -24387,8 +24390,8 @@ static void shift_moving(mlfab__server *server, const mlfab__move *move, const u
   int code = 0;
   shift_drop(server);
   if (server->phase == MLFAB__MODEL_STANDS) {
-    shift_hold(server);
     code = shift_begin(server, move->attempt, owners, move->slices);
+    if (!code) shift_hold(server);
   } else {
     code = MLFAB_ERR_STATE;
   }

@@ -12,6 +12,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "../unit/scale.h"
 #include "mlfab.h"
 
 #include <math.h>
@@ -372,7 +373,14 @@ typedef struct fabric {
   int64_t data[COUNT], weights[COUNT];
   int64_t most, least; /* what the model may hold: a push that failed may have come through */
   int barriers, sums, gathering, inside;
-  int summing; /* node 2 is at it */
+  int summing;                                   /* node 2 is at it */
+  uint32_t servers;                              /* nodes that are servers; 0: one */
+  int (*together)(struct fabric *f, uint32_t i); /* what both workers call at once */
+  int codes[PLANNED_NODES];
+  mlfab_dag *dag[PLANNED_NODES];
+  uint32_t object[PLANNED_NODES];
+  int64_t in[PLANNED_NODES][COUNT],
+      out[PLANNED_NODES][COUNT]; /* of schedules, doubles of objects */
   int failures;
 } fabric;
 
@@ -383,10 +391,12 @@ static int fabric_open(fabric *f, uint32_t i) {
   env_of(&f->faults[i], &env);
   mlfab_config_init(&config);
   config.env = &env;
-  config.workers = f->nodes - 1 - (f->scheduler > 0);
+  uint32_t servers = f->servers ? f->servers : 1;
+  config.servers = servers;
+  config.workers = f->nodes - servers - (f->scheduler > 0);
   config.dedicated = 1;
-  config.roles = i == 0 ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
-  config.rank = (int32_t)(i == 0 ? 0 : i - 1);
+  config.roles = i < servers ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
+  config.rank = (int32_t)(i < servers ? i : i - servers);
   if (f->scheduler) {
     config.scheduler = MLFAB_SCHEDULER_OWN;
     config.heartbeat_ns = SECOND / 10;
@@ -563,7 +573,7 @@ static void fabric_push_all(fabric *f) {
 
 static void fabric_end(fabric *f, uint32_t victim, uint64_t fail_at) {
   for (uint32_t i = f->nodes; i-- > 0;) {
-    if (i && i != f->scheduler) mlfab_close(&f->node[i]);
+    if (i >= (f->servers ? f->servers : 1) && i != f->scheduler) mlfab_close(&f->node[i]);
     if (f->node[i]) mlfab_abandon(&f->node[i]);
     if (f->faults[i].bytes)
       print_error("node %d, allocation %d of node %d: %d bytes stay\n", (int)i, (int)fail_at,
@@ -573,7 +583,8 @@ static void fabric_end(fabric *f, uint32_t victim, uint64_t fail_at) {
   mlfab_sim_destroy(&f->sim);
 }
 
-static fabric *fabric_begin(uint32_t nodes, uint32_t scheduler, uint32_t victim, uint64_t fail_at) {
+static fabric *fabric_begin(uint32_t nodes, uint32_t servers, uint32_t scheduler, uint32_t victim,
+                            uint64_t fail_at) {
   mlfab_sim_options options = {.size = sizeof options,
                                .hosts = nodes,
                                .seed = 3,
@@ -583,6 +594,7 @@ static fabric *fabric_begin(uint32_t nodes, uint32_t scheduler, uint32_t victim,
   assert_int_equal(mlfab_sim_create(&options, &f->sim), 0);
   f->nodes = nodes;
   f->scheduler = scheduler;
+  f->servers = servers;
   f->faults[victim].fail_at = fail_at;
   fabric_join(f);
   return f;
@@ -590,7 +602,7 @@ static fabric *fabric_begin(uint32_t nodes, uint32_t scheduler, uint32_t victim,
 
 /* The session, with the fault on one node; 1 when it came. */
 static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p) {
-  fabric *f = fabric_begin(NODES, 0, victim, fail_at);
+  fabric *f = fabric_begin(NODES, 1, 0, victim, fail_at);
   fabric_call(f, fabric_model, "model_start");
   fabric_call(f, fabric_push, "push");
   fabric_call(f, fabric_pull, "pull");
@@ -614,7 +626,7 @@ static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
 /* The same where large transfers are planned: joining, plans, groups, spreads. */
 static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p,
                            uint64_t *groups_p) {
-  fabric *f = fabric_begin(PLANNED_NODES, PLANNED_NODES - 1, victim, fail_at);
+  fabric *f = fabric_begin(PLANNED_NODES, 1, PLANNED_NODES - 1, victim, fail_at);
   mlfab_stats stats;
   fabric_call(f, fabric_model, "model_start");
   for (int k = 0; k < 3; k++) fabric_push_all(f);
@@ -628,6 +640,215 @@ static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures
   *failures_p += (uint64_t)f->failures;
   free(f);
   return fired;
+}
+
+/* ---- two servers and two workers: objects, filters, slices that move ---- */
+
+enum { FIRST = 2, SECOND_WORKER = 3, OBJECT_NODES = 4 };
+
+static int object_partial_open(fabric *f, uint32_t i) {
+  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_QUORUM, .quorum = 2};
+  return mlfab_partial_open(f->node[i], COUNT, MLFAB_I64, &o, 2 * SECOND, &f->object[i]);
+}
+
+/* Each step adds the same everywhere in the array: what comes back is not torn. */
+static int object_partial_reduce(fabric *f, uint32_t i) {
+  for (int k = 0; k < COUNT; k++) f->in[i][k] = 1;
+  int code = mlfab_partial_reduce(f->node[i], f->object[i], f->in[i], 2 * SECOND, NULL);
+  for (int k = 0; k < COUNT && !code; k++) assert_int_equal(f->in[i][k], f->in[i][0]);
+  if (!code) assert_true(f->in[i][0] >= 1);
+  return code;
+}
+
+static int object_partial_flush(fabric *f, uint32_t i) {
+  return mlfab_partial_flush(f->node[i], f->object[i], f->in[i], 2 * SECOND);
+}
+
+static int object_partial_close(fabric *f, uint32_t i) {
+  return mlfab_partial_close(f->node[i], f->object[i]);
+}
+
+static int object_stochastic_open(fabric *f, uint32_t i) {
+  const mlfab_stochastic_options o = {.size = sizeof o, .graph = MLFAB_GRAPH_ALL};
+  return mlfab_stochastic_open(f->node[i], COUNT, MLFAB_F64, &o, 2 * SECOND, &f->object[i]);
+}
+
+static int object_stochastic_reduce(fabric *f, uint32_t i) {
+  double *data = (double *)(void *)f->in[i];
+  for (int k = 0; k < COUNT; k++) data[k] = 2.0;
+  int code = mlfab_stochastic_reduce(f->node[i], f->object[i], data, 2 * SECOND, NULL);
+  for (int k = 0; k < COUNT && !code; k++) assert_false(data[k] < 2.0 || data[k] > 2.0);
+  return code;
+}
+
+static int object_stochastic_close(fabric *f, uint32_t i) {
+  return mlfab_stochastic_close(f->node[i], f->object[i]);
+}
+
+static int object_dag_free(fabric *f, uint32_t i) { return mlfab_dag_free(&f->dag[i]); }
+
+/* An exchange: each sends its array, and receives the other's. */
+static int object_dag_open(fabric *f, uint32_t i) {
+  const int32_t other = i == FIRST ? 1 : 0;
+  uint32_t op;
+  int code = mlfab_dag_create(f->node[i], &f->dag[i]);
+  if (code) return code;
+  code = mlfab_dag_send(f->dag[i], other, 0, f->out[i], sizeof f->out[i], &op);
+  if (!code) code = mlfab_dag_recv(f->dag[i], other, 0, f->in[i], sizeof f->in[i], &op);
+  if (!code) code = mlfab_dag_open(f->dag[i], 0, 2 * SECOND);
+  if (code) assert_int_equal(object_dag_free(f, i), 0);
+  return code;
+}
+
+static int object_dag_round(fabric *f, uint32_t i) {
+  mlfab_request request = 0;
+  for (int k = 0; k < COUNT; k++) f->out[i][k] = 100 + (int)i, f->in[i][k] = 0;
+  int code = mlfab_dag_start(f->dag[i], 2 * SECOND, &request);
+  if (!code) code = mlfab_wait(f->node[i], request, 0, NULL);
+  for (int k = 0; k < COUNT && !code; k++)
+    assert_int_equal(f->in[i][k], 100 + FIRST + SECOND_WORKER - (int)i);
+  return code;
+}
+
+/* Calls, and again when it fails before its deadline: the other one waits, and what failed may be an earlier call's
+ * failure that this worker had not heard of. */
+static int object_try(fabric *f, uint32_t i) {
+  uint64_t since = mlfab_sim_clock(f->sim);
+  int code = f->together(f, i);
+  if (code && code != MLFAB_ERR_PEER_DEAD && mlfab_sim_clock(f->sim) - since < SECOND) {
+    f->failures++;
+    code = f->together(f, i);
+  }
+  return code;
+}
+
+static void object_other(void *user) {
+  fabric *f = user;
+  f->codes[SECOND_WORKER] = object_try(f, SECOND_WORKER);
+}
+
+/* Both call once; again when one of them has failed, where one that has not takes `back` what it did. 0, or
+ * what a worker heard that lost a server. */
+static int object_call(fabric *f, int (*fn)(fabric *f, uint32_t i),
+                       int (*back)(fabric *f, uint32_t i), const char *what) {
+  int failed = 1;
+  for (int attempt = 0; attempt < 6 && failed; attempt++) {
+    uint64_t since = mlfab_sim_clock(f->sim);
+    f->together = fn;
+    f->codes[SECOND_WORKER] = 1;
+    mlfab_sim_at(f->sim, since + 1000000, object_other, f);
+    f->codes[FIRST] = object_try(f, FIRST);
+    while (f->codes[SECOND_WORKER] == 1) mlfab_sim_run(f->sim, SECOND / 100);
+    assert_true(mlfab_sim_clock(f->sim) - since < 12 * SECOND);
+    failed = f->codes[FIRST] || f->codes[SECOND_WORKER];
+    f->failures += failed;
+    for (uint32_t i = FIRST; i < OBJECT_NODES; i++) {
+      if (f->codes[i] == MLFAB_ERR_PEER_DEAD) return f->codes[i];
+      if (failed && back && !f->codes[i]) assert_int_equal(back(f, i), 0);
+    }
+    if (failed) mlfab_sim_run(f->sim, SECOND / 2); /* until both know of it */
+  }
+  if (failed)
+    print_error("%s: %s, %s\n", what, mlfab_error_name(f->codes[FIRST]),
+                mlfab_error_name(f->codes[SECOND_WORKER]));
+  assert_false(failed);
+  return 0;
+}
+
+static int object_filter(fabric *f, uint32_t i) {
+  const mlfab_filter filter = {.size = sizeof filter, .threshold = 0.5};
+  return mlfab_set_filter(f->node[i], 2, &filter);
+}
+
+static int object_filtered(fabric *f, uint32_t i) {
+  static float data[COUNT];
+  for (int k = 0; k < COUNT; k++) data[k] = k % 10 == 0 ? 1.0f : 0.0f;
+  const mlfab_buf u = {2, 0, data, COUNT};
+  return mlfab_push(f->node[i], &u, 1, NULL, NULL);
+}
+
+static int object_one_server(fabric *f, uint32_t i) {
+  const uint32_t server = 0;
+  return mlfab_set_servers(f->node[i], &server, 1, 2 * SECOND);
+}
+
+static int object_two_servers(fabric *f, uint32_t i) {
+  const uint32_t servers[] = {0, 1};
+  return mlfab_set_servers(f->node[i], servers, 2, 2 * SECOND);
+}
+
+static int object_model(fabric *f, uint32_t i) {
+  int code = mlfab_tensor_add(f->node[i], 2, MLFAB_F32, COUNT);
+  return code && code != MLFAB_ERR_TENSOR ? code : fabric_model(f, i);
+}
+
+/* One worker alone calls. */
+static int object_alone(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
+  int code = -1;
+  for (int attempt = 0; attempt < 6 && code; attempt++) {
+    code = fn(f, FIRST);
+    f->failures += code != 0;
+    if (code == MLFAB_ERR_PEER_DEAD) return code;
+  }
+  if (code) print_error("%s: %s\n", what, mlfab_error_name(code));
+  assert_int_equal(code, 0);
+  return 0;
+}
+
+static int object_calls(fabric *f) {
+  static const struct {
+    int (*fn)(fabric *f, uint32_t i), (*back)(fabric *f, uint32_t i);
+    const char *what;
+    int both;
+  } calls[] = {{object_model, NULL, "model_start", 1},
+               {object_filter, NULL, "set_filter", 0},
+               {object_filtered, NULL, "filtered push", 0},
+               {object_one_server, NULL, "set_servers: one", 0},
+               {object_filtered, NULL, "filtered push", 0},
+               {fabric_push, NULL, "push", 0},
+               {object_two_servers, NULL, "set_servers: two", 0},
+               {fabric_pull, NULL, "pull", 0},
+               {object_partial_open, object_partial_close, "partial_open", 1},
+               {object_partial_reduce, NULL, "partial_reduce", 1},
+               {object_partial_flush, NULL, "partial_flush", 1},
+               {object_partial_close, NULL, "partial_close", 1},
+               {object_stochastic_open, object_stochastic_close, "stochastic_open", 1},
+               {object_stochastic_reduce, NULL, "stochastic_reduce", 1},
+               {object_stochastic_close, NULL, "stochastic_close", 1},
+               {object_dag_open, object_dag_free, "dag_open", 1},
+               {object_dag_round, NULL, "dag_start", 1},
+               {object_dag_free, NULL, "dag_free", 1}};
+  int code = 0;
+  for (size_t i = 0; i < sizeof calls / sizeof *calls && !code; i++)
+    code = calls[i].both ? object_call(f, calls[i].fn, calls[i].back, calls[i].what)
+                         : object_alone(f, calls[i].fn, calls[i].what);
+  return code;
+}
+
+/* The session; whoever lost a server for want of memory ends it there. */
+static int object_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p,
+                          uint64_t *cut_p) {
+  fabric *f = fabric_begin(OBJECT_NODES, 2, 0, victim, fail_at);
+  *cut_p += object_calls(f) != 0;
+  for (uint32_t i = FIRST; i < OBJECT_NODES; i++) (void)mlfab_dag_free(&f->dag[i]);
+  fabric_end(f, victim, fail_at);
+  int fired = f->faults[victim].fired;
+  *failures_p += (uint64_t)f->failures;
+  free(f);
+  return fired;
+}
+
+static void test_objects(void **state) {
+  uint64_t stride = test_scale() < 1.0 ? (uint64_t)(1.0 / test_scale()) : 1;
+  (void)state;
+  for (uint32_t victim = 0; victim < OBJECT_NODES; victim++) {
+    uint64_t k = 1 + victim, failures = 0, cut = 0, sessions = 1;
+    for (; k < MOST && object_session(victim, k, &failures, &cut); k += stride) sessions++;
+    print_message("node %u: %d allocations, %d calls that failed, %d sessions of %d cut\n", victim,
+                  (int)k - 1, (int)failures, (int)cut, (int)sessions);
+    assert_true(k > 10 && k < MOST);
+    assert_true(10 * cut <= sessions + 10);
+  }
 }
 
 static void test_fabric(void **state) {
@@ -656,7 +877,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_world_of_one),   cmocka_unit_test(test_world_of_one_without_memory),
       cmocka_unit_test(test_files),          cmocka_unit_test(test_fabric),
-      cmocka_unit_test(test_planned_fabric),
+      cmocka_unit_test(test_planned_fabric), cmocka_unit_test(test_objects),
   };
   return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
 }
