@@ -1207,8 +1207,10 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
 /* Triggers an OUTSIDE operation in the present round; again in the same round: nothing. Errors: ARGUMENT
  * (no such operation, or another sort), STATE (no round is under way). */
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
-/* Closes it on this worker, before the context is closed: others cannot go on with it then (PEER_CLOSED),
- * and a round that is under way fails everywhere (CANCELLED). *dag_p becomes NULL. */
+/* Closes it on this worker: others cannot go on with it then (PEER_CLOSED), and a round that is under way
+ * fails everywhere (CANCELLED). *dag_p becomes NULL. Call it before mlfab_close and mlfab_abandon: a schedule
+ * whose context is closed may be given to no call any more, not to this one either, and its memory is lost.
+ * Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is NULL). */
 MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------
