@@ -894,7 +894,7 @@ static void test_resend(void **state) {
   assert_int_equal(take_all(f, 1, 3), 6);
   ack(f, 1, 1, 0, 1, 0);
   mlfab__resend resend = {5, 0, {0, 0, 0, 0}, {0, 0, 0, 0}};
-  uint8_t meta[64];
+  uint8_t meta[96];
   from_server(f, 0, MLFAB__RESEND, meta, mlfab__encode_resend(meta, &resend), NULL, 0);
   assert_int_equal(f->hop.detached, LENT);
   hop_grant(f, 3, 0, 1, 7, SHARD);
