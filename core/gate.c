@@ -316,13 +316,37 @@ static int gate_complete(mlfab__server *server, const mlfab__gate *gate) {
   return mlfab__sync_complete_round(&gate->sync, &state) || gate_forced(server, gate);
 }
 
+/* Live workers of which something is decided here behind so much progress. */
+static uint32_t gate_behind(const mlfab__server *server, uint64_t progress) {
+  uint32_t n = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    n += gate_live(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
+  }
+  return n;
+}
+
+/* The iteration up to which all are complete: of all members, of as many as a round needs, or of those that
+ * ever were here when none is left. */
+static uint64_t gate_reached(const mlfab__server *server, const mlfab__gate *gate,
+                             const mlfab_sync_state *state) {
+  uint64_t reached = gate->v_train;
+  if (state->members == 0) return gate_most(server);
+  if (gate->sync.kind != MLFAB_SYNC_DROP || gate->sync.need >= state->members ||
+      gate_behind(server, reached + MLFAB__SERVER_QUEUED + 1) < gate->sync.need)
+    return state->slowest;
+  for (uint64_t step = MLFAB__PROGRESS_MAX; step > 0; step /= 2)
+    if (gate_behind(server, reached + step) >= gate->sync.need) reached += step;
+  return reached;
+}
+
 MLFAB__INTERNAL void mlfab__gate_step(mlfab__server *server, mlfab__gate *gate) {
   mlfab_sync_state state;
   gate->v_train++;
   if (gate == &server->gates[0]) server->stats->rounds++;
   /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
   mlfab__gate_state(server, gate, MLFAB__NO_NODE, 0, &state);
-  uint64_t reached = state.members > 0 ? state.slowest : gate_most(server);
+  uint64_t reached = gate_reached(server, gate, &state);
   if (gate->sync.kind != MLFAB_SYNC_USER && reached > gate->v_train + MLFAB__SERVER_QUEUED)
     gate->v_train = reached;
   if (gate->sync.kind == MLFAB_SYNC_DSPS) {

@@ -362,6 +362,40 @@ static void say_progress(fixture *f, uint32_t worker, uint64_t progress) {
   mlfab__server_frame(&f->server, worker, &in, 1000);
 }
 
+/* Rounds that one of three closes begin when it is far ahead: they are not counted up. */
+static void test_one_far_ahead(void **state) {
+  fixture *f = *state;
+  mlfab__define d;
+  mlfab__push p;
+  mlfab__sync_ask change;
+  uint64_t version = 0;
+  uint8_t meta[256];
+  mlfab__hello_ack ack;
+  memset(&d, 0, sizeof d);
+  memset(&p, 0, sizeof p);
+  memset(&change, 0, sizeof change);
+  d.tensors = 1;
+  for (uint32_t w = 3; w-- > 0;) {
+    mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
+    assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
+    define_as(f, w, &d);
+  }
+  p.seq = p.members = p.versions = 1;
+  p.progress = 2000000;
+  p.scale = 1.0;
+  p.generation = ack.generation; /* worker 0's */
+  frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, NULL, &version), NULL, 0);
+  assert_int_equal(f->acks, 1);
+  change.ask = 1;
+  change.tensor = MLFAB_ALL;
+  change.consistency.kind = MLFAB_SYNC_DROP;
+  change.consistency.need = 1;
+  frame(f, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &change), NULL, 0);
+  assert_int_equal(f->server.gates[0].sync.kind, MLFAB_SYNC_DROP);
+  assert_int_equal(f->server.gates[0].v_train, 2000001);
+  assert_true(f->stats.rounds < 10);
+}
+
 /* Rounds that two of three close. What the process before had decided counts for the open round, and not for
  * later ones that it was ahead in (with another model): the new one is past them because it was late in them
  * at another server. */
@@ -485,6 +519,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_progress_told, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_released_when_little_comes, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_new_process_in_round, open_three, close_server),
+      cmocka_unit_test_setup_teardown(test_one_far_ahead, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
