@@ -14708,8 +14708,9 @@ MLFAB__INTERNAL void mlfab__worker_progress(mlfab__worker *worker, uint64_t now_
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
-    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK,
-                     worker->requests->last.is_server, now_ns, worker->requests->last.text);
+    const mlfab_error last = worker->requests->last; /* the end of the request is written there */
+    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
+                     last.text);
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {

@@ -16,6 +16,7 @@
 #include "mlfab.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -710,14 +711,28 @@ static int object_dag_round(fabric *f, uint32_t i) {
   return code;
 }
 
+/* Whoever is to blame stands in the text, too. */
+static void object_said(fabric *f, uint32_t i, int code) {
+  mlfab_error error;
+  char who[32];
+  if (!code) return;
+  f->failures++;
+  assert_int_equal(mlfab_last_error(f->node[i], &error), 0);
+  if (error.rank < 0) return;
+  snprintf(who, sizeof who, "%s %d", error.is_server ? "server" : "worker", (int)error.rank);
+  if (!strstr(error.text, who))
+    fail_msg("%s \"%s\" does not name %s", mlfab_error_name(error.code), error.text, who);
+}
+
 /* Calls, and again when it fails before its deadline: the other one waits, and what failed may be an earlier call's
  * failure that this worker had not heard of. */
 static int object_try(fabric *f, uint32_t i) {
   uint64_t since = mlfab_sim_clock(f->sim);
   int code = f->together(f, i);
+  object_said(f, i, code);
   if (code && code != MLFAB_ERR_PEER_DEAD && mlfab_sim_clock(f->sim) - since < SECOND) {
-    f->failures++;
     code = f->together(f, i);
+    object_said(f, i, code);
   }
   return code;
 }
@@ -741,7 +756,6 @@ static int object_call(fabric *f, int (*fn)(fabric *f, uint32_t i),
     while (f->codes[SECOND_WORKER] == 1) mlfab_sim_run(f->sim, SECOND / 100);
     assert_true(mlfab_sim_clock(f->sim) - since < 12 * SECOND);
     failed = f->codes[FIRST] || f->codes[SECOND_WORKER];
-    f->failures += failed;
     for (uint32_t i = FIRST; i < OBJECT_NODES; i++) {
       if (f->codes[i] == MLFAB_ERR_PEER_DEAD) return f->codes[i];
       if (failed && back && !f->codes[i]) assert_int_equal(back(f, i), 0);
@@ -787,7 +801,7 @@ static int object_alone(fabric *f, int (*fn)(fabric *f, uint32_t i), const char 
   int code = -1;
   for (int attempt = 0; attempt < 6 && code; attempt++) {
     code = fn(f, FIRST);
-    f->failures += code != 0;
+    object_said(f, FIRST, code);
     if (code == MLFAB_ERR_PEER_DEAD) return code;
   }
   if (code) print_error("%s: %s\n", what, mlfab_error_name(code));
