@@ -640,7 +640,9 @@ static void shift_undo(mlfab__server *server) {
 
 /* This process was not here when the move began. */
 static void shift_unknown(mlfab__server *server, const mlfab__move *move) {
-  shift_done(server, move->attempt, move->step, MLFAB_ERR_STATE, "a server was restarted");
+  char text[64];
+  snprintf(text, sizeof text, "server %u was restarted", server->number);
+  shift_done(server, move->attempt, move->step, MLFAB_ERR_STATE, text);
 }
 
 /* --- without server 0 --- */
@@ -782,8 +784,10 @@ static void shift_moving(mlfab__server *server, const mlfab__move *move, const u
     code = MLFAB_ERR_STATE;
   }
   if (!code) return;
-  shift_done(server, move->attempt, MLFAB__MOVE_PREPARE, code,
-             code == MLFAB_ERR_STATE ? "a server has no model" : "a server is out of memory");
+  char text[64];
+  snprintf(text, sizeof text, "server %u %s", server->number,
+           code == MLFAB_ERR_STATE ? "has no model" : "is out of memory");
+  shift_done(server, move->attempt, MLFAB__MOVE_PREPARE, code, text);
 }
 
 MLFAB__INTERNAL int mlfab__shift_move(mlfab__server *server, const mlfab__frame_in *frame,
