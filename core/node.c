@@ -2318,11 +2318,12 @@ MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *gi
   if (!node) return MLFAB_ERR_ARGUMENT;
   int code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code && !given)
-    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0, "schedule is NULL");
+    code = mlfab__error(&error, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
+                        "set_schedule: schedule is NULL");
   if (!code) code = mlfab__schedule_complete(given, &schedule, &error);
   if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE)
-    code =
-        mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0, "this fabric has no scheduler");
+    code = mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
+                        "set_schedule: this fabric has no scheduler");
   if (!code && schedule.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
       mlfab__sync_rounds(node->worker.define.consistency.kind))
     code = mlfab__error(&error, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
@@ -2358,7 +2359,7 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
                         "set_link: a capacity is not a finite number");
   if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
     code = mlfab__error(&error, MLFAB_ERR_STATE, MLFAB_NO_RANK, 0, 0,
-                        "this fabric has no scheduler, and this node is no worker");
+                        "set_link: this fabric has no scheduler, and this node is no worker");
   if (code) return mlfab__node_return(node, code, &error);
   mlfab__monitor_set(&node->monitor, in, out);
   node_tell_capacity(node, 1);

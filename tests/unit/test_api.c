@@ -1501,6 +1501,7 @@ static void test_without_a_scheduler(void **state) {
   begin(&f, 2, 1, 1);
   world_open(&f.w, 3);
   EXPECT(f.w.node[0], mlfab_set_schedule(f.w.node[0], &s), MLFAB_ERR_STATE);
+  said(f.w.node[0], MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
   OK(f.w.node[0], mlfab_set_link(f.w.node[0], 1e6, 1e6)); /* collectives choose by it */
   EXPECT(f.w.node[2], mlfab_set_link(f.w.node[2], 1e6, 1e6), MLFAB_ERR_STATE);
   EXPECT(f.w.node[0], mlfab_explain(f.w.node[0], text, sizeof text, NULL), MLFAB_ERR_STATE);
