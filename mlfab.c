@@ -27294,7 +27294,8 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request
  * its memory is the arena's until that has been left, and comm_outside is asked again. */
 MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or
- * MLFAB_NO_RANK). */
+ * MLFAB_NO_RANK). SHAPE, which all members get alike, only asks server 0 to compare the calls: its
+ * verdict ends the call. */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
                                         int32_t rank, uint64_t now_ns);
 /* Drive has mapped (1) or could not map (0) the memory of `list`. */
