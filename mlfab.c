@@ -20163,7 +20163,7 @@ MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server) {
     }
     int counted = mlfab__gate_counts(server), absolute = mlfab__place_absolute(server);
     int code = gate_install(server, &change);
-    if (absolute != mlfab__place_absolute(server) && !MLFAB__PLANTED(98))
+    if (absolute != mlfab__place_absolute(server) && !MLFAB__PLANTED(92))
       mlfab__place_regroup(server);
     memmove(&server->changes[0], &server->changes[1],
             (server->nchanges - 1) * sizeof server->changes[0]);
@@ -21702,7 +21702,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
  * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   mlfab__incoming *culprit = update->group ? mlfab__place_stray(server, update) : NULL;
-  if (culprit && !MLFAB__PLANTED(97)) {
+  if (culprit && !MLFAB__PLANTED(91)) {
     mlfab__place_ungroup(server, update, culprit, 0);
     return;
   }

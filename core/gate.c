@@ -684,7 +684,7 @@ MLFAB__INTERNAL int mlfab__gate_change(mlfab__server *server) {
     }
     int counted = mlfab__gate_counts(server), absolute = mlfab__place_absolute(server);
     int code = gate_install(server, &change);
-    if (absolute != mlfab__place_absolute(server) && !MLFAB__PLANTED(98))
+    if (absolute != mlfab__place_absolute(server) && !MLFAB__PLANTED(92))
       mlfab__place_regroup(server);
     memmove(&server->changes[0], &server->changes[1],
             (server->nchanges - 1) * sizeof server->changes[0]);

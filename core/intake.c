@@ -711,7 +711,7 @@ static int intake_judge(mlfab__server *server, mlfab__incoming *update,
  * and are not staged: in private memory, where that is all of it or packets. */
 static void intake_begin(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   mlfab__incoming *culprit = update->group ? mlfab__place_stray(server, update) : NULL;
-  if (culprit && !MLFAB__PLANTED(97)) {
+  if (culprit && !MLFAB__PLANTED(91)) {
     mlfab__place_ungroup(server, update, culprit, 0);
     return;
   }
