@@ -39524,7 +39524,7 @@ MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
   for (int i = 0; i < 32; i++) {
     static const char digits[] = "0123456789abcdef";
     char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
-    const char *at = memchr(digits, c, 16);
+    const char *at = strchr(digits, c);
     if (!at) return MLFAB_ERR_CONFIG;
     secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
   }
@@ -44143,6 +44143,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
                           "no interface that is up and has an address fits ifname \"%s\"", ifname);
   }
   tcp_dial dial;
+  memset(&dial, 0, sizeof dial);
   int status = tcp_parse(wanted, &dial);
   if (status < 0)
     return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: does not parse",

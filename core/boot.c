@@ -33,7 +33,7 @@ MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
   for (int i = 0; i < 32; i++) {
     static const char digits[] = "0123456789abcdef";
     char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
-    const char *at = memchr(digits, c, 16);
+    const char *at = strchr(digits, c);
     if (!at) return MLFAB_ERR_CONFIG;
     secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
   }

@@ -1052,6 +1052,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
                           "no interface that is up and has an address fits ifname \"%s\"", ifname);
   }
   tcp_dial dial;
+  memset(&dial, 0, sizeof dial);
   int status = tcp_parse(wanted, &dial);
   if (status < 0)
     return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: does not parse",
