@@ -187,6 +187,7 @@ run-tests:
 
 ##: tests under sanitizers, fuzz smoke, drop-in, amalgamation, format and tidy
 check: $(filter deps test,$(MAKECMDGOALS))
+	+@$(SUBMAKE) tools
 	+@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O1 -g -fno-omit-frame-pointer' \
 	  SAN='-fsanitize=address,undefined -fno-sanitize-recover=all' tools tests-built fuzzers-built
 	+@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O1 -g' SAN=-fsanitize=thread tools \
