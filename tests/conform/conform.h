@@ -1172,7 +1172,7 @@ static inline void conform_check_bits(conform_world *world) {
   assert_non_null(bytes);
   for (uint32_t bit = 0; bit < all * 8; bit += bit < 512 ? 1 : 97) {
     memcpy(bytes, frame.head, frame.head_bytes);
-    memcpy(bytes + frame.head_bytes, frame.bulk, frame.bulk_bytes);
+    if (frame.bulk_bytes > 0) memcpy(bytes + frame.head_bytes, frame.bulk, frame.bulk_bytes);
     bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
     int fd = conform_stranger(world, end);
     conform_write(fd, bytes, all);
