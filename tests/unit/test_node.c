@@ -632,6 +632,7 @@ static void test_roles_beside(void **state) {
     uint32_t link = dial();
     say_hello_as(link, 0, incarnation == 2 ? UINT32_MAX : incarnation, MLFAB_ROLE_SCHEDULER, 0);
     assert_int_equal(n.heard_type, MLFAB__REFUSE);
+    assert_int_equal(n.heard_code, MLFAB_ERR_RANK_TAKEN);
     given_up(link, "a second scheduler");
     link = dial();
     say_hello(link, 0, incarnation);
