@@ -41800,8 +41800,8 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->has_thread = 0;
 }
 
-/* In a child. Where a thread of the parent's was in the middle of something, what it left behind cannot be
- * walked through, and goes when the child does. */
+/* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be
+ * half changed: the child then frees nothing, and the system frees it when the child ends. */
 static int drive_disown(mlfab **ctx_p) {
   mlfab *ctx = *ctx_p;
   *ctx_p = NULL;
@@ -48748,8 +48748,8 @@ MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seal
 
 static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
-/* Shared with the other members, but not with a child of this process: what it wrote would be in
- * everybody's sums. */
+/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
+ * would change the sums of all members. */
 static void *arena_map(int fd, uint64_t bytes, int protection) {
   void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return NULL;

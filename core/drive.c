@@ -792,8 +792,8 @@ static void drive_stop_thread(mlfab *ctx) {
   ctx->has_thread = 0;
 }
 
-/* In a child. Where a thread of the parent's was in the middle of something, what it left behind cannot be
- * walked through, and goes when the child does. */
+/* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be
+ * half changed: the child then frees nothing, and the system frees it when the child ends. */
 static int drive_disown(mlfab **ctx_p) {
   mlfab *ctx = *ctx_p;
   *ctx_p = NULL;

@@ -322,8 +322,8 @@ MLFAB__INTERNAL int mlfab__arena_file(const char *name, uint64_t bytes, int seal
 
 static int arena_memfd(uint64_t bytes) { return mlfab__arena_file("mlfab-arena", bytes, 0); }
 
-/* Shared with the other members, but not with a child of this process: what it wrote would be in
- * everybody's sums. */
+/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
+ * would change the sums of all members. */
 static void *arena_map(int fd, uint64_t bytes, int protection) {
   void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return NULL;
