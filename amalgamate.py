@@ -1,74 +1,55 @@
 #!/usr/bin/env python3
-"""Joins core/ and transports/ into mlfab.c, the one source file that users copy.
+"""Joins core/ and transports/ into mlfab.c, the one source file that users copy, and mlfab_sim.c, the simulator.
 
-    amalgamate.py            writes mlfab.c
-    amalgamate.py --check    compares instead: exit 1 when mlfab.c is not what the parts make
+    amalgamate.py            writes both
+    amalgamate.py --check    compares instead: exit 1 when a file is not what the parts make
+    amalgamate.py --graph    prints the groups and who includes or calls whom, as Graphviz text
 
-The list below is the order of everything, and the one place where it stands. The script fails when
-the list and the folders differ, and when a file includes what it may not: see `may_include`.
+A folder of core/ is a group. GROUPS below is the order of everything, and the one place where it stands:
+floors of groups, lowest first, and the modules of each group. A file includes and calls what is in its own
+group or on a lower floor. The script fails when the list and the folders differ. It counts includes
+and calls that go up or across, and circles of files, and fails when their number is not the one that is
+written down here: see BREACHES.
 The output is made of the parts' own text, with each local header where it is first used.
 """
 import os
 import re
 import sys
 
-# (layer, module, files of the module other than module.h and module.c).
-# A file includes lower layers only. Files of one layer do not include each other, except in layer 0,
-# which is the ground: there a file may include what stands before it.
-CORE = [
-    (0, "base"),
-    (0, "env"),
-    (0, "prng"),
-    (0, "heap"),
-    (0, "map"),
-    (1, "wire"),
-    (1, "reduce", "half.h", "half.c", "combine.h", "combine.c"),
-    (1, "arena"),  # its other half is transports/arena.c
-    (1, "request"),
-    (1, "link"),
-    (2, "port"),
-    (2, "meter"),
-    (2, "monitor"),
-    (2, "sync"),
-    (2, "lazy"),
-    (2, "slice"),
-    (2, "version"),
-    (2, "rule"),
-    (2, "filter"),
-    (2, "pack"),
-    (2, "order"),
-    (2, "group", "distribute.c"),
-    (2, "dag", "ring.h", "ring.c", "partial.h", "partial.c"),
-    (2, "graph"),
-    (2, "notify"),
-    (3, "store"),
-    (3, "dedup"),
-    (3, "plan"),
-    (3, "stream"),
-    (4, "worker", "push.c", "sift.c", "pull.c", "cache.c", "thaw.c"),
-    (4, "server", "gate.c", "round.c", "packed.c", "changed.c", "intake.c", "place.c", "answer.c",
-     "shift.c"),
-    (4, "member"),
-    (4, "reslice"),
-    (4, "tree", "carry.c", "muster.c"),
-    (4, "comm", "play.c", "script.h", "script.c", "eager.h", "eager.c", "gossip.h", "gossip.c"),
-    (4, "roll"),
-    (4, "aggregator", "gather.c", "distributor.c"),
-    (4, "scheduler", "batch.c", "arrange.c", "explain.c"),
-    (5, "node", "boot.c", "hop.c", "calls.h", "calls.c", "stochastic_calls.c",
-     "partial_calls.c"),
-    (6, "config"),
-    (6, "drive", "collective.c", "collective_dag.c", "collective_stochastic.c",
-     "collective_partial.c"),
+# A floor each: group -> its modules. A module is a header, a source file, or both.
+GROUPS = [
+    {"base": "base error env rng heap map request meter shm_coll"},
+    {"wire": "wire"},
+    {"kernels": "reduce half combine packet"},
+    {"model": "sync layout version optimizer store windows"},
+    {"node": "port bootstrap peer_link node"},
+    {"worker": "sources cache pull push worker",
+     "server": "lazy blocks clock queue apply round serve server",
+     "coll": "dag algorithm partial graph notify stream comm engine membership partial_run stochastic "
+             "user_dag barrier trees"},
+    {"sched": "network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client",
+     "sparse": "filter sparse_push sparse_apply delta",
+     "reshard": "reshard reshard_server reshard_worker"},
+    {"api": "config calls context shared submit context_dag"},
 ]
-# A transport includes mlfab.h and core layers 0 and 1, and no other transport.
-TRANSPORTS = ["tcp", "shm", "sim", "arena"]
-TRANSPORT_LAYERS = (0, 1)
+# On the floor above: files of one transport begin with its name. A transport includes mlfab.h and the groups
+# `base`, `wire` and `kernels`, and no other transport.
+TRANSPORTS = "tcp shm shm_coll sim"
+TRANSPORT_FLOORS = 3
+# On the top floor, which alone knows them: the list of transports, and what opens a context with it.
+TOP = {"open": "open"}
+# The simulator is a file of its own, made of this transport and of what it includes, which is `base` only. All
+# else is in mlfab.c.
+SIMULATOR = "transports/sim"
+
+# What is still wrong with the house: it may only become less. Includes and calls between groups that go up or
+# across, files that are on a circle.
+BREACHES = {"up": 40, "circle": 5}
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-OUTPUT = "mlfab.c"
+PUBLIC_HEADERS = "mlfab.h", "mlfab_sim.h"
 
-PROLOGUE = """\
+LIBRARY_TITLE = """\
 /*
  * mlfab.c - the communication layer of a distributed trainer, in two files. Version {version}.
  *
@@ -77,8 +58,20 @@ PROLOGUE = """\
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define MLFAB_WITH_TCP, MLFAB_WITH_SHM or MLFAB_WITH_SIM as 0 to leave that transport out.
+ * Define MLFAB_WITH_TCP or MLFAB_WITH_SHM as 0 to leave that transport out.
  *
+"""
+SIMULATOR_TITLE = """\
+/*
+ * mlfab_sim.c - the simulator of mlfab, beside mlfab.c. Version {version}.
+ *
+ * GENERATED by amalgamate.py from transports/sim.c and core/base/: change those, then run `make amalgamate`.
+ * mlfab_sim.h is the manual. To use it, compile this file and mlfab.c:
+ *
+ *    cc -O2 -c mlfab.c mlfab_sim.c        and link with -lpthread -lm
+ *
+"""
+PROLOGUE = """\
  * SPDX-License-Identifier: MIT
  *
 {licence}
@@ -89,8 +82,8 @@ PROLOGUE = """\
 #define _GNU_SOURCE 1
 #endif
 
-/* Everything but the functions of mlfab.h stays inside this file. Which internals are used depends
- * on the transports that are compiled in, so the others must not be warned about. */
+/* Everything but the functions of {header} stays inside this file. Which internals are used depends
+ * on what is compiled in, so the others must not be warned about. */
 #if defined(__GNUC__) || defined(__clang__)
 #define MLFAB__INTERNAL static __attribute__((unused))
 #else
@@ -98,7 +91,7 @@ PROLOGUE = """\
 #endif
 """
 
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"')
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.M)
 CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b")
 GUARD = re.compile(r"^#ifndef (MLFAB__\w+_H)\n#define \1\n", re.M)
 GUARD_END = re.compile(r"\n#endif[^\n]*\n*\Z")
@@ -116,67 +109,151 @@ def read(path):
 
 
 class Part:
-    """One file in the list: where it stands, and what it may include."""
+    """One file: its group, the group's floor, and where its module stands in the order."""
 
-    def __init__(self, path, module, folder, layer, position):
-        self.path, self.module, self.folder = path, module, folder
-        self.layer, self.position = layer, position
+    def __init__(self, path, group, floor, position):
+        self.path, self.group, self.floor, self.position = path, group, floor, position
+        self.module = path.rsplit(".", 1)[0]
 
 
 def list_parts():
     """All parts by path, in order; complains when the list and the folders differ."""
-    parts, position = {}, 0
-    rows = [("core",) + row for row in CORE] + [("transports", None, name) for name in TRANSPORTS]
-    for row in rows:
-        folder, layer, module = row[:3]
-        found = False
-        for name in [module + ".h", module + ".c"] + list(row[3:]):
-            path = folder + "/" + name
-            if os.path.exists(os.path.join(ROOT, path)):
-                parts[path] = Part(path, module, folder, layer, position)
-                found = True
-            elif name in row[3:]:
-                problem("%s is in the list of amalgamate.py, but there is no such file" % path)
-        if not found:
-            problem("%s/%s is in the list of amalgamate.py, but there is no such file"
-                    % (folder, module))
-        if found and not any(p.endswith(".c") for p in parts if parts[p].position == position):
-            # A header alone is complete only where it declares nothing to be linked, or where what
-            # calls the operating system is done by a transport of its name.
-            text = re.sub(r"/\*.*?\*/|#.*", "", read(folder + "/" + module + ".h"), flags=re.S)
-            if module not in TRANSPORTS and "MLFAB__INTERNAL" in text:
-                problem("%s/%s.h declares functions, but there is no %s/%s.c"
-                        % (folder, module, folder, module))
-        position += 1
-    for folder in ("core", "transports"):
+    parts = {}
+    rows = [(group, "core/" + group, floor, modules.split())
+            for floor, groups in enumerate(GROUPS) for group, modules in groups.items()]
+    rows.append(("transports", "transports", len(GROUPS), TRANSPORTS.split()))
+    rows += [(group, "core/" + group, len(GROUPS) + 1, modules.split()) for group, modules in TOP.items()]
+    for group, folder, floor, modules in rows:
+        for module in modules:
+            paths = [folder + "/" + module + end for end in (".h", ".c")]
+            found = [path for path in paths if os.path.exists(os.path.join(ROOT, path))]
+            if not found:
+                problem("%s/%s is in the list of amalgamate.py, but there is no such file" % (folder, module))
+            for path in found:
+                parts[path] = Part(path, group, floor, len(parts))
+            if found == paths[:1] and module not in TRANSPORTS.split():
+                # A header alone declares nothing to be linked, or a transport of its name does it.
+                if "MLFAB__INTERNAL" in re.sub(r"/\*.*?\*/|#.*", "", read(paths[0]), flags=re.S):
+                    problem("%s declares functions, but there is no %s" % tuple(paths))
+    for folder in ["core"] + [row[1] for row in rows]:
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
-            path = folder + "/" + name
-            if name.endswith((".c", ".h")) and name[0] != "." and path not in parts:
-                problem("%s is not in the list of amalgamate.py" % path)
+            if name.endswith((".c", ".h")) and name[0] != "." and folder + "/" + name not in parts:
+                problem("%s/%s is not in the list of amalgamate.py" % (folder, name))
     return parts
 
 
-def may_include(part, target):
-    """None, or why `part` may not include `target`."""
-    if target.module == part.module and target.folder == part.folder:
+# ---- who uses whom
+
+def family(part):
+    """The transport that a file belongs to."""
+    return part.module.split("/")[-1].split("_")[0]
+
+
+def may_use(part, target):
+    """None, or why `part` may not include or call `target`."""
+    if part.group == target.group == "transports":
+        return None if family(target) == family(part) else "another transport"
+    if part.group == "transports":
+        return None if target.floor < TRANSPORT_FLOORS else "a transport uses mlfab.h and the lowest floors only"
+    if target.group == part.group:
         return None
-    if part.folder == "transports":
-        if target.folder == "core" and target.layer in TRANSPORT_LAYERS:
-            return None
-        return "transports include mlfab.h and core layers 0 and 1 only"
-    if target.folder == "transports":
-        return "core does not include transports"
-    if target.layer > part.layer:
-        return "layer %d is above layer %d" % (target.layer, part.layer)
-    if target.position > part.position:
-        return "%s comes after %s in the list" % (target.module, part.module)
-    if target.layer == part.layer and part.layer != 0:
-        return "files of one layer do not include each other"
-    return None
+    return None if target.floor < part.floor else "`%s` is not below `%s`" % (target.group, part.group)
 
 
-def join(parts):
-    """The text of mlfab.c."""
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.S)
+DEFINED = re.compile(r"^(?!static|#|typedef)[A-Za-z][^;{}()]*?\b(mlfab_\w+)\([^;{}]*\)\s*\{", re.M)
+
+
+def uses_of(parts):
+    """(path, path that it includes or calls) -> the first such include or call."""
+    texts = {path: COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), read(path)) for path in parts}
+    home = {name: path for path in parts if path.endswith(".c") for name in DEFINED.findall(texts[path])}
+    uses = {}
+    for path in parts:
+        for target in re.findall(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', read(path), re.M):
+            target = os.path.normpath(os.path.join(os.path.dirname(path), target))
+            uses.setdefault((path, target), "includes " + target)
+        if path.endswith(".c"):
+            for name in re.findall(r"\bmlfab_\w+(?=\()", texts[path]):
+                if home.get(name, path) != path and not (parts[path].group == "transports" and "__" not in name):
+                    uses.setdefault((path, home[name]), "calls " + name)
+    return {use: how for use, how in uses.items() if use[1] in parts}
+
+
+def circles(parts, uses):
+    """The sets of files that use each other, directly or not (Tarjan's strongly connected components)."""
+    after = {path: [] for path in parts}
+    for path, target in uses:
+        after[path].append(target)
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(path):
+        index[path] = low[path] = len(index)
+        stack.append(path)
+        for target in after[path]:
+            if target not in index:
+                visit(target)
+            if target in stack:
+                low[path] = min(low[path], low[target])
+        if low[path] == index[path]:
+            at = stack.index(path)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for path in parts:
+        if path not in index:
+            visit(path)
+    return found
+
+
+def judge(parts, verbose):
+    """Counts what goes up or round, and compares with what is known."""
+    uses = uses_of(parts)
+    up = ["%s: %s: %s" % (path, how, may_use(parts[path], parts[target]))
+          for (path, target), how in uses.items() if may_use(parts[path], parts[target])]
+    rings = circles(parts, uses)
+    counted = {"up": len(up), "circle": sum(len(ring) for ring in rings)}
+    if verbose:
+        print("\n".join(up + ["a circle: " + " ".join(ring) for ring in rings]))
+    for name, count in counted.items():
+        if count != BREACHES[name]:
+            problem("BREACHES[%r] is %d, but should be %d (`--breaches` lists them)" % (name, BREACHES[name], count))
+
+
+def graph(parts):
+    """The groups as Graphviz text, an arrow to what a group uses; red: not below it."""
+    print("digraph mlfab {\n  rankdir=BT;\n  node [shape=box];")
+    arrows = {}
+    for path, target in uses_of(parts):
+        pair = parts[path].group, parts[target].group
+        if pair[0] != pair[1]:
+            arrows[pair] = arrows.get(pair, 0) + (may_use(parts[path], parts[target]) is not None)
+    for floor in GROUPS + [{"transports": TRANSPORTS}, TOP]:
+        print("  { rank=same; %s }" % " ".join('"%s";' % group for group in floor))
+    for (one, other), breaches in sorted(arrows.items()):
+        print('  "%s" -> "%s"%s;' % (one, other, ' [color=red, label="%d"]' % breaches if breaches else ""))
+    print("}")
+
+
+def simulator_parts(parts):
+    """The simulator's file and what it needs: headers that it includes, and the sources beside them."""
+    needed, todo = {}, [SIMULATOR + ".c"]
+    while todo:
+        path = todo.pop()
+        if path in needed or path not in parts:
+            continue
+        needed[path] = parts[path]
+        if parts[path].group != "base" and parts[path].module != SIMULATOR:
+            problem("%s: the simulator uses mlfab.h and `base` only" % path)
+        todo.append(parts[path].module + ".c")
+        todo += [os.path.normpath(os.path.join(os.path.dirname(path), include))
+                 for include in INCLUDE.findall(read(path))]
+    return needed
+
+
+def join(parts, title, main_header):
+    """The text of a file that is made of these parts."""
     done = set()
     out = []
 
@@ -206,18 +283,21 @@ def join(parts):
                 continue
             where = "%s:%d" % (part.path, number)
             path = os.path.normpath(os.path.join(os.path.dirname(part.path), include.group(1)))
-            if path == "mlfab.h":
-                if "mlfab.h" not in done:
-                    done.add("mlfab.h")
-                    result.append('#include "mlfab.h"\n')
+            if path in PUBLIC_HEADERS:
+                if path not in done:
+                    done.add(path)
+                    result.append('#include "%s"\n' % path)
+                continue
+            if path == "mlfab_node.h":
+                # What only few users include is inlined: mlfab.c compiles beside mlfab.h alone.
+                if path not in done:
+                    done.add(path)
+                    result.append(banner(path, read(path).replace('#include "mlfab.h"\n\n', "")))
                 continue
             if path not in parts:
                 problem("%s: includes %s, which is not in the list" % (where, path))
                 continue
             target = parts[path]
-            why = may_include(part, target)
-            if why:
-                problem("%s: includes %s: %s" % (where, path, why))
             if path.endswith(".c"):
                 problem("%s: includes a source file" % where)
             if depth > 0 and path not in done and target.module != part.module:
@@ -235,36 +315,58 @@ def join(parts):
     version = re.search(r'#define MLFAB_VERSION "([^"]+)"', header).group(1)
     licence = "\n".join(" * " + line if line else " *"
                         for line in read("LICENSE").strip().splitlines())
-    return PROLOGUE.format(version=version, licence=licence) + "".join(out)
+    return (title + PROLOGUE).format(version=version, licence=licence, header=main_header) + "".join(out)
+
+
+def stored(path):
+    """The bytes of the file as it is; None when there is none."""
+    path = os.path.join(ROOT, path)
+    if not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, text):
+    if stored(path) != text.encode("utf-8"):
+        # A reader never sees half a file.
+        new = os.path.join(ROOT, path + ".new")
+        with open(new, "wb") as file:
+            file.write(text.encode("utf-8"))
+        os.replace(new, os.path.join(ROOT, path))
+    print("%s: %d lines from %d files" % (path, text.count("\n"), len(text.split("\n/* ====")) - 1))
+
+
+def check(path, text):
+    """1 when the file is not this text."""
+    if stored(path) == text.encode("utf-8"):
+        print("%s is what core/ and transports/ make (%d lines)" % (path, text.count("\n")))
+        return 0
+    print("amalgamate.py: %s is not what core/ and transports/ make: run `make amalgamate`" % path, file=sys.stderr)
+    return 1
 
 
 def main():
-    if sys.argv[1:] not in ([], ["--check"]):
+    how = sys.argv[1] if len(sys.argv) == 2 else ""
+    if sys.argv[1:] and how not in ("--check", "--graph", "--breaches"):
         sys.exit(__doc__.strip())
-    text = join(list_parts())
+    parts = list_parts()
+    if how == "--graph" and not problems:
+        graph(parts)
+        return
+    simulator = simulator_parts(parts)
+    library = {path: part for path, part in parts.items() if part.module != SIMULATOR}
+    texts = {"mlfab.c": join(library, LIBRARY_TITLE, "mlfab.h"),
+             "mlfab_sim.c": join(simulator, SIMULATOR_TITLE, "mlfab_sim.h")}
+    judge(parts, how == "--breaches")
     if problems:
         for line in problems:
             print("amalgamate.py: " + line, file=sys.stderr)
         sys.exit(1)
-    path = os.path.join(ROOT, OUTPUT)
-    old = None
-    if os.path.exists(path):
-        with open(path, "rb") as file:
-            old = file.read()
-    new = text.encode("utf-8")
-    if sys.argv[1:] == ["--check"]:
-        if old != new:
-            print("amalgamate.py: mlfab.c is not what core/ and transports/ make: "
-                  "run `make amalgamate`", file=sys.stderr)
-            sys.exit(1)
-        print("mlfab.c is what core/ and transports/ make (%d lines)" % text.count("\n"))
-        return
-    if old != new:
-        # A reader never sees half a file.
-        with open(path + ".new", "wb") as file:
-            file.write(new)
-        os.replace(path + ".new", path)
-    print("mlfab.c: %d lines from %d files" % (text.count("\n"), len(text.split("\n/* ====")) - 1))
+    if how == "--check":
+        sys.exit(max([check(path, text) for path, text in texts.items()]))
+    for path, text in texts.items() if not how else []:
+        write(path, text)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@
  *    1  a complete program          8  push and pull
  *    2  version                     9  barrier, broadcast, join, allreduce, schedule
  *    3  errors                     10  telemetry
- *    4  types and units            11  stepping by hand (the node level)
+ *    4  types and units            11  stepping by hand: mlfab_node.h
  *    5  env: memory, clock, log    12  transport interface
- *    6  open and close             13  built-in transports and the simulator
+ *    6  open and close             13  built-in transports
  *    7  the model                  9b  collectives
  *
  * 1. A complete program
@@ -24,15 +24,14 @@
  *    int main(void) {
  *      mlfab *fabric = NULL;
  *      mlfab_error error;
- *      mlfab_config config;
- *      mlfab_config_init(&config);
- *      if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+ *      if (mlfab_open_env(&fabric, &error)) {
  *        fprintf(stderr, "%s\n", error.text);
  *        return 1;
  *      }
  *      float w[1000] = {0}, gradient[1000];
  *      mlfab_buf weights = {MLFAB_ALL, 0, w, 1000}, update = {MLFAB_ALL, 0, gradient, 1000};
- *      mlfab_push_options options = {.size = sizeof options, .scale = -0.01};  // -learning rate
+ *      mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+ *      options.scale = -0.01;  // -learning rate
  *      int status = mlfab_tensor_add(fabric, 0, MLFAB_F32, 1000);
  *      if (!status) status = mlfab_model_start(fabric, NULL, &weights, 1);  // worker 0's weights win
  *      for (int step = 0; step < 1000 && !status; step++) {
@@ -48,8 +47,8 @@
  *      return status ? 1 : 0;
  *    }
  *
- * Started by hand it is a world of one: it learns alone, without a server or sockets. So does a
- * program that forgets mlfab_config_from_env, however many of it are started.
+ * Started by hand it is a world of one: it learns alone, without a server or sockets, and says so. So does a
+ * program that opens without the environment, however many of it are started.
  *
  * Conventions
  * -----------
@@ -79,10 +78,9 @@
  * open contexts of its own. Memory of mlfab_alloc that is shared is not in the child: touching it there
  * is a fault.
  *
- * Limits: of a context, 64 requests may be open and 8 pulls under way, those of blocking calls
- * included, and 16 collectives; one more gets MLFAB_ERR_AGAIN at once. A model of more than 64 layers is
- * therefore pushed as one list of buffers, or in parts that are waited for in between. At most 16
- * objects of section 9b are open.
+ * Limits: of a context, 1,024 requests may be open, those of blocking calls included, and 64 updates, 8 pulls
+ * and 16 collectives may be under way; one more gets MLFAB_ERR_AGAIN at once. At most 16 objects of section
+ * 9b are open.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -348,8 +346,10 @@ typedef struct mlfab_config {
   char listen[256];      /* where this node listens, like coordinator; "": chosen */
   char ifname[128];      /* interfaces for TCP, NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   uint32_t allow_insecure; /* 1: TCP on other addresses than loopback */
-  uint32_t transports;     /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts */
-  uint32_t progress;       /* MLFAB_PROGRESS_* */
+  uint32_t
+      transports;    /* MLFAB_USE_* bits; 0: shared memory within a host, TCP between hosts; with a
+                              transport of the caller's own: that one alone */
+  uint32_t progress; /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C over payloads on TCP (headers keep theirs) */
   uint64_t timeout_ns;     /* default deadline of every blocking call, joining included; 0: 300 s */
   uint64_t heartbeat_ns;   /* 0: 500 ms. Suspect after 3; dead after 5, unless silent_death_ns
@@ -363,15 +363,15 @@ typedef struct mlfab_config {
   uint32_t block_bytes; /* 0: 1 MiB */
   uint32_t merge_max;   /* small pushes that wait are added together, up to this many; 0: 128;
                             1: never */
-  uint64_t model_max_bytes;     /* a larger model is refused; 0: 64 GiB */
-  uint64_t broadcast_max_bytes; /* a larger broadcast is refused; 0: 256 MiB */
-  const mlfab_env *env;         /* copied; NULL: built-in */
+  uint64_t model_max_bytes; /* a larger model is refused; 0: 64 GiB */
+  const mlfab_env *env;     /* copied; NULL: built-in */
   /* Callbacks; each may be NULL. */
   mlfab_update_fn on_update; /* set: replaces the model's update rule at this server */
   mlfab_pull_fn on_pull;
   mlfab_event_fn on_event;
   void *user; /* passed to all of them */
-  /* The caller's own transport instead of the built-in ones; borrowed until close. */
+  /* The caller's own transport; borrowed until close. It is opened beside those that `transports` names, and
+   * where a peer can be reached by several, it is taken. */
   const struct mlfab_transport *transport;
   void *transport_user; /* passed to its open */
   /* A fabric with a scheduler. */
@@ -416,12 +416,23 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * environment; do not call while another thread changes it. */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
+/* Sets one member by the name that it has in the environment, without MLFAB_ and in small letters: ("workers",
+ * "4"), ("timeout_ms", "500"). Errors: CONFIG, naming setting and value; nothing has changed then. */
+MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
+                               mlfab_error *error_p);
+
 /* Opens a node and joins the fabric: returns when all ranks of the world are there, at most
  * timeout_ns later. A world of one opens at once and does no I/O. `error_p` may be NULL; on failure
  * it says why and which ranks were missing.
  * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB,
  * PROTOCOL_OLDER/NEWER, TIMEOUT, MEMORY, IO. */
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
+
+/* mlfab_config_init, mlfab_config_from_env and mlfab_open. mlfab_model_start without options then takes those of the
+ * environment (mlfab_model_options_from_env), and the filter of the environment for all tensors
+ * (mlfab_filter_from_env). Where no launcher has set anything, one line on stderr says that this is a world of one.
+ * Errors: of the three. */
+MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p);
 
 /* The same, and waits for nothing but a host name to listen at, until it resolves or timeout_ns has passed:
  * the context is there, the fabric not yet. Drive it (mlfab_progress) until mlfab_is_ready returns 1. For
@@ -459,16 +470,20 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
  * the servers. Every worker defines it; worker 0's definition, options and first weights win, and a
  * definition with other tensors is refused with an error that names the first difference.
  */
-/* t, and what mhat and vhat are corrected by, counts the commits that touched a slice, and small
- * tensors share slices. With ADADELAY, ADAM and ADAMW push all tensors in one call therefore, or with
+/* What a server does with an update u, or with the sum of a round. With weight_decay each of them makes
+ * w <- w + scale * weight_decay * w first (decoupled decay; ADAM with it is AdamW).
+ * t, and what mhat and vhat are corrected by, counts the commits that touched a slice, and small
+ * tensors share slices. With ADADELAY and ADAM push all tensors in one call therefore, or with
  * MLFAB_PUSH_MORE in rounds: one asynchronous push a tensor makes t run ahead. */
-enum mlfab_rule_kind {
-  MLFAB_RULE_PLAIN = 0,    /* w <- w + scale * u */
-  MLFAB_RULE_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h          (MLfabric eq. 2) */
-  MLFAB_RULE_ADADELAY =
-      2,               /* w <- w + c / sqrt(t + delay) * scale * u        (MLfabric 3.1, 10.4) */
-  MLFAB_RULE_ADAM = 3, /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
-  MLFAB_RULE_ADAMW = 4 /* the same, and w <- w + scale * weight_decay * w before it */
+enum mlfab_optimizer_kind {
+  MLFAB_OPTIMIZER_SGD = 0,      /* w <- w + scale * u */
+  MLFAB_OPTIMIZER_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h      (MLfabric eq. 2) */
+  MLFAB_OPTIMIZER_ADADELAY =
+      2,                    /* w <- w + c / sqrt(t + delay) * scale * u    (MLfabric 3.1, 10.4) */
+  MLFAB_OPTIMIZER_ADAM = 3, /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
+  MLFAB_OPTIMIZER_RMSPROP =
+      4, /* v <- beta2 * v + (1 - beta2) * u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
+  MLFAB_OPTIMIZER_ADAGRAD = 5 /* v <- v + u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
 };
 
 /* Consistency: when a pull may be answered and when a round is complete (FluentPS Alg. 1, Table
@@ -533,18 +548,18 @@ enum mlfab_half {
 
 typedef struct mlfab_model_options {
   uint32_t size;
-  uint32_t rule; /* MLFAB_RULE_* */
-  uint32_t sync; /* MLFAB_SYNC_*, with the defaults of its members; see consistency */
-  uint32_t mean; /* 1: a round's sum is divided by its contributors (rounds; not with I64) */
+  uint32_t optimizer; /* MLFAB_OPTIMIZER_* */
+  uint32_t sync;      /* MLFAB_SYNC_*, with the defaults of its members; see consistency */
+  uint32_t mean;      /* 1: a round's sum is divided by its contributors (rounds; not with I64) */
   uint32_t deterministic; /* 1: a round adds in the order of ranks, not of arrival (BSP) */
   uint32_t slices;        /* 0: 16 times the servers; at most 4096 */
   uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
   uint32_t active;        /* servers that hold slices at first, the first so many; 0: all */
-  double gamma;           /* momentum; 0: 0.9 */
-  double adadelay_c;      /* 0: 1 */
-  double beta1, beta2;    /* 0: 0.9, 0.999 */
-  double epsilon;         /* 0: 1e-8 */
-  double weight_decay;    /* ADAMW; 0: 0.01 */
+  double gamma;           /* MOMENTUM, in [0, 1); initially 0.9 */
+  double adadelay_c;      /* ADADELAY, positive; initially 1 */
+  double beta1, beta2;    /* ADAM; RMSPROP: beta2; in [0, 1); initially 0.9 and 0.999 */
+  double epsilon;         /* positive with every optimizer but SGD; initially 1e-8 */
+  double weight_decay;    /* initially 0 */
   /* The consistency model with its members; all zero: `sync` says it. */
   mlfab_sync consistency;
   /* Version tags (TDF 3): so many elements share a tag, the commit that changed them last, and a
@@ -559,6 +574,25 @@ typedef struct mlfab_model_options {
   double change_threshold, change_decay;
 } mlfab_model_options;
 
+/* The values that are called initial above, 0 in all other members. An optimizer other than SGD needs them: its
+ * options are refused with CONFIG when epsilon is 0. */
+#define MLFAB_MODEL_OPTIONS_INIT                                                       \
+  {                                                                                    \
+    sizeof(mlfab_model_options), 0, 0, 0, 0, 0, 0, 0, 0.9, 1.0, 0.9, 0.999, 1e-8, 0.0, \
+        {0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0}, 0, 0, 0.0, 0.0                             \
+  }
+/* Sets *options to the same. */
+MLFAB_API void mlfab_model_options_init(mlfab_model_options *options);
+
+/* Sets one member by name: "optimizer" (sgd, momentum, adadelay, adam, rmsprop, adagrad), "gamma", "beta1", "beta2",
+ * "epsilon", "weight_decay", "consistency" (async, bsp, ssp, dsps, drop, pssp, pssp_dynamic), "staleness", "need",
+ * "chance", "alpha", "mean", "slices", "tags". Errors: CONFIG, naming setting and value; nothing has changed then. */
+MLFAB_API int mlfab_model_options_set(mlfab_model_options *options, const char *name,
+                                      const char *value, mlfab_error *error_p);
+/* Sets members that are still at their initial value from the environment: MLFAB_OPTIMIZER and so on. A program that
+ * calls this leaves these choices to whoever runs it. Errors: CONFIG, naming the variable. */
+MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_error *error_p);
+
 /* Adds a tensor of `count` elements under `id` (any number but MLFAB_ALL). Local; before
  * mlfab_model_start. Errors: ARGUMENT, TENSOR (id used twice), STATE, LIMIT. */
 MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count);
@@ -566,7 +600,7 @@ MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t coun
 /* Agrees on the model with the servers and the other workers; blocks until the model stands, at most
  * timeout_ns of the config. `bufs` hold the first weights: worker 0's are sent; on every other worker
  * they are overwritten with worker 0's. bufs NULL with n 0: zeros, and nothing is written back.
- * options may be NULL. Costs the model's bytes once per worker on the wire. What is wrong with the
+ * options may be NULL: all initial, or as the environment says (mlfab_open_env). Costs the model's bytes once per worker on the wire. What is wrong with the
  * options is said at once where it can be; what only a server knows (UNSUPPORTED: conditions of the
  * user's that it does not have, a delay bound with rounds; MEMORY) refuses worker 0's model, and every
  * worker is told so. Whoever got an error may call again.
@@ -594,8 +628,8 @@ enum mlfab_push_flags {
 
 typedef struct mlfab_push_options {
   uint32_t size;
-  /* w <- w + scale * u: a gradient takes minus the learning rate. 0: 1. Integers only, when the
-   * model has an I64 tensor. */
+  /* w <- w + scale * u: a gradient takes minus the learning rate. 0 means 0; initially 1. Integers only,
+   * when the model has an I64 tensor. */
   double scale;
   uint32_t flags; /* MLFAB_PUSH_* */
   uint32_t reserved;
@@ -611,6 +645,12 @@ typedef struct mlfab_push_options {
    * one a whole push, is ARGUMENT with both numbers. 0: not checked. */
   uint64_t progress;
 } mlfab_push_options;
+
+/* scale is 1, all other members 0. */
+#define MLFAB_PUSH_OPTIONS_INIT \
+  { sizeof(mlfab_push_options), 1.0, 0, 0, 0.0, 0, 0, 0, 0.0, 0 }
+/* Sets *options to the same. */
+MLFAB_API void mlfab_push_options_init(mlfab_push_options *options);
 
 enum mlfab_pull_flags {
   MLFAB_PULL_FULL = 1, /* tags: bring everything, whatever the cache has */
@@ -649,7 +689,7 @@ MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 /* The same without waiting: the buffers stay borrowed until the request has finished. Updates of up
  * to 64 KiB are copied: their buffers are the caller's again at return. request_p NULL: nobody will
  * ask; a failure then shows in the stats, in mlfab_flush and in mlfab_last_error.
- * Errors: usage codes, AGAIN when 64 requests are open that were not ended with mlfab_wait or
+ * Errors: usage codes, AGAIN when 1,024 requests are open that were not ended with mlfab_wait or
  * mlfab_test, or 64 updates are under way: wait for one, or call mlfab_flush, and try again. */
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p);
@@ -697,6 +737,12 @@ typedef struct mlfab_filter {
  * TENSOR, DTYPE (int64; of all, when one is), UNSUPPORTED (ghost tensors), STATE before the model,
  * MEMORY. */
 MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter);
+
+/* As mlfab_model_options_set and _from_env: "filter_threshold", "filter_decay", "filter_drop", "filter_top",
+ * "filter_half" (none, f16, bf16). */
+MLFAB_API int mlfab_filter_set(mlfab_filter *filter, const char *name, const char *value,
+                               mlfab_error *error_p);
+MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p);
 
 /* Pulls whole tensors, one version per slice, into the caller's buffers. The consistency model says
  * when; BSP: waits for the round of this worker's last push. With tags, `data` of a buffer may be
@@ -768,13 +814,18 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
  * 9. Barrier, broadcast, join, allreduce, schedule
  */
 
-/* Waits until every live worker that has not joined (see mlfab_join) is here. timeout_ns 0: the
- * config's. Errors: TIMEOUT naming the first rank that is missing; PEER_DEAD when server 0 is dead. */
+/* Waits until every live worker that has not joined (see mlfab_join) is here. Server 0 counts: a barrier
+ * needs no collectives, has no limit of workers, and is not failed by the death of a worker, who is then
+ * no longer waited for. Barriers match in the order of calls, whether or not they wait
+ * (mlfab_barrier_start); one that has run out of time may be called again and is then the same one.
+ * timeout_ns 0: the config's. Errors: TIMEOUT naming the first rank that is missing; PEER_DEAD when
+ * server 0 is dead; AGAIN (too many requests are open). */
 MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
 
-/* Copies `bytes` bytes from worker `root` to all others, through server 0. Every worker must call it,
- * in the same order, with the same root and size. Errors: ARGUMENT, LIMIT, SHAPE (sizes differ; names
- * the rank), TIMEOUT, PEER_DEAD naming the root. */
+/* Copies `bytes` bytes from worker `root` to all others, from worker to worker, up to model_max_bytes.
+ * A collective (section 9b): every worker calls it in the same order, with the same root and size, as
+ * this or as mlfab_broadcast_start. Errors: as of mlfab_allreduce_list; also RANK_RANGE (root) and
+ * ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                               uint64_t timeout_ns);
 
@@ -793,17 +844,9 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
  * added like any number. `data` is borrowed
  * until the call returns; the sum is formed in it, and after a failure what it holds is of no use.
  *
- * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, types and
- * cost there (section 9b) holds here. But in a fabric with a scheduler arrays of MLFAB_F32, F64 and
- * I64 of more than eager_bytes (the same on all nodes) go by its plan, as with MLFAB_ALGORITHM_PLANNED:
- * up a tree to a root drawn from the seed, whose aggregators the scheduler chooses by the
- * links, and down a distribution tree (MLfabric §6). A failure of this form ends only this call, on
- * all ranks with one code and one rank, and the next works again; one at a time (AGAIN); whoever runs out
- * of time while a rank has not called yet ends alone, and may call again. It matches only itself and
- * MLFAB_ALGORITHM_PLANNED.
- * Errors: as of mlfab_allreduce_list.
- * Cost of the planned form: the array's bytes up and down once per worker; an aggregator adds in its own
- * `data`, and stages up to 4 MiB of what comes early. Four round trips beside. */
+ * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, matching, types
+ * and cost there (section 9b) holds here.
+ * Errors: as of mlfab_allreduce_list. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
@@ -896,15 +939,18 @@ enum mlfab_op {
 };
 
 enum mlfab_algorithm {
-  MLFAB_ALGORITHM_AUTO = 0,     /* by size, number of workers, hosts, and links where known */
+  /* By size, number of workers, hosts, and links where known; in a fabric with a scheduler allreduces of
+   * more than eager_bytes (the same on all nodes) are PLANNED, but for those in shared memory. */
+  MLFAB_ALGORITHM_AUTO = 0,
   MLFAB_ALGORITHM_RING = 1,     /* fewest bytes, 2 (P - 1) steps */
   MLFAB_ALGORITHM_HALVING = 2,  /* recursive halving, then doubling: fewest bytes, 2 log2 P steps */
   MLFAB_ALGORITHM_DOUBLING = 3, /* recursive doubling: log2 P steps, all bytes in each */
   MLFAB_ALGORITHM_TREE = 4,     /* binomial tree up and down */
-  MLFAB_ALGORITHM_PLANNED =
-      5 /* MLfabric's tree, by the scheduler: allreduces of one buffer, sums of
-                                  MLFAB_F32, F64 and I64; without a scheduler the root adds all.
-                                  What is said of it at mlfab_allreduce holds */
+  /* Allreduces but `ordered` ones: up a tree to a root drawn from the seed, whose aggregators the scheduler
+   * chooses by the links, and down a distribution tree (MLfabric §6). The array's bytes go up and down once
+   * per worker; an aggregator stages up to 4 MiB of what comes early. Two round trips beside. Of two
+   * workers, and where there is no scheduler, or it is silent for a heartbeat, as AUTO without one. */
+  MLFAB_ALGORITHM_PLANNED = 5
 };
 
 /* A reducer of the user's: inout = in o inout, `count` elements of element_bytes each; both aligned to 8
@@ -978,10 +1024,9 @@ MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, in
 MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p);
 
-/* Worker `root`'s bytes to all, from worker to worker, up to model_max_bytes; and a barrier that does
- * not wait. The blocking mlfab_broadcast and mlfab_barrier of section 9 go through server 0, and match
- * only each other. Errors as above, of the broadcast also RANK_RANGE (root) and ARGUMENT (0 bytes; root
- * does not take part). */
+/* mlfab_broadcast and mlfab_barrier of section 9 without waiting; they match those. Of the options only
+ * timeout counts, for the broadcast also the algorithm. Any number of barriers may be open, as far as
+ * there are requests. Errors: as of the forms that wait; ARGUMENT (options.size). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
@@ -1292,17 +1337,23 @@ typedef struct mlfab_event_info {
 } mlfab_event_info;
 
 /* ------------------------------------------------------------------------------------------------
- * 11. Stepping by hand: the node level
+ * 12. Transport interface
  *
- * A node is a state machine without I/O, clock or threads: feed it events with the present time,
- * carry out the actions that it yields, and call it again at its deadline. mlfab_open is a driver
- * around this; embedders with their own event loop write another (examples/04_event_loop.c).
- * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
- * mlfab_node_done. The memory of a request that has ended is the caller's when the actions that are
- * due then have been carried out: one may be to take it back from a link (MLFAB_ACTION_DETACH).
- * One thread at a time. Time never goes back.
+ * A transport is a table of functions, passed by pointer. It carries frames between two ends of a
+ * link: whole, once, in order between UP and DOWN; at DOWN any suffix is lost. Nothing blocks but
+ * wait. No function is called from two threads at once, except wait, wake and fd, which may run
+ * beside any other but close.
+ *
+ * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of
+ * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
+ * anything is allocated; a transport of messages need not look inside. The first frame that a caller sends
+ * on a link has 4096 bytes at most, and so has every frame of a link that begins with JOIN: a
+ * transport may give up one that announces more.
  */
-typedef struct mlfab_node mlfab_node;
+#define MLFAB_TRANSPORT_ABI 3
+#define MLFAB_HEADER_BYTES 64
+#define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
+#define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
 
 enum mlfab_io_kind {
   MLFAB_IO_UP = 1,    /* a connection stands: `link`, and `token` of connect (0: they called us) */
@@ -1342,154 +1393,16 @@ typedef struct mlfab_io_event {
   const mlfab_measure *measure; /* MEASURED */
 } mlfab_io_event;
 
-enum mlfab_action_kind {
-  MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
-  MLFAB_ACTION_CONNECT = 2,    /* address, token */
-  MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
-  MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
-  MLFAB_ACTION_PROBE = 5       /* link, which came UP with MLFAB_CAP_PROBE: what the transport's
-                                  probe returns goes to mlfab_node_done */
-};
-
-/* What a node wants done. Pointers are valid until mlfab_node_done. */
-typedef struct mlfab_action {
-  uint32_t kind;
-  uint32_t link;
-  uint64_t token;   /* send: 0 when there is no bulk or it need not be reported */
-  const void *head; /* to be copied by whoever takes the action */
-  const void *bulk; /* borrowed until SENT, DOWN, or a detach */
-  uint32_t head_bytes, bulk_bytes;
-  const char *address; /* connect: a list separated by blanks, best first: take the first that a
-                              transport of this node reaches */
-} mlfab_action;
-
-/* `addresses`: where this node can be met, a list separated by blanks. */
-MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
-                              mlfab_node **node_p, mlfab_error *error_p);
-MLFAB_API void mlfab_node_close(mlfab_node **node_p);
-/* Feeds an event. Never fails because of what a peer sent: a bad peer is disconnected and counted. */
-MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns);
-/* Runs timers and background work (commits, one block at a time). */
-MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns);
-/* The next action, 1, or 0 when there is none. The same one again until mlfab_node_done. */
-MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p);
-/* What became of the action: 0, or MLFAB_ERR_AGAIN (a send that found no room: it comes again after
- * MLFAB_IO_WRITABLE), or another error (the link is given up). */
-MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
-                               uint64_t now_ns);
-/* When tick must be called at the latest. */
-MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
-/* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
-MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
-/* The calls of sections 7 to 10 at the node level: as their namesakes, never waiting. */
-MLFAB_API int mlfab_node_tensor_add(mlfab_node *node, uint32_t id, int dtype, uint64_t count);
-MLFAB_API int mlfab_node_model_start(mlfab_node *node, const mlfab_model_options *options,
-                                     const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
-                                     mlfab_request *request_p);
-MLFAB_API int mlfab_node_push(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
-                              const mlfab_push_options *options, uint64_t now_ns,
-                              mlfab_request *request_p);
-MLFAB_API int mlfab_node_pull(mlfab_node *node, const mlfab_buf *bufs, uint32_t n,
-                              const mlfab_pull_options *options, uint64_t now_ns,
-                              mlfab_request *request_p);
-MLFAB_API int mlfab_node_barrier(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
-                                 mlfab_request *request_p);
-MLFAB_API int mlfab_node_broadcast(mlfab_node *node, int32_t root, void *data, uint64_t bytes,
-                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
-MLFAB_API int mlfab_node_join(mlfab_node *node, uint64_t timeout_ns, uint64_t now_ns,
-                              mlfab_request *request_p);
-MLFAB_API int mlfab_node_allreduce(mlfab_node *node, void *data, uint64_t count, int dtype,
-                                   uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p);
-MLFAB_API int mlfab_node_allreduce_list(mlfab_node *node, const mlfab_vec *bufs, uint32_t n,
-                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
-                                        mlfab_request *request_p);
-MLFAB_API int mlfab_node_reduce_scatter(mlfab_node *node, void *data, const uint64_t *counts,
-                                        int dtype, const mlfab_collective *options, uint64_t now_ns,
-                                        mlfab_request *request_p);
-MLFAB_API int mlfab_node_allgather(mlfab_node *node, void *data, const uint64_t *counts, int dtype,
-                                   const mlfab_collective *options, uint64_t now_ns,
-                                   mlfab_request *request_p);
-/* mlfab_broadcast_start and mlfab_barrier_start: the names without `workers` are of section 9. */
-MLFAB_API int mlfab_node_broadcast_workers(mlfab_node *node, int32_t root, void *data,
-                                           uint64_t bytes, const mlfab_collective *options,
-                                           uint64_t now_ns, mlfab_request *request_p);
-MLFAB_API int mlfab_node_barrier_workers(mlfab_node *node, const mlfab_collective *options,
-                                         uint64_t now_ns, mlfab_request *request_p);
-/* It is open when the request has ended with 0; a graph that cannot be is told by _start. */
-MLFAB_API int mlfab_node_stochastic_open(mlfab_node *node, uint64_t count, int dtype,
-                                         const mlfab_stochastic_options *options,
-                                         uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
-                                         mlfab_request *request_p);
-MLFAB_API int mlfab_node_stochastic_start(mlfab_node *node, uint32_t id, void *data,
-                                          uint64_t timeout_ns, uint64_t now_ns,
-                                          mlfab_stochastic_info *info_p, mlfab_request *request_p);
-/* Open when the request has ended with 0; to be closed when it has ended otherwise. */
-MLFAB_API int mlfab_node_partial_open(mlfab_node *node, uint64_t count, int dtype,
-                                      const mlfab_partial_options *options, uint64_t timeout_ns,
-                                      uint64_t now_ns, uint32_t *id_p, mlfab_request *request_p);
-MLFAB_API int mlfab_node_partial_start(mlfab_node *node, uint32_t id, void *data,
-                                       uint64_t timeout_ns, uint64_t now_ns,
-                                       mlfab_partial_info *info_p, mlfab_request *request_p);
-MLFAB_API int mlfab_node_partial_flush(mlfab_node *node, uint32_t id, void *data,
-                                       uint64_t timeout_ns, uint64_t now_ns,
-                                       mlfab_request *request_p);
-MLFAB_API int mlfab_node_partial_resync(mlfab_node *node, uint32_t id, void *model, uint64_t count,
-                                        int dtype, uint64_t timeout_ns, uint64_t now_ns,
-                                        mlfab_request *request_p);
-MLFAB_API int mlfab_node_partial_close(mlfab_node *node, uint32_t id, uint64_t now_ns);
-MLFAB_API int mlfab_node_stochastic_close(mlfab_node *node, uint32_t id, uint64_t now_ns);
-MLFAB_API int mlfab_node_push_sparse(mlfab_node *node, uint32_t tensor, const uint64_t *indices,
-                                     const void *values, uint64_t count,
-                                     const mlfab_push_options *options, uint64_t now_ns,
-                                     mlfab_request *request_p);
-MLFAB_API int mlfab_node_set_filter(mlfab_node *node, uint32_t tensor, const mlfab_filter *filter);
-MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
-                                uint64_t *count_p);
-MLFAB_API int mlfab_node_set_sync(mlfab_node *node, const mlfab_sync *sync, uint32_t server,
-                                  uint32_t tensor, uint64_t timeout_ns, uint64_t now_ns,
-                                  mlfab_request *request_p);
-MLFAB_API int mlfab_node_set_servers(mlfab_node *node, const uint32_t *servers, uint32_t n,
-                                     uint64_t timeout_ns, uint64_t now_ns,
-                                     mlfab_request *request_p);
-MLFAB_API int mlfab_node_set_schedule(mlfab_node *node, const mlfab_schedule *schedule,
-                                      uint64_t now_ns);
-MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
-                                  uint64_t now_ns);
-MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
-MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
-                              mlfab_result *result_p);
-MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request request, uint64_t now_ns);
-MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p);
-MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p);
-MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size);
-
-/* ------------------------------------------------------------------------------------------------
- * 12. Transport interface
- *
- * A transport is a table of functions, passed by pointer. It carries frames between two ends of a
- * link: whole, once, in order between UP and DOWN; at DOWN any suffix is lost. Nothing blocks but
- * wait. No function is called from two threads at once, except wait, wake and fd, which may run
- * beside any other but close.
- *
- * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of
- * streams finds the lengths with mlfab_frame_check, which also refuses what cannot be a frame before
- * anything is allocated; a transport of messages need not look inside. The first frame that a caller sends
- * on a link has 4096 bytes at most, and so has every frame of a link that begins with JOIN: a
- * transport may give up one that announces more.
- */
-#define MLFAB_TRANSPORT_ABI 3
-#define MLFAB_HEADER_BYTES 64
-#define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
-#define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
-
 enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
   MLFAB_CAP_GHOST = 2,    /* carries ghosts */
   MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
   MLFAB_CAP_CHECKED = 8,  /* hands out only frames that passed mlfab_frame_check and, unless it is
                              reliable, mlfab_frame_verify */
-  MLFAB_CAP_PROBE = 16    /* has the function probe */
+  MLFAB_CAP_PROBE = 16,   /* has the function probe */
+  MLFAB_CAP_VIRTUAL =
+      32 /* time is virtual, and all contexts are in one thread: env's clock stands still
+                             but inside wait, which carries out what others do meanwhile */
 };
 
 typedef struct mlfab_transport_options {
@@ -1568,73 +1481,13 @@ MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const vo
                                  uint32_t bulk_bytes);
 
 /* ------------------------------------------------------------------------------------------------
- * 13. Built-in transports and the simulator
+ * 13. Built-in transports
  *
- * Left out of mlfab.c when MLFAB_WITH_TCP, MLFAB_WITH_SHM or MLFAB_WITH_SIM is defined as 0; the
- * function then returns NULL.
+ * Left out of mlfab.c when MLFAB_WITH_TCP or MLFAB_WITH_SHM is defined as 0; the function then returns
+ * NULL. The simulator is a transport in files of its own: mlfab_sim.h.
  */
 MLFAB_API const mlfab_transport *mlfab_transport_tcp(void);
 MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
-
-/* The simulator: a network of hosts in one process and one thread, in virtual time, from a seed.
- * Give a context transport = mlfab_transport_sim(), transport_user = mlfab_sim_host(sim, i), and
- * env->clock = mlfab_sim_clock with env->user = sim, or use mlfab_sim_open, which does all that. */
-typedef struct mlfab_sim mlfab_sim;
-
-typedef struct mlfab_sim_options {
-  uint32_t size;
-  uint32_t hosts;            /* at least 1 */
-  uint64_t seed;             /* 0: 1 */
-  uint64_t latency_ns;       /* one way; 0: 50 us */
-  double latency_jitter;     /* 0..1, a uniform part of latency_ns added per frame; order is kept
-                                 within a link */
-  uint64_t rate_bytes_per_s; /* each host's in and out capacity; 0: 1.25e9 */
-  uint64_t buffer_bytes;     /* of a link: a send beyond it is refused with AGAIN; 0: 4 MiB */
-  /* Fault menu: each is a probability a frame, or a second and host; 0: never. */
-  double loss;      /* a frame: its connection breaks, it and all behind it are lost */
-  double duplicate; /* a frame: connection breaks after delivery, its acknowledgements are lost */
-  double reorder;   /* a frame: held back up to 20 latencies, other links overtake it */
-  double partition; /* a second: two hosts cannot talk for up to partition_ns */
-  double crash;     /* a second and host allowed to crash: see mlfab_sim_on_crash */
-  double pause;     /* a second and host: it does nothing for up to pause_ns */
-  double slow;      /* a second and host: a tenth of its rate for up to pause_ns */
-  uint64_t partition_ns, pause_ns; /* 0: 1 s */
-  const mlfab_env *env;            /* memory and log; NULL: built-in */
-} mlfab_sim_options;
-
-MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p);
-/* Contexts on it must be closed before. */
-MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p);
-MLFAB_API uint64_t mlfab_sim_clock(void *sim); /* virtual nanoseconds */
-MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host);
-MLFAB_API const mlfab_transport *mlfab_transport_sim(void);
-/* mlfab_open on host `host`, hand-driven by the simulator, returning before the fabric is complete:
- * run the simulator until mlfab_is_ready. config.coordinator is "sim:0" unless set. */
-MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host, const mlfab_config *config,
-                             mlfab **ctx_p, mlfab_error *error_p);
-/* Carries out the next thing that happens anywhere; 1, or 0 when nothing will ever happen. */
-MLFAB_API int mlfab_sim_step(mlfab_sim *sim);
-/* Runs for a stretch of virtual time. */
-MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns);
-/* Calls `fn` at virtual time `at_ns` (a worker's computation ends, a link changes). It may use the
- * contexts, and call mlfab_sim_at again. Errors: MEMORY. */
-MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user), void *user);
-/* A host's in and out capacity from now on, bytes a second; 0: nothing passes. */
-MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out);
-/* The fault menu from now on: loss to slow, partition_ns and pause_ns of options; nothing else of them
- * is looked at. NULL: no faults any more; what stands ends at its time. */
-MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options);
-/* Host `host` has its network links in common with host `with` from now on, as two processes of one
- * machine do: frames between them take neither. Before anything is opened on it. */
-MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with);
-MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut);
-MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns);
-/* Everything of this host is gone at once: links break, its context is abandoned and *ctx NULL. */
-MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host);
-/* Hosts that the fault menu may crash, and who is told so that it can open a new context there. */
-MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host,
-                                 void (*fn)(void *user, uint32_t host), void *user);
-MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <stdio.h>
 

@@ -54,9 +54,7 @@ static int push_and_pull(mlfab *fabric) {
 int main(void) {
   mlfab *fabric = NULL;
   mlfab_error error = {0};
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }

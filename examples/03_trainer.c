@@ -38,7 +38,8 @@ static float gradient_of_batch(void) {
 
 static int train(mlfab *fabric, const char *path) {
   mlfab_buf pulled = {0, 0, weights, DIMENSIONS}, update = {0, 0, gradient, DIMENSIONS};
-  mlfab_model_options model = {.size = sizeof model, .rule = MLFAB_RULE_MOMENTUM, .gamma = 0.9};
+  mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT; /* gamma is 0.9 */
+  model.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
   mlfab_push_options push = {.size = sizeof push, .scale = -0.02};
   int32_t rank = 0;
   int status = mlfab_rank(fabric, &rank, NULL, NULL);
@@ -70,9 +71,7 @@ static int train(mlfab *fabric, const char *path) {
 int main(int argc, char **argv) {
   mlfab *fabric = NULL;
   mlfab_error error = {0};
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }

@@ -6,7 +6,7 @@
  * Run:    build/examples/04_event_loop
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "mlfab_node.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,22 +65,32 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
+/* Begins a call, which a descriptor tells in full. */
+static int submit(int i, mlfab_call call, mlfab_request *request_p) {
+  call.size = sizeof call;
+  return mlfab_node_submit(node[i], &call, now_ns, request_p);
+}
+
 /* Both join and agree on a model of zeros; node 1 pushes ones to node 0, and pulls what it made. */
 static int run(float *w) {
   float ones[COUNT] = {1, 1, 1, 1};
   mlfab_buf weights = {0, 0, w, COUNT}, update = {0, 0, ones, COUNT};
+  const mlfab_call tensor = {.kind = MLFAB_CALL_TENSOR_ADD, .dtype = MLFAB_F32, .count = COUNT};
+  const mlfab_call start = {.kind = MLFAB_CALL_MODEL_START};
+  const mlfab_call push = {.kind = MLFAB_CALL_PUSH, .bufs = &update, .n = 1};
+  const mlfab_call pull = {.kind = MLFAB_CALL_PULL, .bufs = &weights, .n = 1};
   mlfab_request request[NODES];
   int status = 0;
   for (int i = 0; i < NODES && status >= 0; i += status == 1, turn())
     status = mlfab_node_ready(node[i], NULL);
   for (int i = 0; i < NODES && status >= 0; i++) {
-    status = mlfab_node_tensor_add(node[i], 0, MLFAB_F32, COUNT);
-    if (!status) status = mlfab_node_model_start(node[i], NULL, NULL, 0, now_ns, &request[i]);
+    status = submit(i, tensor, NULL);
+    if (!status) status = submit(i, start, &request[i]);
   }
   for (int i = 0; i < NODES && !status; i++) status = finish(i, request[i]);
-  if (!status) status = mlfab_node_push(node[1], &update, 1, NULL, now_ns, &request[1]);
+  if (!status) status = submit(1, push, &request[1]);
   if (!status) status = finish(1, request[1]);
-  if (!status) status = mlfab_node_pull(node[1], &weights, 1, NULL, now_ns, &request[1]);
+  if (!status) status = submit(1, pull, &request[1]);
   return status ? status : finish(1, request[1]);
 }
 

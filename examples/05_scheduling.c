@@ -8,7 +8,7 @@
  * Run:    build/examples/05_scheduling
  * SPDX-License-Identifier: MIT
  */
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -109,9 +109,7 @@ static int go_round(mlfab *fabric) {
 int main(void) {
   mlfab *fabric = NULL;
   mlfab_error error = {0};
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }

@@ -73,15 +73,17 @@ static int partial(mlfab *fabric, int rank, int slow, const char *name, uint32_t
 int main(void) {
   mlfab *fabric = NULL;
   mlfab_error error;
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }
-  int rank = (int)config.rank, slow = config.rank + 1 == (int)config.workers;
-  if (config.workers < 3 || config.workers >= RANKS_MAX) {
+  int32_t rank = 0;
+  uint32_t workers = 0;
+  mlfab_rank(fabric, &rank, &workers, NULL);
+  int slow = rank + 1 == (int)workers;
+  if (workers < 3 || workers >= RANKS_MAX) {
     fprintf(stderr, "start it with 3 to 7 workers: mlfab-run -n 4 -s 0 ...\n");
+    mlfab_close(&fabric);
     return 2;
   }
   int status = full(fabric, rank, slow) || partial(fabric, rank, slow, "solo", MLFAB_SOLO) ||

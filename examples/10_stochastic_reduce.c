@@ -82,15 +82,17 @@ static int try_graph(mlfab *fabric, uint32_t rank, uint32_t workers, const char 
 int main(void) {
   mlfab *fabric = NULL;
   mlfab_error error;
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }
-  uint32_t rank = (uint32_t)config.rank, workers = config.workers;
+  int32_t me = 0;
+  uint32_t workers = 0;
+  mlfab_rank(fabric, &me, &workers, NULL);
+  uint32_t rank = (uint32_t)me;
   if (workers < 2 || workers > FEATURES) {
     fprintf(stderr, "start it with 2 to 16 workers: mlfab-run -n 8 -s 0 ...\n");
+    mlfab_close(&fabric);
     return 2;
   }
   int status = try_graph(fabric, rank, workers, "all", MLFAB_GRAPH_ALL) ||

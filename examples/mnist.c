@@ -342,9 +342,9 @@ static void weights_draw(struct worker *me) {
 }
 
 static int model_agree(struct worker *me) {
-  mlfab_model_options model = {.size = sizeof model};
+  mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT;
   model.consistency = me->options->sync;
-  model.rule = me->options->momentum ? MLFAB_RULE_MOMENTUM : MLFAB_RULE_PLAIN;
+  model.optimizer = me->options->momentum ? MLFAB_OPTIMIZER_MOMENTUM : MLFAB_OPTIMIZER_SGD;
   weights_draw(me);
   for (size_t t = 0; t < me->task->tensors; t++) {
     if (mlfab_tensor_add(me->fabric, (uint32_t)t, MLFAB_F32, me->task->count[t])) {

@@ -24,12 +24,12 @@ LIKELY = {16: "sim/test_schedule",
           75: "unit/test_alive",
           77: "unit/test_server",
           81: "sim/test_reslice",
-          86: "unit/test_packed",
+          86: "unit/test_sparse_apply",
           88: "unit/test_guest",
           89: "unit/test_guest",
           90: "unit/test_guest",
-          91: "unit/test_place",
-          92: "unit/test_place",
+          91: "unit/test_queue",
+          92: "unit/test_queue",
           95: "unit/test_node",
           85: "unit/test_node",
           96: "unit/test_node",
@@ -37,23 +37,24 @@ LIKELY = {16: "sim/test_schedule",
           98: "unit/test_tcp",
           "group": "unit/test_order",
           "distributor": "unit/test_aggregator",
-          "carry": "unit/test_tree",
-          "muster": "unit/test_tree",
+          "barrier": "unit/test_api_collective",
+          "engine": "unit/test_comm",
+          "trees": "unit/test_comm",
           "batch": "unit/test_scheduler",
           "push": "unit/test_worker",
           "pull": "unit/test_worker",
-          "gate": "sim/test_consistency",
-          "hop": "unit/test_api_collective",
-          "changed": "unit/test_packed",
-          "shift": "sim/test_reslice",
-          "thaw": "sim/test_reslice",
-          "reslice": "sim/test_reslice"}
+          "clock": "sim/test_consistency",
+          "peer_link": "unit/test_api_collective",
+          "delta": "unit/test_sparse_apply",
+          "reshard_server": "sim/test_reslice",
+          "reshard_worker": "sim/test_reslice",
+          "reshard": "sim/test_reslice"}
 
 
 def planted():
     """The number of each planted bug, and the files that hold it."""
     numbers = {}
-    for path in sorted(glob.glob(ROOT + "/core/*.c") + glob.glob(ROOT + "/transports/*.c")):
+    for path in sorted(glob.glob(ROOT + "/core/*/*.c") + glob.glob(ROOT + "/transports/*.c")):
         with open(path, encoding="utf-8") as file:
             for n in re.findall(r"MLFAB__PLANTED\((\d+)\)", file.read()):
                 numbers.setdefault(int(n), set()).add(os.path.relpath(path, ROOT))
@@ -71,7 +72,7 @@ def make(number, *targets):
 def forget(files):
     """What was made of these files has another bug in it."""
     stale = [os.path.join(ROOT, FOLDER, "parts", file[:-2] + ".o") for file in files]
-    stale.append(os.path.join(ROOT, FOLDER, "mlfab.o"))
+    stale += [os.path.join(ROOT, FOLDER, file) for file in ("mlfab.o", "mlfab_sim.o")]
     for path in stale:
         if os.path.exists(path):
             os.remove(path)

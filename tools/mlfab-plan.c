@@ -8,7 +8,7 @@
  *
  * A file is data from anywhere: whatever is wrong with it is told with its line, and the exit status is
  * 2. Counts are limited before memory is asked for, and lists end where their lines do. */
-#include "core/plan.h"
+#include "core/sched/plan.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -186,7 +186,7 @@ static double number(const input *in, uint32_t at, const char *what) {
 /* A size, a rate or a time: finite, and not negative. */
 static double amount(const input *in, uint32_t at, const char *what) {
   double x = number(in, at, what);
-  if (!mlfab__link_finite(x)) fail(in, "%s is infinite", what);
+  if (!mlfab__finite(x)) fail(in, "%s is infinite", what);
   if (x < 0) fail(in, "%s is negative: %s", what, token(in, at));
   return x;
 }
@@ -411,11 +411,11 @@ static int skip_replica(input *in) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     if (is(in, names[i])) return 1;
   }
-  int hops = is(in, "raggregators"), punted = is(in, "punted");
-  if (!hops && !punted) return 0;
+  int peers_out = is(in, "raggregators"), punted = is(in, "punted");
+  if (!peers_out && !punted) return 0;
   need_tokens(in, 2);
   for (uint32_t n = count(in, 1, "their number"); n > 0; n--) {
-    need_line(in, hops ? "raggregator" : "pupdate");
+    need_line(in, peers_out ? "raggregator" : "pupdate");
   }
   return 1;
 }
@@ -488,7 +488,7 @@ static void watch(input *in, int on) {
 
 /* A time as the format has it, in two tokens. */
 static void put_time(double t) {
-  if (mlfab__link_finite(t)) {
+  if (mlfab__finite(t)) {
     printf(" %.17g %.17g", t, t);
   } else {
     printf(" inf inf");
@@ -890,7 +890,7 @@ static void tell_batch(input *in) {
     printf("%u of %u updates are applied, %u directly%s%s", applied, in->batch.n, choice.n,
            variants[choice.variant & ~(uint32_t)MLFAB__GROUP_LATE],
            choice.variant & MLFAB__GROUP_LATE ? " (members may be late)" : "");
-    if (mlfab__link_finite(choice.time)) {
+    if (mlfab__finite(choice.time)) {
       printf("; all are there at %g\n", choice.time);
     } else {
       printf("; the list cannot be sent as a whole\n");
@@ -1033,10 +1033,10 @@ static void put_mirrored(input *in, const mlfab__distribution *d, uint32_t late)
 
 static void put_hubs(const double *hubs, uint32_t k) {
   uint32_t used = 0;
-  for (uint32_t q = 0; q < k; q++) used += mlfab__link_finite(hubs[q]) ? 1 : 0;
+  for (uint32_t q = 0; q < k; q++) used += mlfab__finite(hubs[q]) ? 1 : 0;
   printf("hubs %u\n", used);
   for (uint32_t q = k; q > 0; q--) {
-    if (!mlfab__link_finite(hubs[q - 1])) continue;
+    if (!mlfab__finite(hubs[q - 1])) continue;
     printf("h %u", q);
     put_time(hubs[q - 1]);
     printf("\n");
@@ -1264,7 +1264,7 @@ static void read_arguments(input *in, int argc, char **argv) {
     } else if (strcmp(argv[i], "--backlog") == 0 && i + 1 < argc) {
       char *end;
       in->batch.backlog = strtod(argv[++i], &end);
-      if (*end || !mlfab__link_finite(in->batch.backlog) || !(in->batch.backlog >= 0)) {
+      if (*end || !mlfab__finite(in->batch.backlog) || !(in->batch.backlog >= 0)) {
         fprintf(stderr, "mlfab-plan: --backlog %s is not a time\n", argv[i]);
         exit(EXIT_INPUT);
       }

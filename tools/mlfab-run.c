@@ -19,6 +19,7 @@
 
 #include "mlfab.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -80,9 +81,11 @@ static struct {
   int dedicated; /* 0 with -s 0: worker 0 serves too */
   enum on_failure on_failure;
   int prefix, verbose;
-  int scheduler;           /* a process of its own */
-  const char *scheduled;   /* MLFAB_SCHEDULER, or NULL: left to the environment */
-  const char *delay_bound; /* likewise */
+  int scheduler;            /* a process of its own */
+  const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: left to the environment */
+  const char *delay_bound;  /* likewise */
+  const char *settings[32]; /* name=value, for the environment */
+  int nsettings;
   double timeout_s;
   const char *transport; /* NULL: left to the environment and the library */
   char *server_program;
@@ -269,6 +272,15 @@ static void set_number(const char *name, int value) {
   setenv(name, text, 1);
 }
 
+/* "name=value" as MLFAB_NAME. */
+static void set_setting(const char *setting) {
+  char name[64] = "MLFAB_";
+  size_t n = strcspn(setting, "=");
+  for (size_t i = 0; i < n && i + 7 < sizeof name; i++)
+    name[6 + i] = (char)toupper((unsigned char)setting[i]);
+  setenv(name, setting + n + 1, 1);
+}
+
 static void set_environment(const rank *r) {
   set_number("MLFAB_RANK", r->number);
   set_number("MLFAB_WORKERS", options.workers);
@@ -283,6 +295,7 @@ static void set_environment(const rank *r) {
   setenv("MLFAB_JOB_SECRET", options.secret, 1);
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
+  for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   /* One address cannot be every rank's. */
   unsetenv("MLFAB_LISTEN");
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
@@ -685,6 +698,9 @@ static const char usage_text[] =
     "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
     "  --delay-bound N        updates that would come N or more versions late are dropped\n"
     "  --tcp, --shm           what carries the bytes (chosen by the library)\n"
+    "  --set NAME=VALUE       a setting for programs that leave it to the environment, as "
+    "optimizer=adam,\n"
+    "                         consistency=ssp, staleness=3, filter_threshold=0.01, timeout_ms=500\n"
     "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
     "  --on-failure=continue  the others go on without it\n"
     "  --on-failure=restart   it is started again with its rank, at most 10 times\n"
@@ -744,11 +760,35 @@ static void set_transport(const char *name) {
   options.transport = name;
 }
 
+/* Judged here, so that what is wrong is said once and not by every rank. */
+static void parse_setting(char *setting) {
+  mlfab_config config;
+  mlfab_model_options model;
+  mlfab_filter filter = {.size = sizeof filter};
+  mlfab_error error;
+  char *value = strchr(setting, '=');
+  mlfab_config_init(&config);
+  mlfab_model_options_init(&model);
+  if (!value || value == setting) usage("--set takes NAME=VALUE, not '%s'", setting);
+  if (options.nsettings == (int)(sizeof options.settings / sizeof options.settings[0]))
+    usage("there are too many of --set");
+  *value = 0;
+  int code = strncmp(setting, "filter_", 7) == 0
+                 ? mlfab_filter_set(&filter, setting, value + 1, &error)
+                 : mlfab_config_set(&config, setting, value + 1, &error);
+  if (code && strstr(error.text, "no such setting"))
+    code = mlfab_model_options_set(&model, setting, value + 1, &error);
+  if (code) usage("--set %s", error.text);
+  *value = '=';
+  options.settings[options.nsettings++] = setting;
+}
+
 static void parse(int argc, char **argv) {
   enum {
     SERVER = 256,
     SCHEDULER,
     DELAY_BOUND,
+    SET,
     TCP,
     SHM,
     ON_FAILURE,
@@ -760,6 +800,7 @@ static void parse(int argc, char **argv) {
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
                                         {"scheduler", required_argument, NULL, SCHEDULER},
                                         {"delay-bound", required_argument, NULL, DELAY_BOUND},
+                                        {"set", required_argument, NULL, SET},
                                         {"tcp", no_argument, NULL, TCP},
                                         {"shm", no_argument, NULL, SHM},
                                         {"no-prefix", no_argument, NULL, NO_PREFIX},
@@ -794,6 +835,9 @@ static void parse(int argc, char **argv) {
       case DELAY_BOUND:
         parse_count("--delay-bound", optarg, 1);
         options.delay_bound = optarg;
+        break;
+      case SET:
+        parse_setting(optarg);
         break;
       case TCP:
         set_transport("tcp");

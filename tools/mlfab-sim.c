@@ -5,13 +5,13 @@
  *    mlfab-sim --workers 12 --model-bytes 5m --rate 125m --scheduler beside --delay-bound 13 --explain
  *
  * Every worker computes (for a time that is given or read from a trace), pushes an update of the whole
- * model and pulls it, --steps times. Tensors are ghosts, so a large model costs no memory. Only the
- * public header is used: it is also an example of driving the simulator.
+ * model and pulls it, --steps times. Tensors are ghosts, so a large model costs no memory. Only public
+ * headers are used: it is also an example of driving the simulator.
  *
  * A worker that waits looks after its request ever more rarely, but within a hundredth of the time that
  * it has waited, so that thousands of workers can be simulated; times printed are exact all the same,
  * because results say how long they took. Same arguments, same output. */
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -37,7 +37,7 @@ typedef struct worker {
   mlfab *ctx;
   uint64_t number, step;
   mlfab_request request;
-  int pulling, ended;
+  int asking, pulling, ended;
   uint64_t began_ns, ended_ns;
   uint64_t push_ns, pull_ns, compute_ns, delay_sum, delay_max, applied, dropped, failed;
   mlfab_error error;
@@ -270,9 +270,10 @@ static void ask(worker *w, int pulling) {
     w->failed++;
     mlfab_last_error(w->ctx, &w->error);
     leave(w, w->began_ns);
-  } else if (mlfab_sim_at(w->run->sim, w->began_ns + 1, look, w)) {
-    die("out of memory");
+    return;
   }
+  w->asking = 1;
+  look(w);
 }
 
 static void computed(void *user) { ask(user, 0); }
@@ -296,26 +297,22 @@ static void compute(worker *w, uint64_t at_ns) {
   if (mlfab_sim_at(r->sim, at_ns + ns, computed, w)) die("out of memory");
 }
 
-/* Looks whether the request is done. */
+/* Looks whether the request is done: after each time that the worker's context was driven. */
 static void look(void *user) {
   worker *w = user;
   run *r = w->run;
   mlfab_result result;
   int done = 0;
-  uint64_t now = mlfab_sim_clock(r->sim), waited = now - w->began_ns;
+  if (!w->asking) return;
   int status = mlfab_test(w->ctx, w->request, &done, &result);
-  if (!status && !done) {
-    uint64_t later =
-        waited / 100 > r->set.latency_ns / 4 ? waited / 100 : r->set.latency_ns / 4 + 1;
-    if (mlfab_sim_at(r->sim, now + later, look, w)) die("out of memory");
-    return;
-  }
+  if (!status && !done) return;
+  w->asking = 0;
   if (!status && result.status == MLFAB_ERR_DROPPED) {
     w->dropped++;
   } else if (status || result.status) {
     if (!w->failed++) mlfab_last_error(w->ctx, &w->error);
     if (status) {
-      leave(w, now);
+      leave(w, mlfab_sim_clock(r->sim));
       return;
     }
   }
@@ -363,6 +360,7 @@ static void open_all(run *r) {
     worker *w = i < servers ? NULL : &r->workers[i - servers];
     if (w) *w = (worker){.run = r, .number = i - servers};
     open_node(r, (uint32_t)i, !w, w ? w->number : i, w ? &w->ctx : &r->servers[i]);
+    if (w) mlfab_sim_watch(r->sim, (uint32_t)i, look, w);
   }
   for (uint64_t i = 0; i < nodes;) {
     int ready = mlfab_is_ready(i < servers ? r->servers[i] : r->workers[i - servers].ctx, &error);

@@ -65,20 +65,12 @@
  *
  * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
  * others take only when the list of links changes. */
-#include "../core/arena.h"
-#include "../core/base.h"
-#include "../core/env.h"
-#include "../core/wire.h"
+#include "../core/base/shm_coll.h"
+#include "../core/base/base.h"
+#include "../core/base/env.h"
+#include "../core/wire/wire.h"
 
-#ifndef MLFAB_WITH_SHM
-#ifdef __linux__
-#define MLFAB_WITH_SHM 1
-#else
-#define MLFAB_WITH_SHM 0
-#endif
-#endif
-
-#if !MLFAB_WITH_SHM || !defined(__linux__)
+#if !MLFAB_WITH_SHM
 const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #else
 
@@ -847,7 +839,7 @@ static void shm_stop(void *self) {
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
-  t->bell_fd = mlfab__arena_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
+  t->bell_fd = mlfab__shm_coll_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
   if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -869,23 +861,20 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   uint64_t host = 0, wanted, random = 0;
   bool has_host = false;
   int code = mlfab__env_init(&env, options->env);
-  if (code != 0) return mlfab__error(options->error, code, MLFAB_NO_RANK, 0, 0, "shm: bad env");
+  if (code != 0) return MLFAB__FAIL(options->error, code, "shm: bad env");
   if (!shm_host(&host))
-    return mlfab__error(options->error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0,
-                        "shm: /proc does not tell which host this is");
+    return MLFAB__FAIL(options->error, MLFAB_ERR_IO, "shm: /proc does not tell which host this is");
   if (options->listen != NULL && options->listen[0] != 0 &&
       (shm_parse(options->listen, &wanted, &has_host, name) != 0 || (has_host && wanted != host)))
-    return mlfab__error(options->error, MLFAB_ERR_ADDRESS, MLFAB_NO_RANK, 0, 0,
-                        "shm: cannot listen at %.100s", options->listen);
+    return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS, "shm: cannot listen at %.100s",
+                       options->listen);
   if (name[0] == 0) {
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
       random = (uint64_t)time(NULL);
     snprintf(name, sizeof name, "%ld-%016llx", (long)getpid(), (unsigned long long)random);
   }
   struct shm *t = mlfab__alloc(&env, sizeof *t);
-  if (t == NULL)
-    return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0,
-                        "shm: out of memory");
+  if (t == NULL) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "shm: out of memory");
   t->env = env;
   t->pid = getpid();
   t->host = host;
@@ -895,8 +884,7 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   if (code != 0) {
     int why = errno;
     shm_stop(t);
-    return mlfab__error(options->error, code, MLFAB_NO_RANK, 0, 0, "shm: listening at shm:%s: %s",
-                        name, strerror(why));
+    return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name, strerror(why));
   }
   snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
   *self_p = t;
@@ -934,7 +922,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = mlfab__arena_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
+  link->segment_fd = mlfab__shm_coll_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
   if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;

@@ -2,7 +2,8 @@
  *
  * It is a transport like the others, and a clock: mlfab_sim_step carries out the next thing that
  * happens anywhere, and drives the contexts that it concerns. It does not look into frames, does not
- * reckon time for computing (a caller says that with mlfab_sim_at), and keeps no threads.
+ * reckon time for computing (a caller says that with mlfab_sim_at), and keeps no threads. It uses the
+ * functions of mlfab.h and the group `base`: mlfab_sim.c is made of these, and of nothing else.
  *
  * The model of the network
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,
@@ -30,18 +31,11 @@
  *
  * Source: the idea of one struct of faults is TigerBeetle's packet simulator's; the shared fabric in
  * one process is that of raft's fixture. */
-#include "../mlfab.h"
-#include "../core/base.h"
-#include "../core/env.h"
-#include "../core/heap.h"
-#include "../core/prng.h"
-#include "../core/wire.h"
-
-#ifndef MLFAB_WITH_SIM
-#define MLFAB_WITH_SIM 1
-#endif
-
-#if MLFAB_WITH_SIM
+#include "../mlfab_sim.h"
+#include "../core/base/base.h"
+#include "../core/base/env.h"
+#include "../core/base/heap.h"
+#include "../core/base/rng.h"
 
 #include <stdio.h>
 
@@ -67,7 +61,8 @@ enum sim_kind {
   SIM_HEAL,     /* a partition of the menu ends */
   SIM_DEADLINE, /* a context wants to be driven */
   SIM_RESTART,  /* a crashed host's callback is told */
-  SIM_AT        /* a callback of mlfab_sim_at */
+  SIM_AT,       /* a callback of mlfab_sim_at */
+  SIM_WATCH     /* a callback of mlfab_sim_watch */
 };
 enum sim_cut { SIM_CUT_USER = 1, SIM_CUT_MENU = 2 };
 
@@ -188,7 +183,7 @@ typedef struct sim_host {
   struct sim_host *card; /* whose ports it uses; its own, unless it shares another's */
   sim_port out, in;
   uint64_t rate_out, rate_in; /* as set; the ports know a slow host's */
-  sim_source deadline, slow, pause, restart;
+  sim_source deadline, slow, pause, restart, watch;
   sim_endpoint *endpoint;
   sim_end *ends;
   sim_attempt *attempts;
@@ -203,6 +198,8 @@ typedef struct sim_host {
   struct sim_host *next_listed;
   void (*crash_fn)(void *user, uint32_t host);
   void *crash_user;
+  void (*watch_fn)(void *user);
+  void *watch_user;
   mlfab__env given; /* the hooks that the context's are passed on to */
   mlfab_env hooks;
 } sim_host;
@@ -220,7 +217,7 @@ struct mlfab_sim {
   mlfab__env env;
   mlfab_sim_options options;
   uint64_t now, sequence, hash;
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__heap heap;
   sim_source **sources; /* by index */
   uint32_t *free_indices;
@@ -298,9 +295,7 @@ static void sim_queue_free(mlfab_sim *sim, sim_queue *queue) {
   while ((item = sim_pop(queue))) sim_item_free(sim, item);
 }
 
-static int sim_chance(mlfab_sim *sim, double p) {
-  return p > 0 && mlfab__prng_unit(&sim->prng) < p;
-}
+static int sim_chance(mlfab_sim *sim, double p) { return p > 0 && mlfab__rng_unit(&sim->prng) < p; }
 
 static void sim_mix(mlfab_sim *sim, uint64_t value) {
   sim->hash = mlfab__mix(sim->hash ^ value) + sim->sequence;
@@ -361,7 +356,7 @@ static void sim_put(mlfab_sim *sim, sim_source *source, uint64_t at_ns) {
   if (sim->faults && !sim->fault_stands && source != &sim->fault) {
     sim->fault_stands = 1;
     sim_put(sim, &sim->fault,
-            sim->now + 1 + mlfab__prng_below(&sim->prng, 2 * SIM_SECOND / SIM_FAULT_TICKS));
+            sim->now + 1 + mlfab__rng_below(&sim->prng, 2 * SIM_SECOND / SIM_FAULT_TICKS));
   }
 }
 
@@ -787,10 +782,10 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
       return;
     }
     if (!local && sim->options.latency_jitter > 0)
-      delay += mlfab__prng_below(&sim->prng,
-                                 (uint64_t)(sim->options.latency_jitter * (double)delay) + 1);
+      delay +=
+          mlfab__rng_below(&sim->prng, (uint64_t)(sim->options.latency_jitter * (double)delay) + 1);
     if (!local && sim_chance(sim, sim->options.reorder))
-      delay += 1 + mlfab__prng_below(&sim->prng, 20 * sim->options.latency_ns);
+      delay += 1 + mlfab__rng_below(&sim->prng, 20 * sim->options.latency_ns);
   }
   lane->last_ns = mlfab__max(lane->last_ns, sim->now + delay);
   frame->arrive_ns = lane->last_ns;
@@ -929,18 +924,17 @@ static sim_end *sim_find(sim_endpoint *endpoint, uint32_t number) {
 static int sim_open(const mlfab_transport_options *options, void **self_p, char *address) {
   sim_host *host = options->user;
   if (!host)
-    return mlfab__error(options->error, MLFAB_ERR_CONFIG, MLFAB_NO_RANK, 0, 0,
-                        "the simulator needs transport_user = mlfab_sim_host(...)");
+    return MLFAB__FAIL(options->error, MLFAB_ERR_CONFIG,
+                       "the simulator needs transport_user = mlfab_sim_host(...)");
   if (host->endpoint)
-    return mlfab__error(options->error, MLFAB_ERR_ADDRESS_IN_USE, MLFAB_NO_RANK, 0, 0,
-                        "simulated host %u has a node already", (unsigned)host->index);
+    return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS_IN_USE,
+                       "simulated host %u has a node already", (unsigned)host->index);
   if (options->listen && options->listen[0] && sim_resolve(host->sim, options->listen) != host)
-    return mlfab__error(options->error, MLFAB_ERR_ADDRESS, MLFAB_NO_RANK, 0, 0,
-                        "simulated host %u cannot listen at \"%s\"", (unsigned)host->index,
-                        options->listen);
+    return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
+                       "simulated host %u cannot listen at \"%s\"", (unsigned)host->index,
+                       options->listen);
   sim_endpoint *endpoint = sim_take(host->sim, sizeof *endpoint, sizeof *endpoint);
-  if (!endpoint)
-    return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
+  if (!endpoint) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "out of memory");
   endpoint->host = host;
   host->endpoint = endpoint;
   host->opened = 1;
@@ -1210,27 +1204,28 @@ static int sim_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
 }
 
 MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
-  static const mlfab_transport table = {sizeof(mlfab_transport),
-                                        MLFAB_TRANSPORT_ABI,
-                                        "sim",
-                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_PROBE,
-                                        0,
-                                        sim_open,
-                                        sim_close,
-                                        sim_reach,
-                                        sim_connect,
-                                        sim_disconnect,
-                                        sim_send,
-                                        sim_flush,
-                                        sim_poll,
-                                        sim_release,
-                                        sim_detach,
-                                        sim_wait,
-                                        sim_wake,
-                                        sim_fd,
-                                        sim_arm,
-                                        sim_measure,
-                                        sim_probe};
+  static const mlfab_transport table = {
+      sizeof(mlfab_transport),
+      MLFAB_TRANSPORT_ABI,
+      "sim",
+      MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_PROBE | MLFAB_CAP_VIRTUAL,
+      0,
+      sim_open,
+      sim_close,
+      sim_reach,
+      sim_connect,
+      sim_disconnect,
+      sim_send,
+      sim_flush,
+      sim_poll,
+      sim_release,
+      sim_detach,
+      sim_wait,
+      sim_wake,
+      sim_fd,
+      sim_arm,
+      sim_measure,
+      sim_probe};
   return &table;
 }
 
@@ -1260,6 +1255,7 @@ static void sim_drive(sim_host *host) {
   if (host->waits && host->endpoint) host->endpoint->woken = 1; /* it looks whether it is over */
   /* A context that always has more to do must not keep time from passing. */
   if (host->ctx) sim_read_deadline(host, host->sim->now + SIM_LOCAL_NS);
+  if (host->watch_fn) sim_put(host->sim, &host->watch, host->sim->now);
 }
 
 /* Drives every context that has something to do, until none has. */
@@ -1333,9 +1329,9 @@ static void sim_timer_free(mlfab_sim *sim, sim_timer *timer) {
 
 static void sim_menu_partition(mlfab_sim *sim) {
   uint32_t hosts = sim->options.hosts;
-  uint32_t a = (uint32_t)mlfab__prng_below(&sim->prng, hosts);
-  uint32_t b = (uint32_t)mlfab__prng_below(&sim->prng, hosts);
-  uint64_t lasts_ns = 1 + mlfab__prng_below(&sim->prng, sim->options.partition_ns);
+  uint32_t a = (uint32_t)mlfab__rng_below(&sim->prng, hosts);
+  uint32_t b = (uint32_t)mlfab__rng_below(&sim->prng, hosts);
+  uint64_t lasts_ns = 1 + mlfab__rng_below(&sim->prng, sim->options.partition_ns);
   if (a == b || sim_cuts_reserve(sim)) return;
   if (sim->cuts[(size_t)a * hosts + b] & SIM_CUT_MENU) return;
   sim_timer *timer = sim_timer_make(sim, SIM_HEAL);
@@ -1356,17 +1352,17 @@ static void sim_fault_tick(mlfab_sim *sim) {
     if (host->crash_fn && sim_chance(sim, o->crash / SIM_FAULT_TICKS) && host->endpoint)
       mlfab_sim_crash(sim, i);
     if (sim_chance(sim, o->pause / SIM_FAULT_TICKS))
-      mlfab_sim_pause(sim, i, 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
+      mlfab_sim_pause(sim, i, 1 + mlfab__rng_below(&sim->prng, o->pause_ns));
     if (sim_chance(sim, o->slow / SIM_FAULT_TICKS) && !host->card->is_slow) {
       host->card->is_slow = 1;
       sim_host_rates(host->card);
-      sim_put(sim, &host->card->slow, sim->now + 1 + mlfab__prng_below(&sim->prng, o->pause_ns));
+      sim_put(sim, &host->card->slow, sim->now + 1 + mlfab__rng_below(&sim->prng, o->pause_ns));
     }
   }
   if (sim->faults && !sim->fault_stands) {
     sim->fault_stands = 1;
     sim_put(sim, &sim->fault,
-            sim->now + 1 + mlfab__prng_below(&sim->prng, 2 * SIM_SECOND / SIM_FAULT_TICKS));
+            sim->now + 1 + mlfab__rng_below(&sim->prng, 2 * SIM_SECOND / SIM_FAULT_TICKS));
   }
 }
 
@@ -1391,7 +1387,7 @@ static void sim_crash_now(sim_host *host) {
   host->ctx_p = NULL;
   if (ctx) mlfab_abandon(&ctx);
   if (host->crash_fn)
-    sim_put(sim, &host->restart, sim->now + mlfab__prng_below(&sim->prng, SIM_SECOND));
+    sim_put(sim, &host->restart, sim->now + mlfab__rng_below(&sim->prng, SIM_SECOND));
 }
 
 /* ---- stepping ---- */
@@ -1438,6 +1434,13 @@ static void sim_fire(mlfab_sim *sim, const sim_source *source) {
     case SIM_PAUSE_END:
     case SIM_DEADLINE:
       sim_touch(host, 1);
+      break;
+    case SIM_WATCH:
+      if (sim->depth >= SIM_DEPTH) { /* as with timers */
+        sim_put(sim, &host->watch, sim->now + 100 * SIM_LOCAL_NS);
+      } else if (host->watch_fn) {
+        host->watch_fn(host->watch_user);
+      }
       break;
     case SIM_RESTART:
       if (host->crash_fn) host->crash_fn(host->crash_user, host->index);
@@ -1509,6 +1512,7 @@ static void sim_host_init(mlfab_sim *sim, uint32_t index) {
   sim_source_add(sim, &host->slow, SIM_SLOW_END, host);
   sim_source_add(sim, &host->pause, SIM_PAUSE_END, host);
   sim_source_add(sim, &host->restart, SIM_RESTART, host);
+  sim_source_add(sim, &host->watch, SIM_WATCH, host);
 }
 
 MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p) {
@@ -1527,10 +1531,10 @@ MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim
   sim_options_defaults(&sim->options);
   sim->now = SIM_SECOND; /* not 0, which means "unset" in many a struct */
   sim->faults = o.partition > 0 || o.crash > 0 || o.pause > 0 || o.slow > 0;
-  mlfab__prng_seed(&sim->prng, sim->options.seed);
+  mlfab__rng_seed(&sim->prng, sim->options.seed);
   sim->hash = mlfab__mix(sim->options.seed);
   sim->hosts = mlfab__alloc_array(&sim->env, o.hosts, sizeof *sim->hosts);
-  if (!sim->hosts || sim_sources_reserve(sim, o.hosts * 6 + 1)) {
+  if (!sim->hosts || sim_sources_reserve(sim, o.hosts * 7 + 1)) {
     mlfab_sim_destroy(&sim);
     return MLFAB_ERR_MEMORY;
   }
@@ -1603,16 +1607,16 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   mlfab_config copy;
   mlfab *ctx = NULL;
   if (!host || !config || !ctx_p || config->size < sizeof config->size)
-    return mlfab__error(error_p, MLFAB_ERR_ARGUMENT, MLFAB_NO_RANK, 0, 0,
-                        "mlfab_sim_open: an argument is NULL, or there is no such host");
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT,
+                       "mlfab_sim_open: an argument is NULL, or there is no such host");
   if (host->endpoint)
-    return mlfab__error(error_p, MLFAB_ERR_ADDRESS_IN_USE, MLFAB_NO_RANK, 0, 0,
-                        "simulated host %u has a node already", (unsigned)host_index);
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ADDRESS_IN_USE, "simulated host %u has a node already",
+                       (unsigned)host_index);
   mlfab_config_init(&copy);
   memcpy(&copy, config, mlfab__min(config->size, sizeof copy));
   copy.size = sizeof copy;
   int status = mlfab__env_init(&host->given, copy.env ? copy.env : &sim->env.hooks);
-  if (status) return mlfab__error(error_p, status, MLFAB_NO_RANK, 0, 0, "mlfab_sim_open: bad env");
+  if (status) return MLFAB__FAIL(error_p, status, "mlfab_sim_open: bad env");
   host->hooks = host->given.hooks;
   host->hooks.size = sizeof host->hooks;
   host->hooks.user = host;
@@ -1624,6 +1628,7 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   copy.env = &host->hooks;
   copy.transport = mlfab_transport_sim();
   copy.transport_user = host;
+  copy.transports = 0; /* no other beside it */
   if (!copy.coordinator[0]) memcpy(copy.coordinator, "sim:0", sizeof "sim:0");
   status = mlfab_open_start(&copy, &ctx, error_p);
   if (status) return status;
@@ -1644,6 +1649,14 @@ MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user
   timer->fn = fn;
   timer->user = user;
   sim_put(sim, &timer->source, at_ns);
+  return 0;
+}
+
+MLFAB_API int mlfab_sim_watch(mlfab_sim *sim, uint32_t host, void (*fn)(void *user), void *user) {
+  sim_host *h = mlfab_sim_host(sim, host);
+  if (!h) return MLFAB_ERR_ARGUMENT;
+  h->watch_fn = fn;
+  h->watch_user = user;
   return 0;
 }
 
@@ -1735,63 +1748,3 @@ MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
   *hash_p = sim->hash;
   return 0;
 }
-
-#undef SIM_SECOND
-#undef SIM_LOCAL_NS
-#undef SIM_CONNECT_NS
-#undef SIM_RETRY_NS
-#undef SIM_SHELVES
-#undef SIM_ROUNDS
-#undef SIM_DEPTH
-#undef SIM_FAULT_TICKS
-#undef SIM_LOAD_BYTES
-
-#else /* !MLFAB_WITH_SIM: who calls it all the same finds out, and not from the linker */
-
-MLFAB_API const mlfab_transport *mlfab_transport_sim(void) { return NULL; }
-MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim_p) {
-  return (void)options, (void)sim_p, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API void mlfab_sim_destroy(mlfab_sim **sim_p) { (void)sim_p; }
-MLFAB_API uint64_t mlfab_sim_clock(void *sim) { return (void)sim, 0; }
-MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {
-  return (void)sim, (void)host, NULL;
-}
-MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host, const mlfab_config *config,
-                             mlfab **ctx_p, mlfab_error *error_p) {
-  (void)sim, (void)host, (void)config, (void)ctx_p;
-  return mlfab__error(error_p, MLFAB_ERR_UNSUPPORTED, MLFAB_NO_RANK, 0, 0,
-                      "the simulator was left out (MLFAB_WITH_SIM=0)");
-}
-MLFAB_API int mlfab_sim_step(mlfab_sim *sim) { return (void)sim, 0; }
-MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns) { (void)sim, (void)duration_ns; }
-MLFAB_API int mlfab_sim_at(mlfab_sim *sim, uint64_t at_ns, void (*fn)(void *user), void *user) {
-  return (void)sim, (void)at_ns, (void)fn, (void)user, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_set_rate(mlfab_sim *sim, uint32_t host, uint64_t in, uint64_t out) {
-  return (void)sim, (void)host, (void)in, (void)out, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
-  return (void)sim, (void)host, (void)with, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_set_faults(mlfab_sim *sim, const mlfab_sim_options *options) {
-  return (void)sim, (void)options, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_partition(mlfab_sim *sim, uint32_t a, uint32_t b, int cut) {
-  return (void)sim, (void)a, (void)b, (void)cut, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_pause(mlfab_sim *sim, uint32_t host, uint64_t duration_ns) {
-  return (void)sim, (void)host, (void)duration_ns, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host) {
-  return (void)sim, (void)host, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_on_crash(mlfab_sim *sim, uint32_t host,
-                                 void (*fn)(void *user, uint32_t host), void *user) {
-  return (void)sim, (void)host, (void)fn, (void)user, MLFAB_ERR_UNSUPPORTED;
-}
-MLFAB_API int mlfab_sim_trace_hash(mlfab_sim *sim, uint64_t *hash_p) {
-  return (void)sim, (void)hash_p, MLFAB_ERR_UNSUPPORTED;
-}
-
-#endif /* MLFAB_WITH_SIM */

@@ -39,13 +39,9 @@
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
-#include "../core/base.h"
-#include "../core/env.h"
-#include "../core/wire.h"
-
-#ifndef MLFAB_WITH_TCP
-#define MLFAB_WITH_TCP 1
-#endif
+#include "../core/base/base.h"
+#include "../core/base/env.h"
+#include "../core/wire/wire.h"
 
 #if MLFAB_WITH_TCP
 
@@ -1048,24 +1044,22 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
     if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
       wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
     else if (self->allow_insecure && *ifname)
-      return mlfab__error(options->error, MLFAB_ERR_ADDRESS, MLFAB_NO_RANK, 0, 0,
-                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
+      return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
+                         "no interface that is up and has an address fits ifname \"%s\"", ifname);
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
   int status = tcp_parse(wanted, &dial);
   if (status < 0)
-    return mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "listen at %s: does not parse",
-                        wanted);
+    return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!self->allow_insecure && !tcp_is_loopback(&dial.to[0]))
-    return mlfab__error(options->error, MLFAB_ERR_INSECURE, MLFAB_NO_RANK, 0, 0, TCP_INSECURE_TEXT,
-                        wanted);
+    return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
   if (tcp_bind(self, &dial.to[0])) {
     int number = errno;
-    return mlfab__error(options->error, tcp_code_of(number), MLFAB_NO_RANK, 0, 0,
-                        "listen at %s: %s", wanted, strerror(number));
+    return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
+                       strerror(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -2183,8 +2177,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   int status = mlfab__env_init(&env, options->env);
   if (status) return status;
   tcp_self *self = mlfab__alloc(&env, sizeof *self);
-  if (!self)
-    return mlfab__error(options->error, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, 0, "out of memory");
+  if (!self) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "out of memory");
   self->env = env;
   self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
@@ -2199,10 +2192,9 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->buffers.next = self->buffers.prev = &self->buffers;
   status = tcp_slots_grow(self);
   if (status)
-    mlfab__error(options->error, status, MLFAB_NO_RANK, 0, 0, "out of memory");
+    MLFAB__FAIL(options->error, status, "out of memory");
   else if (tcp_poller_open(self))
-    status = mlfab__error(options->error, MLFAB_ERR_IO, MLFAB_NO_RANK, 0, 0, "watching sockets: %s",
-                          strerror(errno));
+    status = MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", strerror(errno));
   else
     status = tcp_listen(self, options);
   if (status) {

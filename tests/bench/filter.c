@@ -14,11 +14,11 @@
  *
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
-#include "core/filter.h"
-#include "core/half.h"
-#include "core/pack.h"
-#include "core/prng.h"
-#include "core/reduce.h"
+#include "core/sparse/filter.h"
+#include "core/kernels/half.h"
+#include "core/kernels/packet.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,12 +75,12 @@ static void filter_pack(const cell *c) {
   packed = 0;
   for (uint64_t at = 0; at < n; at += STRETCH) {
     uint32_t count = (uint32_t)mlfab__min(n - at, STRETCH);
-    mlfab__pack_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
+    mlfab__packet_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
     uint8_t *values = NULL;
     uint32_t kept =
         mlfab__filter_mark_with(c->level, &rule, gradient + at, residual + at, at, count, keep);
     require(kept != MLFAB__FILTER_REFUSED, "refused");
-    packed += mlfab__pack_begin(packets + packed, &shape, keep, &values);
+    packed += mlfab__packet_begin(packets + packed, &shape, keep, &values);
     mlfab__filter_emit_with(c->level, &rule, gradient + at, residual + at, count, keep, values,
                             &saturated);
   }
@@ -95,11 +95,11 @@ static void top_pack(const cell *c) {
   mlfab__filter_kth(MLFAB_F32, residual, n, (uint64_t)((double)n * c->share), &cut);
   for (uint64_t at = 0; at < n; at += STRETCH) {
     uint32_t count = (uint32_t)mlfab__min(n - at, STRETCH);
-    mlfab__pack_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
+    mlfab__packet_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
     uint8_t *values = NULL;
     mlfab__filter_mark_with(c->level, &rule, NULL, residual + at, at, count, keep);
     mlfab__filter_top(MLFAB_F32, residual + at, count, &cut, keep);
-    packed += mlfab__pack_begin(packets + packed, &shape, keep, &values);
+    packed += mlfab__packet_begin(packets + packed, &shape, keep, &values);
     mlfab__filter_emit_with(c->level, &rule, NULL, residual + at, count, keep, values, &saturated);
   }
 }
@@ -123,7 +123,7 @@ static void unpack(const cell *c) {
     return;
   }
   for (uint64_t at = 0; at < packed;) {
-    uint32_t bytes = mlfab__pack_open(packets + at, packed - at, &packet);
+    uint32_t bytes = mlfab__packet_open(packets + at, packed - at, &packet);
     require(bytes > 0 && mlfab__unpack_finite(&packet), "a packet");
     require(mlfab__unpack_add(&packet, model + packet.offset / 4, 0.5), "not finite");
     at += bytes;
@@ -202,7 +202,7 @@ static void all_cells(void) {
 
 int main(int argc, char **argv) {
   int quick = 0;
-  mlfab__prng prng;
+  mlfab__rng prng;
   for (int i = 1; i < argc; i++) {
     if (strcmp(argv[i], "--quick") == 0) {
       quick = 1;
@@ -217,10 +217,10 @@ int main(int argc, char **argv) {
   residual = memory(n * sizeof *residual);
   model = memory(n * sizeof *model);
   other = memory(n * sizeof *other);
-  packets = memory((n / STRETCH + 1) * mlfab__pack_bound(STRETCH, MLFAB_F32));
-  mlfab__prng_seed(&prng, 1);
+  packets = memory((n / STRETCH + 1) * mlfab__packet_bound(STRETCH, MLFAB_F32));
+  mlfab__rng_seed(&prng, 1);
   for (uint64_t i = 0; i < n; i++) {
-    gradient[i] = (float)(2 * mlfab__prng_unit(&prng) - 1);
+    gradient[i] = (float)(2 * mlfab__rng_unit(&prng) - 1);
     if (gradient[i] == 0) gradient[i] = 1;
     model[i] = gradient[i];
   }

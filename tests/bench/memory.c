@@ -5,7 +5,7 @@
  * shared memory a connection costs two rings of 2.5 MiB, over TCP some hundred KiB. */
 #include "bench.h"
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <stdlib.h>
 
@@ -24,7 +24,9 @@ static double memory_of(mlfab *ctx) {
 
 int bench_memory_use(uint32_t rule, uint32_t sync, double *server_p, double *worker_p) {
   mlfab_sim_options options = {.size = sizeof options, .hosts = 2};
-  mlfab_model_options model = {.size = sizeof model, .rule = rule, .sync = sync};
+  mlfab_model_options model = MLFAB_MODEL_OPTIONS_INIT;
+  model.optimizer = rule;
+  model.sync = sync;
   mlfab_sim *sim = NULL;
   mlfab *server = NULL, *worker = NULL;
   mlfab_config config;

@@ -9,8 +9,8 @@
  *
  * It links the parts, since planning is not in the public header, and so is a program of its own;
  * rows are appended to FILE.tsv in the format of bench.c. */
-#include "core/plan.h"
-#include "core/prng.h"
+#include "core/sched/plan.h"
+#include "core/base/rng.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -48,21 +48,21 @@ static void require(int holds, const char *what) {
 /* ---- the batch ---- */
 
 /* A rate that changes every few transfers among those of fast, shared and slow NICs. */
-static void set_varied(setting *s, mlfab__prng *prng, enum mlfab__capacity_kind kind, uint32_t i) {
+static void set_varied(setting *s, mlfab__rng *prng, enum mlfab__capacity_kind kind, uint32_t i) {
   static const double rates[] = {10e9, 10e9, 5e9, 5e9, 2.5e9, 1e9};
   double at[16], rate[16];
   for (int k = 0; k < 16; k++) {
-    at[k] = k == 0 ? 0 : at[k - 1] + 1 + (double)mlfab__prng_below(prng, 20);
-    rate[k] = rates[mlfab__prng_below(prng, 6)];
+    at[k] = k == 0 ? 0 : at[k - 1] + 1 + (double)mlfab__rng_below(prng, 20);
+    rate[k] = rates[mlfab__rng_below(prng, 6)];
   }
   require(mlfab__network_capacity(&s->net, kind, i, 16, at, rate) == 0, "a capacity");
 }
 
 static void make(setting *s, uint32_t n, int mode, uint64_t seed) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint32_t servers = mode == SERVERS4 ? SERVERS : 1;
   memset(s, 0, sizeof *s);
-  mlfab__prng_seed(&prng, seed);
+  mlfab__rng_seed(&prng, seed);
   s->n = n;
   s->nodes = n / 2;
   s->updates = calloc(n, sizeof *s->updates);
@@ -92,11 +92,11 @@ static void make(setting *s, uint32_t n, int mode, uint64_t seed) {
                             .best = mode == BEST};
   for (uint32_t i = 0; i < n; i++) {
     double *bytes = s->bytes + (size_t)i * servers;
-    double size = mode == VARIED ? 8e8 * (double)(1 + mlfab__prng_below(&prng, 4)) : 8e8;
+    double size = mode == VARIED ? 8e8 * (double)(1 + mlfab__rng_below(&prng, 4)) : 8e8;
     for (uint32_t j = 0; j < servers; j++) bytes[j] = size / servers;
     s->updates[i] = (mlfab__candidate){.id = i,
-                                       .node = (uint32_t)mlfab__prng_below(&prng, s->nodes),
-                                       .version = 1 + (int64_t)mlfab__prng_below(&prng, 2 * n),
+                                       .node = (uint32_t)mlfab__rng_below(&prng, s->nodes),
+                                       .version = 1 + (int64_t)mlfab__rng_below(&prng, 2 * n),
                                        .bytes = bytes};
   }
 }
@@ -111,18 +111,18 @@ static void drop(setting *s) {
 
 static uint32_t naive_argmin(const setting *s, const uint8_t *fate, int64_t dl, int only,
                              double *times) {
-  double least = mlfab__link_never();
+  double least = mlfab__network_never();
   uint32_t n = s->n;
   for (uint32_t g = 0; g < n; g++) {
     const mlfab__candidate *c = &s->updates[g];
     int64_t d = c->version + s->batch.delay_bound - s->batch.version;
-    times[g] = mlfab__link_never();
+    times[g] = mlfab__network_never();
     if (fate[g] || (only ? d != dl : d < dl)) continue;
     times[g] = mlfab__network_end(&s->net, c->node, s->server[0], c->bytes[0], c->available);
     if (times[g] < least) least = times[g];
   }
-  for (uint32_t g = 0; g < n && mlfab__link_finite(least); g++) {
-    if (!mlfab__link_less(least, times[g])) return g;
+  for (uint32_t g = 0; g < n && mlfab__finite(least); g++) {
+    if (!mlfab__network_less(least, times[g])) return g;
   }
   return n;
 }
@@ -138,7 +138,7 @@ static uint32_t naive_order(setting *s, uint32_t *order) {
     if (!is_due) g = naive_argmin(s, fate, n + 1, 0, times);
     if (g == s->n) break;
     double t = times[g];
-    if (n > 0 && due[n - 1] && mlfab__link_less(t, end[n - 1])) {
+    if (n > 0 && due[n - 1] && mlfab__network_less(t, end[n - 1])) {
       mlfab__network_undo(&s->net, mark[--n]);
       continue;
     }
@@ -162,7 +162,7 @@ static uint32_t naive_order(setting *s, uint32_t *order) {
 
 /* T(n) with the network as it was before; and undone. */
 static double naive_case(setting *s, const uint32_t *order, uint32_t count, uint32_t n) {
-  double t_max = 0, ready = 0, size = 0, t, never = mlfab__link_never();
+  double t_max = 0, ready = 0, size = 0, t, never = mlfab__network_never();
   uint32_t q = 0, i = 0, members = 0;
   while (i < count || members > 0) {
     const mlfab__candidate *c = i < count ? &s->updates[order[i]] : NULL;
@@ -176,7 +176,7 @@ static double naive_case(setting *s, const uint32_t *order, uint32_t count, uint
     if (q == AGGREGATORS) break;
     uint32_t a = s->aggregators[q];
     if (c) t = mlfab__network_end(&s->net, c->node, a, c->bytes[0], c->available);
-    if (!mlfab__link_less(t_max, t)) {
+    if (!mlfab__network_less(t_max, t)) {
       mlfab__network_reserve(&s->net, c->node, a, c->bytes[0], c->available, &t);
       ready = members++ ? fmax(ready, t) : t;
       size = fmax(members == 1 ? 0 : size, c->bytes[0]);
@@ -195,14 +195,14 @@ static double naive_case(setting *s, const uint32_t *order, uint32_t count, uint
 }
 
 static uint32_t naive_group(setting *s, const uint32_t *order, uint32_t count, double *time_p) {
-  double *times = calloc((size_t)count + 1, sizeof *times), least = mlfab__link_never();
+  double *times = calloc((size_t)count + 1, sizeof *times), least = mlfab__network_never();
   uint32_t n = 0;
   require(times != NULL, "memory");
   for (uint32_t i = 0; i <= count; i++) {
     times[i] = naive_case(s, order, count, i);
     if (times[i] < least) least = times[i];
   }
-  while (mlfab__link_less(least, times[n])) n++;
+  while (mlfab__network_less(least, times[n])) n++;
   *time_p = times[n];
   free(times);
   return n;

@@ -11,8 +11,8 @@
  *
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
-#include "core/prng.h"
-#include "core/version.h"
+#include "core/base/rng.h"
+#include "core/model/version.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,8 +52,8 @@ static void *memory(uint64_t bytes) {
 }
 
 static void change(int kind) {
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 1);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 1);
   memcpy(after, before, n * 4);
   if (kind == CLUSTERED) {
     for (uint64_t c = 0; c < CLUSTERS; c++) {
@@ -61,7 +61,7 @@ static void change(int kind) {
     }
   }
   for (uint64_t i = 0; i < n && kind >= SCATTERED; i++) {
-    after[i] += kind == ALL || mlfab__prng_below(&prng, 100) == 0;
+    after[i] += kind == ALL || mlfab__rng_below(&prng, 100) == 0;
   }
 }
 

@@ -2,6 +2,7 @@
  *
  * CONFORM_ONLY=name in the environment runs one of them. */
 #include "conform.h"
+#include "mlfab_sim.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

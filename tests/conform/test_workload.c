@@ -1,4 +1,4 @@
-/* test_workload.c - one workload over every transport, without a scheduler, with one beside the server, and with one
+/* test_workload.c - one workload over every transport, and over three at a time, without a scheduler, with one beside the server, and with one
  * of its own: the model at the end is the same, bit by bit.
  *
  * Every node is a thread with a context of its own, with the threads of the library beside it; in the simulator
@@ -14,11 +14,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,7 @@ typedef struct job {
   const char *name;
   uint32_t scheduler, rounds;
   char coordinator[128];
+  const mlfab_transport *own;
   mlfab_sim *sim;
   node nodes[NODES];
   uint64_t groups, plans;
@@ -52,6 +54,47 @@ static uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
+}
+
+/* ---- a transport of the caller's own: TCP by another name, between some nodes only ---- */
+
+static _Atomic(void *) own_self[NODES];
+static atomic_uint own_connects, own_passes; /* addresses that it left to the others */
+
+static int own_open(const mlfab_transport_options *options, void **self_p, char *address) {
+  char there[256];
+  const node *n = options->user;
+  int code = mlfab_transport_tcp()->open(options, self_p, there);
+  if (code) return code;
+  atomic_store(&own_self[n->number], *self_p);
+  snprintf(address, 256, "own:%u:%.200s", (unsigned)n->number, there);
+  return 0;
+}
+
+static int own_reach(void *self, const char *address) {
+  unsigned me = 0, other;
+  if (strncmp(address, "own:", 4) != 0) return 0;
+  while (atomic_load(&own_self[me]) != self) me++;
+  other = (unsigned)strtoul(address + 4, NULL, 10);
+  if ((me + other) % 3 == 0) return 1;
+  atomic_fetch_add(&own_passes, 1);
+  return 0;
+}
+
+static int own_connect(void *self, const char *address, uint64_t token) {
+  atomic_fetch_add(&own_connects, 1);
+  return mlfab_transport_tcp()->connect(self, strchr(address + 4, ':') + 1, token);
+}
+
+static const mlfab_transport *own_transport(void) {
+  static mlfab_transport table;
+  if (table.size) return &table;
+  table = *mlfab_transport_tcp();
+  table.name = "own";
+  table.open = own_open;
+  table.reach = own_reach;
+  table.connect = own_connect;
+  return &table;
 }
 
 static uint32_t nodes_of(const job *j) {
@@ -76,6 +119,11 @@ static void configure(const job *j, uint32_t number, mlfab_config *c) {
   c->heartbeat_ns = SECOND / 5;
   c->timeout_ns = 60 * SECOND;
   c->transports = strncmp(j->coordinator, "shm:", 4) ? MLFAB_USE_TCP : MLFAB_USE_SHM;
+  if (j->own) {
+    c->transport = j->own;
+    c->transport_user = (void *)(uintptr_t)&j->nodes[number];
+    c->transports = number % 2 ? MLFAB_USE_TCP | MLFAB_USE_SHM : MLFAB_USE_TCP;
+  }
   snprintf(c->job, sizeof c->job, "workload");
   snprintf(c->coordinator, sizeof c->coordinator, "%s", j->coordinator);
 }
@@ -241,7 +289,8 @@ static void run_job(const char *name, uint32_t scheduler, uint32_t rounds) {
     j->nodes[i].job = j;
     j->nodes[i].number = i;
   }
-  if (!strcmp(name, "tcp"))
+  if (!strcmp(name, "several")) j->own = own_transport();
+  if (!strcmp(name, "tcp") || j->own)
     snprintf(j->coordinator, sizeof j->coordinator, "tcp:127.0.0.1:%u", free_port());
   else
     snprintf(j->coordinator, sizeof j->coordinator,
@@ -289,12 +338,17 @@ static void test_sim(void **state) {
   run_all("sim");
 }
 
+/* Every node has three transports, or two, and reaches its peers by each of them. */
+static void test_several(void **state) {
+  (void)state;
+  run_all("several");
+  assert_true(atomic_load(&own_connects) > 0 && atomic_load(&own_passes) > 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sim),
-      cmocka_unit_test(test_tcp),
-      cmocka_unit_test(test_unix),
-      cmocka_unit_test(test_shm),
+      cmocka_unit_test(test_sim), cmocka_unit_test(test_tcp),     cmocka_unit_test(test_unix),
+      cmocka_unit_test(test_shm), cmocka_unit_test(test_several),
   };
   return cmocka_run_group_tests_name("workload", tests, NULL, NULL);
 }

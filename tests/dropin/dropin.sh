@@ -1,6 +1,7 @@
 #!/bin/sh
 # dropin.sh: copies mlfab.h and mlfab.c into an empty folder and does there what a user may do: builds
-# them with the compilers at hand, without a warning, and runs a trainer with them. Prints TAP.
+# them with the compilers at hand, without a warning, and runs a trainer with them. Then mlfab_sim.h and
+# mlfab_sim.c come beside them, and simulate. Prints TAP.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 run=${MLFAB_BUILD:-build}/mlfab-run
@@ -29,6 +30,11 @@ check() {
   fi
 }
 
+# alone PROGRAM: succeeds, and says on stderr that it is alone and nothing else.
+alone() {
+  "$@" 2>alone.txt && [ "$(cat alone.txt)" = "mlfab: no launcher has set its variables: a world of one worker" ]
+}
+
 skip() {
   number=$((number + 1))
   echo "ok $number - $1 # SKIP $2"
@@ -46,16 +52,17 @@ for compiler in gcc clang; do
   # Optimizing takes most of the time, and finds nothing more in what is left out.
   check "$compiler -std=c11" $compiler -std=c11 $warnings -O2 -c mlfab.c -o x.o
   check "$compiler -std=gnu17" $compiler -std=gnu17 $warnings -c mlfab.c -o x.o
-  for left_out in TCP SHM SIM STOCHASTIC; do
+  for left_out in TCP SHM STOCHASTIC; do
     check "$compiler without $left_out" \
       $compiler -std=c11 $warnings -DMLFAB_WITH_$left_out=0 -c mlfab.c -o x.o
   done
   check "$compiler without any" $compiler -std=c11 $warnings -DMLFAB_WITH_TCP=0 \
-    -DMLFAB_WITH_SHM=0 -DMLFAB_WITH_SIM=0 -DMLFAB_WITH_STOCHASTIC=0 -c mlfab.c -o x.o
+    -DMLFAB_WITH_SHM=0 -DMLFAB_WITH_STOCHASTIC=0 -c mlfab.c -o x.o
 done
 
-# The header alone, in the languages of its users.
-echo '#include "mlfab.h"' >header.c
+# The headers alone, in the languages of their users. mlfab.c was built without the second.
+cp "$root/mlfab_node.h" . || exit 1
+echo '#include "mlfab_node.h"' >header.c
 echo 'int used(const mlfab_config *c) { return (int)c->size; }' >>header.c
 sed 's/int used/extern "C" int used/' header.c >header.cc
 for compiler in gcc clang; do
@@ -77,15 +84,24 @@ done
 
 for level in -O0 -O2 -Ofast; do
   check "builds with $level" cc $level -o trainer mlfab.c trainer.c -lpthread -lm
-  check "runs alone, $level" ./trainer
+  check "runs alone, $level" alone ./trainer
   check "runs as 2 workers and a server, $level" "$run" -n 2 -s 1 --timeout 60 ./trainer
   check "runs over TCP, $level" "$run" -n 2 -s 1 --tcp --timeout 60 ./trainer
 done
 
+# A transport that was left out is named by who needs it.
+names_the_switch() {
+  "$run" -n 2 -s 1 --tcp --timeout 60 ./without >without.txt 2>&1 && return 1
+  grep -q "MLFAB_WITH_TCP=0" without.txt
+}
+check "builds without TCP" cc -DMLFAB_WITH_TCP=0 -o without mlfab.c trainer.c -lpthread -lm
+check "runs over shared memory alone" "$run" -n 2 -s 1 --shm --timeout 60 ./without
+check "says what was left out" names_the_switch
+
 # Another C library, without the kernel's headers on its path, and with small stacks.
 if has musl-gcc; then
   check "musl-gcc -std=c11" musl-gcc -std=c11 $warnings -o musl mlfab.c trainer.c -lpthread -lm
-  check "runs alone, musl" ./musl
+  check "runs alone, musl" alone ./musl
   check "runs as 2 workers and a server, musl" "$run" -n 2 -s 1 --timeout 60 ./musl
   check "runs over TCP, musl" "$run" -n 2 -s 1 --tcp --timeout 60 ./musl
 else
@@ -96,12 +112,32 @@ fi
 link_static() { cc -static -o static mlfab.o trainer.c -lpthread -lm 2>static.txt; }
 if echo 'int main(void) { return 0; }' >s.c && cc -static -o s s.c 2>/dev/null; then
   check "links statically" link_static
-  check "runs alone, static" ./static
+  check "runs alone, static" alone ./static
   check "runs as 2 workers and a server, static" "$run" -n 2 -s 1 --timeout 60 ./static
 else
   skip "static" "no static C library"
 fi
 
-check "exported symbols" sh "$root/tests/dropin/symbols.sh" mlfab.o
+cp "$root/mlfab_sim.h" "$root/mlfab_sim.c" "$root/examples/01_hello_sim.c" . || exit 1
+check "cc -c mlfab_sim.c" cc -c mlfab_sim.c
+sed 's/mlfab.h/mlfab_sim.h/' header.c >sim_header.c
+sed 's/mlfab.h/mlfab_sim.h/' header.cc >sim_header.cc
+for compiler in gcc clang; do
+  if has $compiler; then
+    check "the simulator, $compiler" $compiler -std=c11 $warnings -O2 -c mlfab_sim.c -o x.o
+    check "its header as C99, $compiler" $compiler -std=c99 $warnings -c sim_header.c -o x.o
+  else
+    skip "the simulator, $compiler" "$compiler is not installed"
+  fi
+done
+if has g++; then
+  check "its header as c++98, g++" g++ -std=c++98 $warnings -c sim_header.cc -o x.o
+else
+  skip "its header as c++98" "g++ is not installed"
+fi
+check "builds with the simulator" cc -o hello mlfab.o mlfab_sim.o 01_hello_sim.c -lpthread -lm
+check "runs in the simulator" ./hello
+
+check "exported symbols" sh "$root/tests/dropin/symbols.sh" mlfab.o mlfab_sim.o
 echo "1..$number"
 exit $status

@@ -48,7 +48,8 @@ def test_make_install_and_uninstall():
     with tempfile.TemporaryDirectory() as folder:
         make("install", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
         prefix = folder + "/opt/mlfab"
-        for name in ("include/mlfab.h", "lib/libmlfab.a", "lib/libmlfab.so", "bin/mlfab-run",
+        for name in ("include/mlfab.h", "include/mlfab_node.h", "include/mlfab_sim.h", "lib/libmlfab.a",
+                     "lib/libmlfab.so", "bin/mlfab-run",
                      "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
                      "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
             expect(os.path.exists(os.path.join(prefix, name)), name)
@@ -105,7 +106,7 @@ def test_cmake_FetchContent():
             "  add_subdirectory(${mlfab_SOURCE_DIR} ${mlfab_BINARY_DIR})\nendif()\n")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.check_call(["tar", "-C", ROOT, "-czf", folder + "/mlfab.tar.gz", "mlfab.c",
-                               "mlfab.h", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
+                               "mlfab.h", "mlfab_node.h", "mlfab_sim.c", "mlfab_sim.h", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
         text = text.replace("@", folder)
         build_and_run(folder + "/populate", text)
         build_and_run(folder + "/available", "include(FetchContent)\n"

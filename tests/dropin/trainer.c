@@ -26,9 +26,7 @@ static int failed(mlfab *fabric, const char *what) {
 
 static int train(mlfab *fabric) {
   mlfab_buf weights = {MLFAB_ALL, 0, w, COUNT}, update = {MLFAB_ALL, 0, g, COUNT};
-  mlfab_push_options options;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   options.scale = -0.05;
   if (mlfab_tensor_add(fabric, 0, MLFAB_F32, COUNT)) return failed(fabric, "tensor_add");
   if (mlfab_model_start(fabric, NULL, &weights, 1)) return failed(fabric, "model_start");
@@ -54,9 +52,7 @@ static int train(mlfab *fabric) {
 int main(void) {
   mlfab *fabric = NULL;
   mlfab_error error;
-  mlfab_config config;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &fabric, &error)) {
+  if (mlfab_open_env(&fabric, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return 1;
   }

@@ -9,8 +9,8 @@
  * Checksums stop nearly all mutations at the door, so every input is also tried with its checksums
  * made right, and as the bare meta of a type. Inputs are copied to memory of just their length, so
  * that a sanitizer sees a read beyond them. */
-#include "core/prng.h"
-#include "core/wire.h"
+#include "core/base/rng.h"
+#include "core/wire/wire.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,10 +23,10 @@ static uint64_t versions[MLFAB__SLICES_MAX];
 static mlfab__plan_entry entries[MLFAB__PLAN_ENTRIES_MAX];
 static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
-static uint32_t ranks[2 * MLFAB__TREE_NODES_MAX];
+static uint32_t ranks[MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
 static uint32_t numbers[MLFAB__SLICES_MAX];
-static mlfab__roll_member roll[MLFAB__ROLL_MEMBERS_MAX];
+static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
 /* Not an assert: it must hold in every build. */
@@ -83,8 +83,6 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(PULL_CANCEL, pull_cancel)
     TRY(BARRIER, barrier)
     TRY(BARRIER_DONE, barrier)
-    TRY(BCAST, bcast)
-    TRY(BCAST_DATA, bcast)
     TRY(SYNC, sync_ask)
     TRY(SYNC_ACK, sync_ack)
     TRY(DONE, done)
@@ -109,35 +107,29 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(HOP_MODEL, hop_model)
     TRY(PULL_DONE, pull_done)
     TRY(PROGRESS, progress)
-    TRY(REDUCE, reduce)
-    TRY(REDUCE_DONE, reduce_done)
-    TRY(TREE_JOIN, tree_join)
-    TRY(TREE_GRANT, tree_grant)
-    TRY(TREE_UP, tree_bytes)
-    TRY(TREE_DOWN, tree_bytes)
-    TRY(SHIFT, shift_bytes)
-    TRY(RESLICE_DONE, reslice_done)
+    TRY(RESHARD_SERVER, reshard_server_bytes)
+    TRY(RESHARD_DONE, reshard_done)
     TRY(FREEZE, freeze)
     TRY(FROZEN, freeze)
     TRY(STOP, stop)
     TRY(MOVED, moved)
-    TRY(ROLL, roll_ask)
-    TRY(ROLL_READY, roll_ready)
-    TRY(ROLL_GO, roll_go)
-    TRY(ROLL_FAIL, roll_over)
-    TRY(ROLL_OVER, roll_over)
-    TRY(ROLL_STUCK, roll_call)
-    TRY(ROLL_ASK, roll_call)
-    TRY(ROLL_TELL, roll_tell)
-    TRY(ROLL_MISSING, roll_missing)
-    TRY(ROLL_LEAVE, roll_leave)
-    TRY(ROLL_LEFT, roll_leave)
+    TRY(MEMBERSHIP, membership_ask)
+    TRY(MEMBERSHIP_READY, membership_ready)
+    TRY(MEMBERSHIP_GO, membership_go)
+    TRY(MEMBERSHIP_FAIL, membership_over)
+    TRY(MEMBERSHIP_OVER, membership_over)
+    TRY(MEMBERSHIP_STUCK, membership_call)
+    TRY(MEMBERSHIP_ASK, membership_call)
+    TRY(MEMBERSHIP_TELL, membership_tell)
+    TRY(MEMBERSHIP_MISSING, membership_missing)
+    TRY(MEMBERSHIP_LEAVE, membership_leave)
+    TRY(MEMBERSHIP_LEFT, membership_leave)
     TRY(COLL, coll)
     TRY(COLL_ACK, coll_ack)
-    TRY_LIST(RESLICE, reslice_ask)
+    TRY_LIST(RESHARD, reshard_ask)
     TRY_LIST(MOVE, move)
     TRY_LIST(THAW, thaw)
-    TRY_LIST(SHIFT_GATE, shift_gate)
+    TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -180,15 +172,6 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
       taken = mlfab__encode_spread(again, &m, readers);
       break;
     }
-    case MLFAB__TREE: {
-      mlfab__tree_place m, counts;
-      int code = mlfab__decode_tree_place(meta, bytes, &counts, NULL);
-      require(mlfab__decode_tree_place(meta, bytes, &m, ranks) == code, "counts alone");
-      if (code) return 0;
-      require(m.children == counts.children && m.takers == counts.takers, "counts alone");
-      taken = mlfab__encode_tree_place(again, &m, ranks);
-      break;
-    }
     case MLFAB__TREE_ASK: {
       mlfab__tree_ask m;
       if (mlfab__decode_tree_ask(meta, bytes, &m, ranks)) return 0;
@@ -201,10 +184,10 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
       taken = mlfab__encode_tree_plan(again, &m, tree_nodes);
       break;
     }
-    case MLFAB__ROLL_LIST: {
-      mlfab__roll_list m;
-      if (mlfab__decode_roll_list(meta, bytes, &m, roll)) return 0;
-      taken = mlfab__encode_roll_list(again, &m, roll);
+    case MLFAB__MEMBERSHIP_LIST: {
+      mlfab__membership_list m;
+      if (mlfab__decode_membership_list(meta, bytes, &m, roll)) return 0;
+      taken = mlfab__encode_membership_list(again, &m, roll);
       break;
     }
     default:
@@ -296,28 +279,28 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
 #ifdef FUZZ_MAIN
 #include <time.h>
 
-static uint32_t random_list(mlfab__prng *prng, mlfab__push *m) {
+static uint32_t random_list(mlfab__rng *prng, mlfab__push *m) {
   uint64_t at = 0;
   m->bytes = 0;
-  m->segments = (uint32_t)mlfab__prng_below(prng, 8);
-  m->versions = m->segments == 0 ? 0 : 1 + (uint32_t)mlfab__prng_below(prng, 4);
+  m->segments = (uint32_t)mlfab__rng_below(prng, 8);
+  m->versions = m->segments == 0 ? 0 : 1 + (uint32_t)mlfab__rng_below(prng, 4);
   for (uint32_t i = 0; i < m->segments; i++) {
-    at += 1 + mlfab__prng_below(prng, 9);
+    at += 1 + mlfab__rng_below(prng, 9);
     segments[i].offset = at;
-    segments[i].bytes = 1 + mlfab__prng_below(prng, 100);
+    segments[i].bytes = 1 + mlfab__rng_below(prng, 100);
     at += segments[i].bytes;
     m->bytes += segments[i].bytes;
   }
-  for (uint32_t i = 0; i < m->versions; i++) versions[i] = mlfab__prng_below(prng, 1000);
+  for (uint32_t i = 0; i < m->versions; i++) versions[i] = mlfab__rng_below(prng, 1000);
   return m->segments;
 }
 
 /* A text whose length stands at `at`, of printable characters. */
-static uint32_t random_text(mlfab__prng *prng, uint8_t *at) {
-  uint32_t bytes = (uint32_t)mlfab__prng_below(prng, 40);
+static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
+  uint32_t bytes = (uint32_t)mlfab__rng_below(prng, 40);
   at[0] = (uint8_t)bytes;
   at[1] = 0;
-  for (uint32_t i = 0; i < bytes; i++) at[2 + i] = (uint8_t)(33 + mlfab__prng_below(prng, 90));
+  for (uint32_t i = 0; i < bytes; i++) at[2 + i] = (uint8_t)(33 + mlfab__rng_below(prng, 90));
   return 2 + bytes;
 }
 
@@ -328,47 +311,46 @@ static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
     0, 24, 16, 60, 8,  32,  28, 0,  16, 24,  16, 16, 0,  0,  64, 16, 44, 0,  20, 4,  4,  8,
     0, 16, 0,  0,  68, 0,   8,  40, 12, 12,  16, 16, 28, 20, 16, 16, 56, 20, 8};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,     [MLFAB__REFUSE] = 1,     [MLFAB__BYE] = 1,
-    [MLFAB__MEMBER] = 1,   [MLFAB__DEFINE_ACK] = 1, [MLFAB__PULL_FAIL] = 1,
-    [MLFAB__THERE] = 1,    [MLFAB__SYNC_ACK] = 1,   [MLFAB__RESLICE_DONE] = 1,
-    [MLFAB__MOVED] = 1,    [MLFAB__ROLL_FAIL] = 1,  [MLFAB__ROLL_OVER] = 1,
-    [MLFAB__ROLL_TELL] = 1};
+    [MLFAB__JOIN] = 1,           [MLFAB__REFUSE] = 1,          [MLFAB__BYE] = 1,
+    [MLFAB__MEMBER] = 1,         [MLFAB__DEFINE_ACK] = 1,      [MLFAB__PULL_FAIL] = 1,
+    [MLFAB__THERE] = 1,          [MLFAB__SYNC_ACK] = 1,        [MLFAB__RESHARD_DONE] = 1,
+    [MLFAB__MOVED] = 1,          [MLFAB__MEMBERSHIP_FAIL] = 1, [MLFAB__MEMBERSHIP_OVER] = 1,
+    [MLFAB__MEMBERSHIP_TELL] = 1};
 
 /* Random bytes with what must fit together made so. */
-static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) {
-  uint32_t n = 1 + (uint32_t)mlfab__prng_below(prng, 6);
+static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
+  uint32_t n = 1 + (uint32_t)mlfab__rng_below(prng, 6);
   mlfab__push list = {0};
-  mlfab__group group = {mlfab__prng_next(prng), 0, -1.0, 1, 0, n, 0};
-  mlfab__plan plan = {mlfab__prng_next(prng), 1.0, 2.0, n - 1};
-  mlfab__spread spread = {mlfab__prng_next(prng), 1000, 5, 0, n};
+  mlfab__group group = {mlfab__rng_next(prng), 0, -1.0, 1, 0, n, 0};
+  mlfab__plan plan = {mlfab__rng_next(prng), 1.0, 2.0, n - 1};
+  mlfab__spread spread = {mlfab__rng_next(prng), 1000, 5, 0, n};
   for (uint32_t i = 0; i < n; i++) {
-    uint32_t word = (uint32_t)mlfab__prng_next(prng);
+    uint32_t word = (uint32_t)mlfab__rng_next(prng);
     entries[i] = (mlfab__plan_entry){word, i, 0.5, word & 1, word >> 3, word >> 5, i / 2, word % 3};
     members[i] = (mlfab__group_member){word, 0.25, word >> 7, i};
     readers[i] = (mlfab__spread_member){word, word >> 9, i, word & 3};
   }
   group.segments = random_list(prng, &list);
   group.bytes = list.bytes;
-  mlfab__tree_place place = {1, 2, 3, 4, n, 6 - n};
   mlfab__tree_ask ask = {1, 2, 3, n};
   mlfab__tree_plan tree = {1, n};
   for (uint32_t i = 0; i < 6; i++) ranks[i] = i;
   for (uint32_t i = 0; i < n; i++) tree_nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
-  mlfab__reslice_ask ask_move = {1, 2, n};
+  mlfab__reshard_ask ask_move = {1, 2, n};
   mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
   mlfab__thaw thaw = {1, 2, n};
-  mlfab__shift_gate gate = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
-  mlfab__roll_list list_roll = {1, n};
+  mlfab__reshard_server_clock clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
+  mlfab__membership_list list_roll = {1, n};
   for (uint32_t i = 0; i < n; i++) {
     numbers[i] = i * 7;
-    roll[i] = (mlfab__roll_member){i, 1, 2, -3, 4, 5, mlfab__prng_next(prng)};
+    roll[i] = (mlfab__membership_member){i, 1, 2, -3, 4, 5, mlfab__rng_next(prng)};
   }
-  if (type == MLFAB__ROLL_LIST) return mlfab__encode_roll_list(meta, &list_roll, roll);
-  if (type == MLFAB__RESLICE) return mlfab__encode_reslice_ask(meta, &ask_move, numbers);
+  if (type == MLFAB__MEMBERSHIP_LIST) return mlfab__encode_membership_list(meta, &list_roll, roll);
+  if (type == MLFAB__RESHARD) return mlfab__encode_reshard_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
   if (type == MLFAB__THAW) return mlfab__encode_thaw(meta, &thaw, numbers);
-  if (type == MLFAB__SHIFT_GATE) return mlfab__encode_shift_gate(meta, &gate, numbers);
-  if (type == MLFAB__TREE) return mlfab__encode_tree_place(meta, &place, ranks);
+  if (type == MLFAB__RESHARD_SERVER_CLOCK)
+    return mlfab__encode_reshard_server_clock(meta, &clock, numbers);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
   if (type == MLFAB__TREE_PLAN) return mlfab__encode_tree_plan(meta, &tree, tree_nodes);
   if (type == MLFAB__PLAN) return mlfab__encode_plan(meta, &plan, entries);
@@ -376,71 +358,71 @@ static uint32_t random_entries(mlfab__prng *prng, unsigned type, uint8_t *meta) 
   return mlfab__encode_spread(meta, &spread, readers);
 }
 
-static uint32_t random_meta(mlfab__prng *prng, unsigned type, uint8_t *meta) {
+static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
-  if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD || type == MLFAB__TREE ||
-      type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESLICE ||
-      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__SHIFT_GATE ||
-      type == MLFAB__ROLL_LIST)
+  if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD ||
+      type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESHARD ||
+      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__RESHARD_SERVER_CLOCK ||
+      type == MLFAB__MEMBERSHIP_LIST)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
-    m.members = 1 + (uint32_t)mlfab__prng_below(prng, 4);
+    m.members = 1 + (uint32_t)mlfab__rng_below(prng, 4);
     m.scale = 0.5;
     random_list(prng, &m);
     return mlfab__encode_push(meta, &m, segments, versions);
   }
   if (type == MLFAB__PULL) {
     mlfab__push list = {0};
-    mlfab__pull m = {1, 2, 3, random_list(prng, &list), (uint32_t)mlfab__prng_below(prng, 4)};
+    mlfab__pull m = {1, 2, 3, random_list(prng, &list), (uint32_t)mlfab__rng_below(prng, 4)};
     return mlfab__encode_pull(meta, &m, segments, versions);
   }
-  while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+  while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__prng_next(prng);
+    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   }
   return bytes;
 }
 
 /* A frame as a well-behaved sender makes it. */
-static size_t random_frame(mlfab__prng *prng, uint8_t *frame) {
+static size_t random_frame(mlfab__rng *prng, uint8_t *frame) {
   static const uint8_t bulk_types[] = {
-      MLFAB__WELCOME, MLFAB__DEFINE,     MLFAB__PUSH,    MLFAB__CHUNK,     MLFAB__MODEL,
-      MLFAB__BCAST,   MLFAB__BCAST_DATA, MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
-      MLFAB__TREE_UP, MLFAB__TREE_DOWN,  MLFAB__SHIFT,   MLFAB__COLL};
+      MLFAB__WELCOME, MLFAB__DEFINE,    MLFAB__PUSH,      MLFAB__CHUNK,          MLFAB__MODEL,
+      MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER, MLFAB__COLL};
   mlfab__header h = {0};
   uint8_t *bulk;
-  h.type = (uint8_t)(1 + mlfab__prng_below(prng, MLFAB__FRAME_TYPES - 1));
-  h.flags = (uint16_t)mlfab__prng_below(prng, 2);
-  h.job = mlfab__prng_next(prng);
+  do h.type = (uint8_t)(1 + mlfab__rng_below(prng, MLFAB__FRAME_TYPES - 1));
+  while (!strcmp(mlfab__frame_name(h.type), "UNKNOWN"));
+  h.flags = (uint16_t)mlfab__rng_below(prng, 2);
+  h.job = mlfab__rng_next(prng);
   h.meta_bytes = random_meta(prng, h.type, frame + MLFAB_HEADER_BYTES);
   bulk = frame + MLFAB_HEADER_BYTES + h.meta_bytes;
   if (h.type == MLFAB__WELCOME) {
-    for (int nodes = 1 + (int)mlfab__prng_below(prng, 3); nodes > 0; nodes--) {
-      for (int i = 0; i < 24; i++) bulk[h.bulk_bytes++] = (uint8_t)mlfab__prng_next(prng);
+    for (int nodes = 1 + (int)mlfab__rng_below(prng, 3); nodes > 0; nodes--) {
+      for (int i = 0; i < 24; i++) bulk[h.bulk_bytes++] = (uint8_t)mlfab__rng_next(prng);
       h.bulk_bytes += random_text(prng, bulk + h.bulk_bytes);
     }
   } else if (memchr(bulk_types, h.type, sizeof bulk_types) != NULL) {
-    h.bulk_bytes = (uint32_t)mlfab__prng_below(prng, 64);
-    for (uint32_t i = 0; i < h.bulk_bytes; i++) bulk[i] = (uint8_t)mlfab__prng_next(prng);
+    h.bulk_bytes = (uint32_t)mlfab__rng_below(prng, 64);
+    for (uint32_t i = 0; i < h.bulk_bytes; i++) bulk[i] = (uint8_t)mlfab__rng_next(prng);
   }
   mlfab__wire_seal(frame, &h, bulk);
   return MLFAB_HEADER_BYTES + (size_t)h.meta_bytes + h.bulk_bytes;
 }
 
 /* One damage: a bit, a byte, a number that is likely to hurt, a cut, a stretch moved. */
-static size_t damage(mlfab__prng *prng, uint8_t *frame, size_t bytes) {
+static size_t damage(mlfab__rng *prng, uint8_t *frame, size_t bytes) {
   static const uint32_t nasty[] = {0,           1,           0x7fffffffu, 0x80000000u, 0xffffffffu,
                                    0xffffffc0u, 0x10000000u, 0x00010000u, 0x7ff80000u, 0x00100001u};
-  size_t at = (size_t)mlfab__prng_below(prng, bytes);
-  uint32_t number = nasty[mlfab__prng_below(prng, MLFAB__COUNT(nasty))];
-  switch (mlfab__prng_below(prng, 5)) {
+  size_t at = (size_t)mlfab__rng_below(prng, bytes);
+  uint32_t number = nasty[mlfab__rng_below(prng, MLFAB__COUNT(nasty))];
+  switch (mlfab__rng_below(prng, 5)) {
     case 0:
-      frame[at] ^= (uint8_t)(1u << mlfab__prng_below(prng, 8));
+      frame[at] ^= (uint8_t)(1u << mlfab__rng_below(prng, 8));
       break;
     case 1:
-      frame[at] = (uint8_t)mlfab__prng_next(prng);
+      frame[at] = (uint8_t)mlfab__rng_next(prng);
       break;
     case 2:
       at &= ~(size_t)3;
@@ -461,14 +443,14 @@ int main(int argc, char **argv) {
   uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : seconds != NULL ? 0 : 200000;
   uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, done = 0;
   time_t end = time(NULL) + (seconds != NULL ? (time_t)strtol(seconds, NULL, 10) : 0);
-  mlfab__prng prng;
+  mlfab__rng prng;
   while (rounds > 0 ? done < rounds : time(NULL) < end) {
     for (int k = 0; k < 1000 && (rounds == 0 || done < rounds); k++, done++) {
       size_t bytes;
-      mlfab__prng_seed(&prng, mlfab__mix(seed) + done);
+      mlfab__rng_seed(&prng, mlfab__mix(seed) + done);
       bytes = random_frame(&prng, frame);
       require(try_frame(frame, bytes), "a valid frame is accepted");
-      for (uint64_t n = 1 + mlfab__prng_below(&prng, 4); n > 0; n--) {
+      for (uint64_t n = 1 + mlfab__rng_below(&prng, 4); n > 0; n--) {
         bytes = damage(&prng, frame, bytes);
         LLVMFuzzerTestOneInput(frame, bytes);
       }

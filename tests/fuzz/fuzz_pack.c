@@ -4,8 +4,8 @@
  * libFuzzer calls LLVMFuzzerTestOneInput. Built with -DFUZZ_MAIN it is a program of its own that makes
  * packets, damages them and tries random bytes too: fuzz_pack [ROUNDS [SEED]], or as many rounds as fit
  * into MLFAB_FUZZ_SECONDS. */
-#include "core/pack.h"
-#include "core/prng.h"
+#include "core/kernels/packet.h"
+#include "core/base/rng.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static uint64_t accepted;
 static void unpack(const mlfab__packet *p) {
   size_t room = (size_t)p->elements * (p->dtype == MLFAB_F32 ? 4 : 8);
   uint8_t *w = exactly(room);
-  mlfab__pack_cursor cursor = {0, 0};
+  mlfab__packet_cursor cursor = {0, 0};
   uint32_t first, n, sum = 0, end = 0;
   mlfab__unpack_dense(p, w);
   mlfab__unpack_store(p, w);
@@ -51,10 +51,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   uint8_t *copy = exactly(bytes);
   if (bytes > 0) memcpy(copy, data, bytes);
   for (size_t at = 0; at <= bytes;) { /* packets follow one another */
-    uint32_t taken = mlfab__pack_open(copy + at, bytes - at, &p);
+    uint32_t taken = mlfab__packet_open(copy + at, bytes - at, &p);
     if (taken == 0) break;
     require(taken <= bytes - at && taken % 8 == 0, "the bytes of a packet");
-    require(taken <= mlfab__pack_bound(p.elements, p.dtype) + 2 * (uint64_t)p.kept, "its bound");
+    require(taken <= mlfab__packet_bound(p.elements, p.dtype) + 2 * (uint64_t)p.kept, "its bound");
     unpack(&p);
     accepted++;
     at += taken;
@@ -68,44 +68,44 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
 
 enum { ELEMENTS = 300, ROOM = 2 * (24 + 40 + ELEMENTS * 8) };
 
-static size_t random_packet(mlfab__prng *prng, uint8_t *out) {
+static size_t random_packet(mlfab__rng *prng, uint8_t *out) {
   static double values[ELEMENTS];
   uint64_t keep[ELEMENTS / 64 + 1] = {0};
-  mlfab__pack_shape shape = {.dtype = 1 + (int)mlfab__prng_below(prng, 3)};
-  shape.half = shape.dtype == MLFAB_I64 ? 0 : (int)mlfab__prng_below(prng, 3);
-  shape.offset = mlfab__prng_below(prng, 1000) * 8;
-  shape.grain_log2 = (uint32_t)mlfab__prng_below(prng, 6);
-  shape.elements = 1 + (uint32_t)mlfab__prng_below(prng, ELEMENTS);
+  mlfab__packet_shape shape = {.dtype = 1 + (int)mlfab__rng_below(prng, 3)};
+  shape.half = shape.dtype == MLFAB_I64 ? 0 : (int)mlfab__rng_below(prng, 3);
+  shape.offset = mlfab__rng_below(prng, 1000) * 8;
+  shape.grain_log2 = (uint32_t)mlfab__rng_below(prng, 6);
+  shape.elements = 1 + (uint32_t)mlfab__rng_below(prng, ELEMENTS);
   uint32_t grains = ((shape.elements - 1) >> shape.grain_log2) + 1;
-  uint64_t share = 1 + mlfab__prng_below(prng, 40);
+  uint64_t share = 1 + mlfab__rng_below(prng, 40);
   for (uint32_t g = 0; g < grains; g++)
-    if (mlfab__prng_below(prng, share) == 0) keep[g / 64] |= (uint64_t)1 << g % 64;
-  for (uint32_t i = 0; i < ELEMENTS; i++) values[i] = (double)mlfab__prng_below(prng, 1000);
-  return mlfab__pack_marked(out, &shape, values, keep, (int)mlfab__prng_below(prng, 2));
+    if (mlfab__rng_below(prng, share) == 0) keep[g / 64] |= (uint64_t)1 << g % 64;
+  for (uint32_t i = 0; i < ELEMENTS; i++) values[i] = (double)mlfab__rng_below(prng, 1000);
+  return mlfab__packet_marked(out, &shape, values, keep, (int)mlfab__rng_below(prng, 2));
 }
 
 /* A bit, a byte, one number of the header, a cut, or anything at all. */
-static size_t damage(mlfab__prng *prng, uint8_t *out, size_t bytes) {
-  size_t at = (size_t)mlfab__prng_below(prng, bytes);
-  uint32_t number = (uint32_t)mlfab__prng_below(prng, 70000);
-  switch (mlfab__prng_below(prng, 6)) {
+static size_t damage(mlfab__rng *prng, uint8_t *out, size_t bytes) {
+  size_t at = (size_t)mlfab__rng_below(prng, bytes);
+  uint32_t number = (uint32_t)mlfab__rng_below(prng, 70000);
+  switch (mlfab__rng_below(prng, 6)) {
     case 0:
-      out[at] ^= (uint8_t)(1u << mlfab__prng_below(prng, 8));
+      out[at] ^= (uint8_t)(1u << mlfab__rng_below(prng, 8));
       return bytes;
     case 1:
-      out[at] = (uint8_t)mlfab__prng_next(prng);
+      out[at] = (uint8_t)mlfab__rng_next(prng);
       return bytes;
     case 2:
-      if (bytes >= 24) memcpy(out + 8 + 4 * mlfab__prng_below(prng, 3), &number, 4);
+      if (bytes >= 24) memcpy(out + 8 + 4 * mlfab__rng_below(prng, 3), &number, 4);
       return bytes;
     case 3:
-      if (bytes >= 24) out[20 + mlfab__prng_below(prng, 4)] = (uint8_t)mlfab__prng_below(prng, 20);
+      if (bytes >= 24) out[20 + mlfab__rng_below(prng, 4)] = (uint8_t)mlfab__rng_below(prng, 20);
       return bytes;
     case 4:
       return at + 1;
     default:
-      for (size_t i = mlfab__prng_below(prng, 2) ? 24 : 0; i < bytes; i++)
-        out[i] = (uint8_t)mlfab__prng_next(prng);
+      for (size_t i = mlfab__rng_below(prng, 2) ? 24 : 0; i < bytes; i++)
+        out[i] = (uint8_t)mlfab__rng_next(prng);
       return bytes;
   }
 }
@@ -119,15 +119,15 @@ int main(int argc, char **argv) {
   time_t end = time(NULL) + (seconds != NULL ? (time_t)strtol(seconds, NULL, 10) : 0);
   while (rounds > 0 ? done < rounds : time(NULL) < end) {
     for (int k = 0; k < 1000 && (rounds == 0 || done < rounds); k++, done++) {
-      mlfab__prng prng;
-      mlfab__prng_seed(&prng, mlfab__mix(seed) + done);
+      mlfab__rng prng;
+      mlfab__rng_seed(&prng, mlfab__mix(seed) + done);
       size_t bytes = random_packet(&prng, out);
       bytes += random_packet(&prng, out + bytes);
       if (bytes == 0) continue;
       uint64_t before = accepted;
       LLVMFuzzerTestOneInput(out, bytes);
       require(accepted > before, "a valid packet is accepted");
-      for (uint64_t n = 1 + mlfab__prng_below(&prng, 4); n > 0; n--) {
+      for (uint64_t n = 1 + mlfab__rng_below(&prng, 4); n > 0; n--) {
         bytes = damage(&prng, out, bytes);
         LLVMFuzzerTestOneInput(out, bytes);
       }

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "../unit/scale.h"
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -7,6 +7,7 @@
  * them, split among the workers. Through mlfab.h alone, at the node level, so that all can wait at once.
  *
  * Source: ASAP §4-§6, fig. 2, 7 and 8. Departs: the data, and logistic regression in the place of an SVM. */
+#include "mlfab_node.h"
 #include "paper.h"
 #include "tdf.h"
 
@@ -14,6 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define SUBMIT(node, at, request_p, name, ...)                                                     \
+  mlfab_node_submit(                                                                               \
+      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
+      request_p)
 
 enum { ASAP_NODES = 64, FEATURES = 50, SAMPLES = 40, INPUTS = 8, MOST = 1500 };
 #define NO_LIMIT 1e12
@@ -195,10 +201,11 @@ static void begin(asap_node *n) {
   if (now() < n->until || (n->open && bench.enough && n->iterations >= bench.enough)) return;
   memcpy(n->before, n->data, bench.run->count * sizeof *n->data);
   n->info.size = sizeof n->info;
-  int code = n->open ? mlfab_node_stochastic_start(n->node, n->id, n->data, 0, now(), &n->info,
-                                                   &n->request)
-                     : mlfab_node_stochastic_open(n->node, bench.run->count, MLFAB_F32, &options, 0,
-                                                  now(), &n->id, &n->request);
+  int code = n->open
+                 ? SUBMIT(n->node, now(), &n->request, STOCHASTIC_REDUCE, .id = n->id,
+                          .data = n->data, .timeout_ns = 0, .info_p = &n->info)
+                 : SUBMIT(n->node, now(), &n->request, STOCHASTIC_OPEN, .count = bench.run->count,
+                          .dtype = MLFAB_F32, .options = &options, .timeout_ns = 0, .id_p = &n->id);
   if (code) failed("the call", n);
 }
 

@@ -1,15 +1,15 @@
 /* consistency.c - FluentPS's delayed pulls: a model of workers that compute, push and pull at one
- * server whose conditions and buffer are the library's own (core/sync.c, core/lazy.c).
+ * server whose conditions and buffer are the library's own (core/model/sync.c, core/server/lazy.c).
  *
  * Nothing takes time but computing and, where it is said, answering a pull out of the buffer: the
  * push that releases pulls answers them one after the other before anything else is done (Alg. 1,
  * lines 18 to 24). Times are integers, so that comparisons are exact.
  *
  * Source: FluentPS §IV, Table IV, Fig. 9. */
-#include "core/heap.h"
-#include "core/lazy.h"
-#include "core/prng.h"
-#include "core/sync.h"
+#include "core/base/heap.h"
+#include "core/server/lazy.h"
+#include "core/base/rng.h"
+#include "core/model/sync.h"
 #include "paper.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
 #ifndef PAPER_H
 #define PAPER_H
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 
 #include <stddef.h>
 #include <stdint.h>

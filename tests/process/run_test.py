@@ -157,6 +157,17 @@ def test_wrong_usage_exits_with_2():
     expect(launch("--help").code == 0, "help")
 
 
+def test_settings_reach_the_ranks():
+    result = launch("-n", 2, "-s", 0, "--set", "optimizer=adam", "--set", "filter_top=0.5", "--set", "timeout_ms=500",
+                    *shell('echo "$MLFAB_OPTIMIZER $MLFAB_FILTER_TOP $MLFAB_TIMEOUT_MS"'))
+    expect(result.code == 0 and not result.err, "exit status", result)
+    expect(sorted(result.out.splitlines()) == ["[worker %d] adam 0.5 500" % n for n in (0, 1)], "settings", result)
+    for setting, why in (("optimizer", "NAME=VALUE"), ("=x", "NAME=VALUE"), ("optimizer=best", "optimizer='best'"),
+                         ("filter_top=2", "filter_top='2'"), ("workers=0", "workers='0'"), ("wheels=4", "wheels='4'")):
+        result = launch("-n", 1, "--set", setting, "true")
+        expect(result.code == 2 and why in result.err and "usage:" in result.err, setting, result)
+
+
 def test_command_not_found_exits_with_127():
     result = launch("-n", 2, "-s", 0, "./no-such-program")
     expect(result.code == 127, "exit status", result)

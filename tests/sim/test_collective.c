@@ -14,7 +14,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
+#include "mlfab_node.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -23,11 +24,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SUBMIT(node, at, request_p, name, ...)                                                     \
+  mlfab_node_submit(                                                                               \
+      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
+      request_p)
+
 enum { RANKS = 64, NODES = 66, DEPTH = 16, BUFS = 5, FAILURES = 64, CACHE = 64, MODEL = 500 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
 
-enum kind { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, BARRIER, KINDS };
+enum kind { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, KINDS };
 enum own { NO_REDUCER, AFFINE, XOR };
 enum numbers { EXACT, ROUGH, WITH_NAN };
 
@@ -475,12 +481,6 @@ static void check_copies(world *w, uint32_t i, open_call *c) {
     if (c->memory[k] != x[0])
       broken(w, "rank %u: call %d: byte %d of the broadcast is wrong", i, (int)p->number, (int)k);
   }
-  if (p->kind == BARRIER && !w->deaths) {
-    for (uint32_t r = 0; r < w->workers; r++) {
-      if (w->ranks[r].calls <= p->number)
-        broken(w, "rank %u left barrier %d before rank %u came", i, (int)p->number, r);
-    }
-  }
 }
 
 /* The buffers of a list lie apart, backwards. */
@@ -708,19 +708,19 @@ static int call_node(world *w, rank *r, open_call *c, const mlfab_collective *o)
     case ALLREDUCE:
       vecs_of(p, c->memory, vecs);
       if (p->plain)
-        return mlfab_node_allreduce(r->node, vecs[0].data, p->count, p->dtype, o->timeout_ns,
-                                    now(w), &c->request);
-      return mlfab_node_allreduce_list(r->node, vecs, p->nbufs, p->dtype, o, now(w), &c->request);
+        return SUBMIT(r->node, now(w), &c->request, ALLREDUCE, .data = vecs[0].data,
+                      .count = p->count, .dtype = p->dtype, .timeout_ns = o->timeout_ns);
+      return SUBMIT(r->node, now(w), &c->request, ALLREDUCE_LIST, .vecs = vecs, .n = p->nbufs,
+                    .dtype = p->dtype, .options = o);
     case REDUCE_SCATTER:
-      return mlfab_node_reduce_scatter(r->node, c->memory, p->blocks, p->dtype, o, now(w),
-                                       &c->request);
+      return SUBMIT(r->node, now(w), &c->request, REDUCE_SCATTER, .data = c->memory,
+                    .counts = p->blocks, .dtype = p->dtype, .options = o);
     case ALLGATHER:
-      return mlfab_node_allgather(r->node, c->memory, p->blocks, p->dtype, o, now(w), &c->request);
-    case BROADCAST:
-      return mlfab_node_broadcast_workers(r->node, p->root, c->memory, p->count, o, now(w),
-                                          &c->request);
+      return SUBMIT(r->node, now(w), &c->request, ALLGATHER, .data = c->memory, .counts = p->blocks,
+                    .dtype = p->dtype, .options = o);
     default:
-      return mlfab_node_barrier_workers(r->node, o, now(w), &c->request);
+      return SUBMIT(r->node, now(w), &c->request, BROADCAST, .root = p->root, .data = c->memory,
+                    .count = p->count, .options = o);
   }
 }
 
@@ -856,8 +856,10 @@ static void start_model(world *w) {
     rank *r = &w->ranks[i];
     mlfab_buf b = {7, 0, r->weights, MODEL};
     for (int k = 0; k < MODEL; k++) r->gradient[k] = 1;
-    assert_int_equal(mlfab_node_tensor_add(r->node, 7, MLFAB_I64, MODEL), 0);
-    assert_int_equal(mlfab_node_model_start(r->node, NULL, &b, 1, now(w), &requests[i]), 0);
+    assert_int_equal(
+        SUBMIT(r->node, 0, NULL, TENSOR_ADD, .tensor = 7, .dtype = MLFAB_I64, .count = MODEL), 0);
+    assert_int_equal(
+        SUBMIT(r->node, now(w), &requests[i], MODEL_START, .options = NULL, .bufs = &b, .n = 1), 0);
   }
   for (uint32_t i = 0; i < w->workers; i++) {
     mlfab_result result;
@@ -882,11 +884,11 @@ static void touch_model(world *w, uint32_t i) {
   end_request(w, i, &r->push, "push");
   end_request(w, i, &r->pull, "pull");
   if (!r->push && below(w, 200) == 0) {
-    if (mlfab_node_push(r->node, &update, 1, NULL, now(w), &r->push)) broken(w, "no push");
+    if (SUBMIT(r->node, now(w), &r->push, PUSH, .bufs = &update, .n = 1)) broken(w, "no push");
     r->pushed++;
   }
   if (!r->pull && below(w, 200) == 0 &&
-      mlfab_node_pull(r->node, &weights, 1, NULL, now(w), &r->pull))
+      SUBMIT(r->node, now(w), &r->pull, PULL, .bufs = &weights, .n = 1))
     broken(w, "no pull");
 }
 
@@ -904,7 +906,7 @@ static void check_model(world *w) {
   rank *r = &w->ranks[0];
   mlfab_buf weights = {7, 0, r->weights, MODEL};
   if (w->failure[0]) return;
-  assert_int_equal(mlfab_node_pull(r->node, &weights, 1, NULL, now(w), &r->pull), 0);
+  assert_int_equal(SUBMIT(r->node, now(w), &r->pull, PULL, .bufs = &weights, .n = 1), 0);
   for (uint64_t end = now(w) + 20 * SECOND; r->pull && now(w) < end; turn(w))
     end_request(w, 0, &r->pull, "last pull");
   for (int k = 0; k < MODEL; k++) {
@@ -1249,7 +1251,7 @@ static plan differs(const world *w, uint64_t number, uint64_t members, uint64_t 
   if (how % 5 == 1) p.op = MLFAB_MAX;
   if (how % 5 == 2) p.dtype = MLFAB_F64;
   if (how % 5 == 3) p.kind = BROADCAST, p.width = 1, p.root = 0;
-  if (how % 5 == 4) p.kind = BARRIER;
+  if (how % 5 == 4) p.kind = BROADCAST, p.width = 1, p.root = 1;
   return p;
 }
 
@@ -1289,7 +1291,7 @@ static void test_leaves(void **state) {
     if (seed % 2) {
       mlfab_node_leave(r->node, now(&w));
     } else {
-      assert_int_equal(mlfab_node_join(r->node, 10 * SECOND, now(&w), &joined), 0);
+      assert_int_equal(SUBMIT(r->node, now(&w), &joined, JOIN, .timeout_ns = 10 * SECOND), 0);
     }
     run_calls(&w, w.goal, 60 * SECOND);
     expect_failures(&w, all_of(&w), 0, 0, 0);
@@ -1340,9 +1342,9 @@ static void test_not_finite(void **state) {
     rank *r = &w.ranks[who];
     if (!w.failure[0]) {
       finish(&w, who);
-      assert_int_equal(
-          mlfab_node_allreduce_list(r->node, &vec, 1, MLFAB_F64, &o, now(&w), &request),
-          MLFAB_ERR_NOT_FINITE);
+      assert_int_equal(SUBMIT(r->node, now(&w), &request, ALLREDUCE_LIST, .vecs = &vec, .n = 1,
+                              .dtype = MLFAB_F64, .options = &o),
+                       MLFAB_ERR_NOT_FINITE);
       assert_int_equal(mlfab_node_last_error(r->node, &error), 0);
       assert_int_equal(error.rank, who);
       uint32_t had = r->nopen;

@@ -18,7 +18,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -212,7 +212,7 @@ static void draw_nop(uint32_t owner) {
 }
 
 static void draw(uint32_t n) {
-  for (uint32_t r = 0; r < w.ranks; r++) { /* a gate each, so that persistent ones wait */
+  for (uint32_t r = 0; r < w.ranks; r++) { /* a clock each, so that persistent ones wait */
     op *o = add(COMPUTE, r);
     own_cell(o, draw_len());
     o->outside = 1;
@@ -344,7 +344,7 @@ static void build(rank *r) {
     op *o = &w.ops[id];
     if (o->rank != r->id) continue;
     add_op(r, o);
-    /* Messages wait for the gate of their rank, or memory would be written while it is looked
+    /* Messages wait for the clock of their rank, or memory would be written while it is looked
      * at. */
     if (id >= w.ranks && o->kind != SEND && below(2) && o->need == 0)
       MUST(r, mlfab_dag_after(r->dag, o->number, w.ops[r->id].number));

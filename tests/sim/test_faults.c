@@ -19,7 +19,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -190,7 +190,7 @@ static void plan_make(plan *p, uint64_t seed) {
   plan_consistency(p, seed);
 }
 
-/* The cut of a model (core/slice.c): slices of whole cache lines, in equal parts. */
+/* The cut of a model (core/model/layout.c): slices of whole cache lines, in equal parts. */
 static uint64_t plan_slice_begin(const plan *p, uint64_t i) {
   uint64_t lines = (plan_bytes(p) + 63) / 64, at = lines * i / p->slices * 64;
   return at < plan_bytes(p) ? at : plan_bytes(p);
@@ -548,8 +548,7 @@ static void start_push(run *r, worker *w, slot *s) {
     put_wrong(p, s->data, e, chance(&r->dice, 0.5));
     r->uneven = 1;
   }
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
+  mlfab_push_options_init(&options);
   options.timeout_ns = s->timeout_ns = patience(r);
   if (s->timeout_ns < SECOND) r->uneven = 1;
   if (p->more && k % 3 == 1 && k + 1 < UPDATES) options.flags = MLFAB_PUSH_MORE;

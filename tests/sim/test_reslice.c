@@ -29,7 +29,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -316,11 +316,9 @@ static int push_sparse(run *r, worker *w, slot *s, const mlfab_push_options *opt
 
 static void start_push(run *r, worker *w, slot *s) {
   const plan *p = &r->plan;
-  mlfab_push_options options;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   mlfab_buf bufs[TENSORS];
   int code;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
   s->tensors = (1u << TENSORS) - 1;
   int sparse = p->parts && chance(&r->dice, 0.2);
   if (sparse) {
@@ -403,7 +401,9 @@ static void define(run *r, worker *w) {
   options.slices = p->slices;
   options.active = 1;
   options.tags = p->tags;
-  options.rule = p->momentum ? MLFAB_RULE_MOMENTUM : MLFAB_RULE_PLAIN;
+  options.optimizer = p->momentum ? MLFAB_OPTIMIZER_MOMENTUM : MLFAB_OPTIMIZER_SGD;
+  options.gamma = 0.9, options.adadelay_c = 1.0, options.beta1 = 0.9, options.beta2 = 0.999,
+  options.epsilon = 1e-8;
   options.gamma = 0.5;
   for (uint32_t t = 0; t < TENSORS; t++) {
     int code = mlfab_tensor_add(w->ctx, t, MLFAB_F64, p->count[t]);
@@ -780,11 +780,12 @@ static void test_open_round_moves(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
-/* Slices of three models come from three servers to one that has none of them: those of one model are one
- * there, and those that no slice has do not count. So it has 4 models, and not 10. */
-static void test_models_come_together(void **state) {
+/* A worker gives each part of a model, at servers `first` and above, one of so many consistency models, and moves
+ * all of it to server 0, which ends with `wanted`. Pushes before and after it are there. */
+static void move_models(uint32_t first, uint32_t models, int wanted) {
   enum { COUNT = 600, SIDES = 4, PARTS = 12 };
   static double ones[PARTS][COUNT], image[PARTS][COUNT];
+  static const uint32_t to[] = {0, 1};
   mlfab_sim_options options = {
       .size = sizeof options, .hosts = SIDES + 1, .seed = 6, .latency_ns = MS / 10};
   mlfab_model_options model = {.size = sizeof model, .slices = 12, .active = SIDES};
@@ -794,8 +795,7 @@ static void test_models_come_together(void **state) {
   mlfab *pusher;
   mlfab_sim *sim = NULL;
   mlfab_error error;
-  uint32_t to = 0;
-  (void)state;
+  mlfab_stats stats;
   model.consistency = (mlfab_sync){.size = sizeof model.consistency, .kind = MLFAB_SYNC_ASYNC};
   assert_int_equal(mlfab_sim_create(&options, &sim), 0);
   for (uint32_t i = 0; i <= SIDES; i++) {
@@ -817,14 +817,18 @@ static void test_models_come_together(void **state) {
     assert_int_equal(mlfab_tensor_add(pusher, t, MLFAB_F64, COUNT), 0);
   }
   assert_int_equal(mlfab_model_start(pusher, &model, NULL, 0), 0);
-  for (uint32_t s = 1; s < SIDES; s++) {
+  for (uint32_t s = first; s < SIDES; s++) {
     for (uint32_t t = 0; t < PARTS; t++) {
-      sync.staleness = 1 + t % 3;
+      sync.staleness = 1 + t % models;
       assert_int_equal(mlfab_set_sync(pusher, &sync, s, t, 20 * SECOND), 0);
     }
   }
   assert_int_equal(mlfab_push(pusher, push, PARTS, NULL, NULL), 0);
-  assert_int_equal(mlfab_set_servers(pusher, &to, 1, 20 * SECOND), 0);
+  assert_int_equal(mlfab_set_servers(pusher, to, 1, 20 * SECOND), wanted);
+  if (wanted) assert_non_null(strstr(last_text(pusher), "more than 8 consistency models"));
+  assert_int_equal(mlfab_get_stats(nodes[0], &stats, sizeof stats), 0);
+  assert_int_equal(stats.slices_moved, wanted ? 0 : PARTS - PARTS / SIDES);
+  if (!wanted) assert_int_equal(mlfab_set_servers(pusher, to, 2, 20 * SECOND), 0);
   assert_int_equal(mlfab_push(pusher, push, PARTS, NULL, NULL), 0);
   assert_int_equal(mlfab_pull(pusher, pull, PARTS, NULL, NULL), 0);
   for (uint32_t t = 0; t < PARTS; t++) {
@@ -832,6 +836,21 @@ static void test_models_come_together(void **state) {
   }
   for (uint32_t i = 0; i <= SIDES; i++) mlfab_abandon(&nodes[i]);
   mlfab_sim_destroy(&sim);
+}
+
+/* Slices of three models come from three servers to one that has none of them: those of one model are one
+ * there, and those that no slice has do not count. So it has 4 models, and not 10. */
+static void test_models_come_together(void **state) {
+  (void)state;
+  move_models(1, 3, 0);
+}
+
+/* A server that has 8 models then has as many as it may, also when slices move once more; a ninth is refused, and
+ * nothing moves. */
+static void test_models_that_fit(void **state) {
+  (void)state;
+  move_models(0, 8, 0);
+  move_models(0, 9, MLFAB_ERR_LIMIT);
 }
 
 /* ---- one fault at a moment of a move ---- */
@@ -1071,8 +1090,11 @@ static void test_fault_in_a_move(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_open_round_moves),       cmocka_unit_test(test_models_come_together),
-      cmocka_unit_test(test_seeds_that_failed_once), cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_open_round_moves),
+      cmocka_unit_test(test_models_come_together),
+      cmocka_unit_test(test_models_that_fit),
+      cmocka_unit_test(test_seeds_that_failed_once),
+      cmocka_unit_test(test_seeds),
       cmocka_unit_test(test_fault_in_a_move),
   };
   return cmocka_run_group_tests_name("reslice", tests, NULL, NULL);

@@ -18,7 +18,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -213,11 +213,11 @@ static void wait_ready(bed *b, mlfab *ctx) {
 }
 
 static void start_model(bed *b, job *j) {
-  mlfab_model_options options = {.size = sizeof options,
-                                 .rule = b->s.rule,
-                                 .sync = b->s.sync,
-                                 .deterministic = b->s.deterministic,
-                                 .slices = 4 * b->s.servers};
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+  options.optimizer = b->s.rule;
+  options.sync = b->s.sync;
+  options.deterministic = b->s.deterministic;
+  options.slices = 4 * b->s.servers;
   int code = mlfab_tensor_add(j->ctx, 1, b->s.dtype, b->s.count);
   if (!code) code = mlfab_model_start(j->ctx, &options, NULL, 0);
   mlfab_error error = {0};
@@ -344,12 +344,12 @@ static void watch_server(bed *b, uint32_t i) {
 
 static double value_of(const bed *b, uint32_t rank, uint32_t k, uint64_t e) {
   uint32_t m = rank * b->s.updates + k;
-  if (b->s.rule == MLFAB_RULE_PLAIN) return e % marks(b) == m ? 1.0 : 0.0;
+  if (b->s.rule == MLFAB_OPTIMIZER_SGD) return e % marks(b) == m ? 1.0 : 0.0;
   return (double)(mix(m * 1000003ull + e) % 2001) / 1000.0 - 1.0;
 }
 
 static double scale_of(const bed *b, uint32_t rank, uint32_t k) {
-  return b->s.rule == MLFAB_RULE_PLAIN ? 1.0 : -0.01 * (1.0 + (rank + k) % 3);
+  return b->s.rule == MLFAB_OPTIMIZER_SGD ? 1.0 : -0.01 * (1.0 + (rank + k) % 3);
 }
 
 static void fill(const bed *b, job *j, uint32_t slot, uint32_t k) {
@@ -1094,7 +1094,7 @@ static void test_rounds(void **state) {
       s.servers = 1 + (uint32_t)(seed % 2);
       s.count = 24000;
       s.deterministic = seed >> 1 & 1;
-      s.rule = seed >> 2 & 1 ? MLFAB_RULE_MOMENTUM : MLFAB_RULE_PLAIN;
+      s.rule = seed >> 2 & 1 ? MLFAB_OPTIMIZER_MOMENTUM : MLFAB_OPTIMIZER_SGD;
       s.dtype = s.deterministic || s.rule ? MLFAB_F64 : MLFAB_I64;
       bed *b = bed_open(&s);
       run_all(b);
@@ -1179,7 +1179,7 @@ static double literal(const bed *b, uint64_t e, const uint32_t *order, const uin
   uint32_t at = 0, updates = b->s.updates;
   for (uint32_t c = 0; c < n; c++) {
     double sum = 0.0, t = c + 1.0;
-    int linear = b->s.rule == MLFAB_RULE_MOMENTUM;
+    int linear = b->s.rule == MLFAB_OPTIMIZER_MOMENTUM;
     double first = scale_of(b, order[at] / updates, order[at] % updates);
     uint64_t delay = 0;
     for (uint32_t k = 0; k < sizes[c]; k++) {
@@ -1192,7 +1192,7 @@ static double literal(const bed *b, uint64_t e, const uint32_t *order, const uin
     if (linear) {
       s0 = 0.9 * s0 + sum;
       w += s0;
-    } else if (b->s.rule == MLFAB_RULE_ADADELAY) {
+    } else if (b->s.rule == MLFAB_OPTIMIZER_ADADELAY) {
       w += 1.0 / sqrt(t + (double)delay) * first * sum;
     } else {
       s0 = 0.9 * s0 + 0.1 * sum;
@@ -1204,7 +1204,8 @@ static double literal(const bed *b, uint64_t e, const uint32_t *order, const uin
 }
 
 static void test_rules(void **state) {
-  static const uint32_t rules[] = {MLFAB_RULE_MOMENTUM, MLFAB_RULE_ADADELAY, MLFAB_RULE_ADAM};
+  static const uint32_t rules[] = {MLFAB_OPTIMIZER_MOMENTUM, MLFAB_OPTIMIZER_ADADELAY,
+                                   MLFAB_OPTIMIZER_ADAM};
   (void)state;
   for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
     uint32_t compared = 0, groups = 0;

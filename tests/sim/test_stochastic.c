@@ -13,7 +13,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab.h"
+#include "mlfab_sim.h"
+#include "mlfab_node.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -21,6 +22,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define SUBMIT(node, at, request_p, name, ...)                                                     \
+  mlfab_node_submit(                                                                               \
+      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
+      request_p)
 
 enum { NODES = 64, INPUTS = 64 };
 #define MS 1000000ull
@@ -245,10 +251,11 @@ static void begin(world *w, uint32_t i) {
   r->opening = !r->opened;
   r->started_ns = now(w);
   r->info.size = sizeof r->info;
-  int code = r->opened ? mlfab_node_stochastic_start(r->node, r->id, r->data, w->timeout_ns, now(w),
-                                                     &r->info, &r->request)
-                       : mlfab_node_stochastic_open(r->node, w->count, MLFAB_F64, &w->options,
-                                                    w->timeout_ns, now(w), &r->id, &r->request);
+  int code = r->opened ? SUBMIT(r->node, now(w), &r->request, STOCHASTIC_REDUCE, .id = r->id,
+                                .data = r->data, .timeout_ns = w->timeout_ns, .info_p = &r->info)
+                       : SUBMIT(r->node, now(w), &r->request, STOCHASTIC_OPEN, .count = w->count,
+                                .dtype = MLFAB_F64, .options = &w->options,
+                                .timeout_ns = w->timeout_ns, .id_p = &r->id);
   if (code) failed(w, r);
   if (code) r->until = now(w) + MS;
 }

@@ -4,8 +4,8 @@
 #ifndef MLFAB_TEST_BATCHES_H
 #define MLFAB_TEST_BATCHES_H
 
-#include "core/plan.h"
-#include "core/prng.h"
+#include "core/sched/plan.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -30,8 +30,8 @@ typedef struct random_batch {
   uint32_t server[BATCH_SERVERS], aggregators[BATCH_AGGREGATORS * BATCH_SERVERS];
 } random_batch;
 
-static inline uint32_t batch_below(mlfab__prng *prng, uint32_t n) {
-  return (uint32_t)mlfab__prng_below(prng, n);
+static inline uint32_t batch_below(mlfab__rng *prng, uint32_t n) {
+  return (uint32_t)mlfab__rng_below(prng, n);
 }
 
 /* What kind of batch it is: each trait by itself. */
@@ -39,7 +39,7 @@ typedef struct batch_traits {
   int equal_sizes, varying, slow, outages, links, late, colocated, equal_rates;
 } batch_traits;
 
-static inline void batch_capacity(random_batch *x, mlfab__prng *prng, const batch_traits *t,
+static inline void batch_capacity(random_batch *x, mlfab__rng *prng, const batch_traits *t,
                                   enum mlfab__capacity_kind kind, uint32_t i) {
   double at[6], rate[6];
   uint32_t n = t->varying && batch_below(prng, 2) ? 1 + batch_below(prng, 5) : 1;
@@ -53,7 +53,7 @@ static inline void batch_capacity(random_batch *x, mlfab__prng *prng, const batc
   assert_int_equal(mlfab__network_capacity(&x->net, kind, i, n, at, rate), 0);
 }
 
-static inline void batch_network(random_batch *x, mlfab__prng *prng, const batch_traits *t,
+static inline void batch_network(random_batch *x, mlfab__rng *prng, const batch_traits *t,
                                  mlfab__env *env, uint32_t nodes) {
   uint32_t links = t->links ? 1 + batch_below(prng, 3) : 0;
   assert_int_equal(mlfab__network_init(&x->net, env, nodes, links), 0);
@@ -73,10 +73,10 @@ static inline void batch_network(random_batch *x, mlfab__prng *prng, const batch
 
 /* At most `most` updates. */
 static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, uint32_t most) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   batch_traits t;
   memset(x, 0, sizeof *x);
-  mlfab__prng_seed(&prng, seed);
+  mlfab__rng_seed(&prng, seed);
   int *trait = &t.equal_sizes;
   for (size_t i = 0; i < sizeof t / sizeof *trait; i++) trait[i] = batch_below(&prng, 2) == 0;
   mlfab__batch *b = &x->b;

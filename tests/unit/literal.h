@@ -7,8 +7,8 @@
 
 enum { LITERAL_STRETCHES = 512 };
 
-static inline int literal_less(double a, double b) { return mlfab__link_less(a, b); }
-static inline int literal_is_time(double t) { return mlfab__link_finite(t) && t < 1e300; }
+static inline int literal_less(double a, double b) { return mlfab__network_less(a, b); }
+static inline int literal_is_time(double t) { return mlfab__finite(t) && t < 1e300; }
 
 static inline void literal_copy(mlfab__network *to, const mlfab__network *from) {
   assert_int_equal(mlfab__network_copy(to, from, from->env), 0);
@@ -26,7 +26,7 @@ static inline double literal_send(mlfab__network *net, const uint32_t *from, uin
         mlfab__network_reserve(net, from[from_step * j], to[j], bytes[j], available, &end), 0);
     if (!literal_is_time(end)) {
       mlfab__network_undo(net, mark);
-      return mlfab__link_never();
+      return mlfab__network_never();
     }
     latest = end > latest ? end : latest;
   }
@@ -45,7 +45,7 @@ static inline double literal_end(mlfab__network *net, const mlfab__candidate *c,
 /* The argmin of t_en over those with member[g]; BATCH_MOST: nobody arrives. */
 static inline uint32_t literal_argmin(mlfab__network *net, const mlfab__batch *b, const int *member,
                                       double *end_p) {
-  double end[BATCH_MOST], least = mlfab__link_never();
+  double end[BATCH_MOST], least = mlfab__network_never();
   for (uint32_t g = 0; g < b->n; g++) {
     if (!member[g]) continue;
     end[g] = literal_end(net, &b->updates[g], b->server, b->servers);
@@ -100,7 +100,7 @@ static inline uint32_t literal_order(const mlfab__network *base, const mlfab__ba
     uint8_t why = fate[g]                          ? (uint8_t)fate[g]
                   : LITERAL_DL(g) < (int64_t)n + 1 ? MLFAB__EXPIRED
                                                    : MLFAB__UNREACHABLE;
-    out[at++] = (mlfab__ordered){g, why, mlfab__link_never()};
+    out[at++] = (mlfab__ordered){g, why, mlfab__network_never()};
   }
   return n;
 }
@@ -146,7 +146,7 @@ static inline double literal_forward(mlfab__network *net, const mlfab__group_inp
                        0);
     }
     assert_int_equal(mlfab__network_reserve(net, a[j], in->server[j], size[j], from, &end), 0);
-    if (!literal_is_time(end)) return mlfab__link_never();
+    if (!literal_is_time(end)) return mlfab__network_never();
     latest = end > latest ? end : latest;
   }
   return latest;
@@ -165,7 +165,7 @@ static inline double literal_would_end(mlfab__network *net, const mlfab__group_i
 static inline double literal_case(mlfab__network *net, const mlfab__group_input *in,
                                   uint32_t variant, uint32_t n, uint32_t most,
                                   mlfab__grouped *out) {
-  double t_max = in->start, ready = 0, size[BATCH_SERVERS], never = mlfab__link_never();
+  double t_max = in->start, ready = 0, size[BATCH_SERVERS], never = mlfab__network_never();
   uint32_t q = 1, i = 0, first = 0, members = 0, number = 0, m = in->servers;
   int late = in->cut && variant & MLFAB__GROUP_LATE;
   variant &= 3;
@@ -216,12 +216,12 @@ static mlfab__network literal_net;
 static inline void literal_variant(const mlfab__network *base, const mlfab__group_input *in,
                                    uint32_t variant, mlfab__group_choice *best) {
   mlfab__grouped out[BATCH_MOST];
-  double time[BATCH_MOST + 1], least = mlfab__link_never();
+  double time[BATCH_MOST + 1], least = mlfab__network_never();
   uint32_t most = in->n;
   for (uint32_t n = 0; n <= in->n; n++) {
     int is_free = (variant & 3) == MLFAB__GROUP_FIRST_FREE && n == 0 && in->n > 0;
     uint32_t cases = is_free ? in->n : 1;
-    time[n] = mlfab__link_never();
+    time[n] = mlfab__network_never();
     for (uint32_t c = 1; c <= cases; c++) {
       uint32_t first = cases > 1 ? c : in->n;
       literal_copy(&literal_net, base);
@@ -242,7 +242,7 @@ static inline void literal_variant(const mlfab__network *base, const mlfab__grou
 static inline mlfab__group_choice literal_group(const mlfab__network *base,
                                                 const mlfab__group_input *in, int best,
                                                 mlfab__grouped *out) {
-  mlfab__group_choice choice = {.first_most = in->n, .time = mlfab__link_never()};
+  mlfab__group_choice choice = {.first_most = in->n, .time = mlfab__network_never()};
   for (uint32_t v = MLFAB__GROUP_PAPER; v <= (best ? MLFAB__GROUP_TAIL_DIRECT : 0); v++) {
     literal_variant(base, in, v, &choice);
     if (in->cut) literal_variant(base, in, v | MLFAB__GROUP_LATE, &choice);
@@ -295,7 +295,7 @@ static inline double literal_serve(mlfab__network *net, const mlfab__distributio
           mlfab__network_cut_through(net, from, to, d->now, &hub[j].course, &available), 0);
     }
     double end = literal_part(net, from, to, d->bytes[j], available, NULL);
-    if (!literal_is_time(end)) return mlfab__link_never();
+    if (!literal_is_time(end)) return mlfab__network_never();
     if (d->cut && end < hub[j].course.at) end = hub[j].course.at;
     latest = end > latest ? end : latest;
   }
@@ -306,7 +306,7 @@ static inline double literal_serve(mlfab__network *net, const mlfab__distributio
 static inline double literal_distribute(mlfab__network *net, const mlfab__distribution *d,
                                         const mlfab__grouped *grouped, mlfab__delivery *out) {
   static literal_arrival hub[BATCH_AGGREGATORS][BATCH_SERVERS];
-  double has[BATCH_AGGREGATORS], makespan = d->now, never = mlfab__link_never();
+  double has[BATCH_AGGREGATORS], makespan = d->now, never = mlfab__network_never();
   for (uint32_t q = 0; q < d->k; q++) has[q] = never;
   for (uint32_t i = d->n; i-- > 0;) {
     uint32_t q = grouped[i].q;

@@ -3,9 +3,9 @@
  * Oracles: a literal serial sum, member after member, of groups whose frames interleave at random; a
  * model whose bytes tell offset and version, written by members as frames come. What is lent is compared with what it
  * was when it was lent, until it comes back. */
-#include "core/aggregator.h"
-#include "core/prng.h"
-#include "core/reduce.h"
+#include "core/sched/aggregator.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -56,7 +56,7 @@ typedef struct fixture {
   mlfab_stats stats;
   mlfab__layout layout;
   mlfab__aggregator aggregator;
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint64_t now, number, seq, stage;
   group groups[GROUPS];
   lent lents[LENT];
@@ -72,7 +72,7 @@ typedef struct fixture {
   struct spread *spread; /* the one that is under way */
 } fixture;
 
-static uint64_t below(fixture *f, uint64_t n) { return mlfab__prng_below(&f->prng, n); }
+static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }
 
 /* --- the made-up neighbours --- */
 
@@ -208,7 +208,7 @@ static void open_role(fixture *f, uint64_t seed, const mlfab__tensor_info *tenso
   hooks.allocate = allocate;
   hooks.release = release;
   assert_int_equal(mlfab__env_init(&f->env, &hooks), 0);
-  mlfab__prng_seed(&f->prng, seed);
+  mlfab__rng_seed(&f->prng, seed);
   mlfab_config_init(&f->config);
   f->config.workers = WORKERS;
   f->config.servers = SERVERS;
@@ -382,9 +382,9 @@ static uint32_t random_segments(fixture *f, uint32_t server, mlfab__segment *seg
 
 static void random_update(fixture *f, const group *g, uint8_t *data) {
   for (uint64_t at = 0; at < g->bytes; at += width_at(g, at)) {
-    float x = (float)(mlfab__prng_unit(&f->prng) - 0.5);
-    double y = mlfab__prng_unit(&f->prng) * 1e3 - 500.0;
-    uint64_t z = mlfab__prng_next(&f->prng);
+    float x = (float)(mlfab__rng_unit(&f->prng) - 0.5);
+    double y = mlfab__rng_unit(&f->prng) * 1e3 - 500.0;
+    uint64_t z = mlfab__rng_next(&f->prng);
     if (g->dtype[at] == MLFAB_F32) memcpy(data + at, &x, 4);
     if (g->dtype[at] == MLFAB_F64) memcpy(data + at, &y, 8);
     if (g->dtype[at] == MLFAB_I64) memcpy(data + at, &z, 8);
@@ -1068,6 +1068,23 @@ static void test_member_lost(void **state) {
   assert_int_equal(f->fail.seq, g->seq[1]);
 }
 
+/* A group fails with its member: another one, which waited for the in-link, is granted, and its time counts from
+ * then. */
+static void test_granted_after_a_loss(void **state) {
+  fixture *f = *state;
+  group *g = plain_group(f, 2, 0, -1.0);
+  send_upto(f, g, 0, g->bytes);
+  group *next = plain_group(f, 1, 0, -1.0);
+  assert_int_equal(g->granted[1], g->bytes);
+  assert_int_equal(next->granted[0], 0);
+  g->guilty = 1u << 1;
+  f->now += BEAT;
+  lose(f, 1);
+  assert_int_equal(f->fails, 1);
+  assert_int_equal(next->granted[0], next->bytes);
+  assert_int_equal(mlfab__aggregator_deadline(&f->aggregator), f->now + 3 * BEAT);
+}
+
 /* A member that met again as another process cannot have the update; one that is older than the
  * manifest says is waited for. */
 static void test_other_incarnation(void **state) {
@@ -1612,6 +1629,7 @@ int main(void) {
       PLAIN(test_absent_member),
       PLAIN(test_silent_member),
       PLAIN(test_member_lost),
+      PLAIN(test_granted_after_a_loss),
       PLAIN(test_other_incarnation),
       PLAIN(test_not_finite),
       PLAIN(test_release),

@@ -1,5 +1,5 @@
 /* test_alive.c - who is dead, and when: peers that are stopped, whose hosts answer, and peers behind a
- * partition, in virtual time. The states of a link are in core/node.h. */
+ * partition, in virtual time. The states of a link are in core/node/node.h. */
 #include "world.h"
 
 enum { COUNT = 4000, WORKERS = 2, SERVERS = 2 };

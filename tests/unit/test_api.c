@@ -3,13 +3,21 @@
  * Fabrics of several nodes live in the simulator, where deadlines and deaths cost no time; real
  * sockets are used only where the error is about them. After each batch of wrong calls the model
  * must hold the same bits, and a right call must still work. */
+#define _GNU_SOURCE 1 /* setenv */
+#include "mlfab_node.h"
 #include "world.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#define SUBMIT(node, at, request_p, name, ...)                                                     \
+  mlfab_node_submit(                                                                               \
+      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
+      request_p)
 
 enum { COUNT = 3000, LARGE = 300000 };
 
@@ -59,18 +67,14 @@ static void model(fixture *f, const mlfab_model_options *options) {
 }
 
 static mlfab_model_options rules(uint32_t rule, uint32_t sync) {
-  mlfab_model_options o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
-  o.rule = rule;
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
+  o.optimizer = rule;
   o.sync = sync;
   return o;
 }
 
 static mlfab_push_options scaled(double scale) {
-  mlfab_push_options o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
+  mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
   o.scale = scale;
   return o;
 }
@@ -157,6 +161,43 @@ static void test_null_context(void **state) {
   assert_int_equal(mlfab_get_stats(NULL, &stats, sizeof stats), MLFAB_ERR_ARGUMENT);
 }
 
+/* Descriptors that are no call of any kind. */
+static void check_calls(mlfab_node *node) {
+  static const uint32_t opens[] = {MLFAB_CALL_PARTIAL_OPEN, MLFAB_CALL_STOCHASTIC_OPEN};
+  mlfab_request request = 7;
+  mlfab_error error;
+  assert_int_equal(mlfab_node_submit(node, NULL, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_last_error(node, &error), 0);
+  assert_string_equal(error.text, "call is NULL");
+  mlfab_call call = {.kind = MLFAB_CALL_BARRIER};
+  assert_int_equal(mlfab_node_submit(node, &call, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_node_last_error(node, &error), 0);
+  assert_string_equal(error.text, "call.size is not set");
+  call.size = sizeof call;
+  for (int i = 0; i < 3; i++) {
+    call.kind = i == 0 ? 0 : i == 1 ? MLFAB_CALL_STOCHASTIC_CLOSE + 1 : UINT32_MAX;
+    assert_int_equal(mlfab_node_submit(node, &call, 0, &request), MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab_node_last_error(node, &error), 0);
+    assert_string_equal(error.text, "call.kind is unknown");
+  }
+  for (int i = 0; i < 2; i++) {
+    call.kind = opens[i];
+    assert_int_equal(mlfab_node_submit(node, &call, 0, &request), MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab_node_last_error(node, &error), 0);
+    assert_string_equal(error.text, "id_p is NULL");
+  }
+  /* Every kind that has a request says so; the others and pushes need no place for it. */
+  for (call.kind = 1; call.kind <= MLFAB_CALL_STOCHASTIC_CLOSE; call.kind++) {
+    int code = mlfab_node_submit(node, &call, 0, NULL);
+    assert_int_equal(mlfab_node_last_error(node, &error), 0);
+    if (code == MLFAB_ERR_ARGUMENT && !strcmp(error.text, "request_p is NULL")) continue;
+    assert_true(call.kind <= MLFAB_CALL_PUSH_SPARSE || call.kind == MLFAB_CALL_PARTIAL_CLOSE ||
+                call.kind == MLFAB_CALL_STOCHASTIC_STATE ||
+                call.kind == MLFAB_CALL_STOCHASTIC_CLOSE);
+  }
+  assert_int_equal(request, 7);
+}
+
 static void test_null_node(void **state) {
   mlfab_node *none = NULL;
   mlfab_config config;
@@ -182,13 +223,7 @@ static void test_null_node(void **state) {
   assert_int_equal(mlfab_node_next(NULL, 0, &action), 0);
   assert_true(mlfab_node_deadline(NULL) == UINT64_MAX);
   assert_int_equal(mlfab_node_ready(NULL, &error), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_tensor_add(NULL, 1, MLFAB_F32, 1), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_model_start(NULL, NULL, NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_push(NULL, NULL, 0, NULL, 0, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_pull(NULL, NULL, 0, NULL, 0, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_barrier(NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_broadcast(NULL, 0, &done, 4, 0, 0, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_node_join(NULL, 0, 0, &request), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(SUBMIT(NULL, 0, &request, BARRIER, .timeout_ns = 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_node_leave(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_node_test(NULL, 1, &done, &result), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_node_cancel(NULL, 1, 0), MLFAB_ERR_ARGUMENT);
@@ -205,7 +240,8 @@ static void test_null_node(void **state) {
   event.kind = MLFAB_IO_FRAME, event.link = 7; /* no such link */
   mlfab_node_event(none, &event, 0);
   assert_int_equal(mlfab_node_next(none, 0, NULL), 0);
-  assert_int_equal(mlfab_node_barrier(none, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(SUBMIT(none, 0, NULL, BARRIER, .timeout_ns = 0), MLFAB_ERR_ARGUMENT);
+  check_calls(none);
   assert_int_equal(mlfab_node_last_error(none, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_node_stats(none, NULL, 8), MLFAB_ERR_ARGUMENT);
   mlfab_node_close(&none);
@@ -497,25 +533,25 @@ static void test_definition(void **state) {
 #define TRY(options, code, text)                            \
   EXPECT(n, mlfab_model_start(n, options, &good, 1), code); \
   said(n, code, text)
-  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.mean = 1;
+  o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC), o.mean = 1;
   TRY(&o, MLFAB_ERR_UNSUPPORTED, "mean");
-  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.deterministic = 1;
+  o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC), o.deterministic = 1;
   TRY(&o, MLFAB_ERR_UNSUPPORTED, "deterministic");
   o = rules(9, MLFAB_SYNC_ASYNC);
-  TRY(&o, MLFAB_ERR_UNSUPPORTED, "rule");
-  o = rules(MLFAB_RULE_PLAIN, 9);
+  TRY(&o, MLFAB_ERR_UNSUPPORTED, "optimizer");
+  o = rules(MLFAB_OPTIMIZER_SGD, 9);
   TRY(&o, MLFAB_ERR_ARGUMENT, "kind of consistency");
-  o = rules(MLFAB_RULE_MOMENTUM, MLFAB_SYNC_ASYNC), o.gamma = 1.0;
+  o = rules(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC), o.gamma = 1.0;
   TRY(&o, MLFAB_ERR_CONFIG, "gamma");
   o.gamma = -0.5;
   TRY(&o, MLFAB_ERR_CONFIG, "gamma");
   o.gamma = (double)NAN;
   TRY(&o, MLFAB_ERR_CONFIG, "gamma");
-  o = rules(MLFAB_RULE_ADAM, MLFAB_SYNC_ASYNC), o.beta2 = 1.5;
+  o = rules(MLFAB_OPTIMIZER_ADAM, MLFAB_SYNC_ASYNC), o.beta2 = 1.5;
   TRY(&o, MLFAB_ERR_CONFIG, "beta2");
-  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.slices = 4097;
+  o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC), o.slices = 4097;
   TRY(&o, MLFAB_ERR_LIMIT, "slices");
-  o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC), o.size = 0;
+  o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC), o.size = 0;
   TRY(&o, MLFAB_ERR_ARGUMENT, "size");
 #undef TRY
   OK(n, mlfab_model_start(n, NULL, &good, 1));
@@ -534,11 +570,11 @@ static void test_int64_options(void **state) {
   world_open(&f.w, 1);
   mlfab *n = f.w.node[0];
   OK(n, mlfab_tensor_add(n, 5, MLFAB_I64, f.count));
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   o.mean = 1;
   EXPECT(n, mlfab_model_start(n, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
   said(n, MLFAB_ERR_UNSUPPORTED, "mean with int64");
-  o = rules(MLFAB_RULE_MOMENTUM, MLFAB_SYNC_ASYNC);
+  o = rules(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
   EXPECT(n, mlfab_model_start(n, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED);
   said(n, MLFAB_ERR_UNSUPPORTED, "int64");
   OK(n, mlfab_model_start(n, NULL, NULL, 0));
@@ -572,7 +608,7 @@ static void test_other_models(void **state) {
   OK(b, mlfab_tensor_add(b, 2, MLFAB_F64, 21));
   EXPECT(b, mlfab_model_start(b, NULL, NULL, 0), MLFAB_ERR_MODEL);
   said(b, MLFAB_ERR_MODEL, "id 2, 21");
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   o.slices = 3;
   EXPECT(b, mlfab_model_start(b, &o, NULL, 0), MLFAB_ERR_MODEL);
   OK(a, mlfab_push(a, &(mlfab_buf){1, 0, (float[10]){1}, 10}, 1, NULL, NULL));
@@ -742,7 +778,8 @@ static void test_requests(void **state) {
   fixture f;
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
-  mlfab_request request, many[64];
+  static mlfab_request many[1024];
+  mlfab_request request;
   mlfab_result result;
   int done = 0, status = 0, fd;
   uint64_t at;
@@ -776,14 +813,21 @@ static void test_requests(void **state) {
   EXPECT(n, mlfab_last_error(n, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(n, mlfab_save(n, NULL), MLFAB_ERR_ARGUMENT);
   OK(n, mlfab_rank(n, NULL, NULL, NULL));
-  /* No more than 64 that nobody waited for. */
-  for (int i = 0; i < 64; i++) {
-    int code = mlfab_push_start(n, &b, 1, NULL, &many[i]);
-    EXPECT(n, code, 0);
+  /* No more than 1,024 that nobody waited for. */
+  for (int i = 0; i < 1024; i++) {
+    if (i % 64 == 0) OK(n, mlfab_flush(n, 0)); /* so many updates may be under way */
+    OK(n, mlfab_push_start(n, &b, 1, NULL, &many[i]));
   }
   EXPECT(n, mlfab_push_start(n, &b, 1, NULL, &request), MLFAB_ERR_AGAIN);
   EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_AGAIN);
-  for (int i = 0; i < 64; i++) OK(n, mlfab_wait(n, many[i], 0, NULL));
+  EXPECT(n, mlfab_pull_start(n, &b, 1, NULL, &request), MLFAB_ERR_AGAIN);
+  for (int i = 1023; i >= 512; i--) OK(n, mlfab_wait(n, many[i], 0, NULL));
+  for (int i = 512; i < 1024; i++) { /* in their places */
+    if (i % 64 == 0) OK(n, mlfab_flush(n, 0));
+    EXPECT(n, mlfab_test(n, many[i], &done, NULL), MLFAB_ERR_REQUEST);
+    OK(n, mlfab_push_start(n, &b, 1, NULL, &many[i]));
+  }
+  for (int i = 0; i < 1024; i++) OK(n, mlfab_wait(n, many[i], 0, NULL));
   unchanged(&f, pulled(&f, 0));
   world_close(&f.w);
 }
@@ -847,7 +891,7 @@ static void poisoned(const poison *p, double bad, uint64_t where) {
     EXPECT(f.w.node[1], mlfab_wait(f.w.node[1], request[1], 0, NULL), MLFAB_ERR_NOT_FINITE);
     OK(f.w.node[2], mlfab_wait(f.w.node[2], request[2], 0, NULL));
     after = pulled(&f, 0);
-    for (uint64_t i = 0; i < p->count && p->rule == MLFAB_RULE_PLAIN && p->servers == 1; i++) {
+    for (uint64_t i = 0; i < p->count && p->rule == MLFAB_OPTIMIZER_SGD && p->servers == 1; i++) {
       double was = p->dtype == MLFAB_F32 ? (double)((float *)before)[i] : ((double *)before)[i];
       double is = p->dtype == MLFAB_F32 ? (double)((float *)after)[i] : ((double *)after)[i];
       assert_true(fabs(was - (1 + 0.25 * (double)(i % 97)) - is) < 1e-4);
@@ -867,7 +911,8 @@ static void poisoned(const poison *p, double bad, uint64_t where) {
 
 /* Small ones lie whole in memory, large ones come in granted chunks; first, middle, last element. */
 static void test_not_finite(void **state) {
-  static const uint32_t kinds[] = {MLFAB_RULE_PLAIN, MLFAB_RULE_MOMENTUM, MLFAB_RULE_ADAM};
+  static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_MOMENTUM,
+                                   MLFAB_OPTIMIZER_ADAM};
   static const uint64_t counts[] = {7, COUNT, LARGE};
   (void)state;
   const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
@@ -957,7 +1002,7 @@ static void test_update_callback(void **state) {
     f.w.config.block_bytes = 1024;
     world_open(&f.w, 1);
     f.w.config.user = NULL;
-    mlfab_model_options o = rules(MLFAB_RULE_PLAIN, sync);
+    mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, sync);
     model(&f, &o);
     void *before = pulled(&f, 0), *u = numbers(MLFAB_F32, COUNT, 1, 1), *got = pulled(&f, 1);
     mlfab_buf b = buf(5, u, COUNT), g = buf(5, got, COUNT);
@@ -1072,7 +1117,7 @@ static void test_pull_deadline(void **state) {
   (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   model(&f, &o);
   mlfab *n = f.w.node[0];
   memset(&p, 0, sizeof p);
@@ -1124,13 +1169,20 @@ static void test_barrier_deadline(void **state) {
   world_close(&w);
 }
 
+/* A call that has failed, or the next one: whoever has its bytes, or sent them, goes on. */
+static int heard(world *w, mlfab *n, int code) {
+  uint8_t data[8];
+  mlfab_sim_run(w->sim, WORLD_S);
+  return code ? code : mlfab_broadcast(n, 2, data, sizeof data, WORLD_S);
+}
+
 static void test_broadcast(void **state) {
   world w;
   uint8_t mine[5000], theirs[5000], third[5000];
   mlfab_error error;
   (void)state;
   world_init(&w, 3, 1, 0);
-  w.config.broadcast_max_bytes = 6000;
+  w.config.model_max_bytes = 6000;
   world_open(&w, 1);
   mlfab *n = w.node[0];
   EXPECT(n, mlfab_broadcast(n, 3, mine, 8, 0), MLFAB_ERR_RANK_RANGE);
@@ -1140,34 +1192,33 @@ static void test_broadcast(void **state) {
   EXPECT(n, mlfab_broadcast(n, 0, mine, 0, 0), MLFAB_ERR_ARGUMENT);
   EXPECT(n, mlfab_broadcast(n, 0, mine, 6001, 0), MLFAB_ERR_LIMIT);
   said(n, MLFAB_ERR_LIMIT, "6001");
-  /* Sizes that differ: everybody is told who it was. */
-  later l[2] = {{w.node[1], 0, LATER_BROADCAST, 0, theirs, 4999, NULL},
-                {w.node[2], 0, LATER_BROADCAST, 0, third, 5000, NULL}};
+  /* Sizes that differ: everybody is told who it was, the root, which sends and goes on, with its next
+   * call at the latest. */
+  later l[2] = {{w.node[1], 0, LATER_BROADCAST, 2, theirs, 4999, NULL},
+                {w.node[2], 0, LATER_BROADCAST, 2, third, 5000, NULL}};
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_SHAPE);
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_int_equal(error.rank, 1);
   said(n, MLFAB_ERR_SHAPE,
-       "worker 1: calls it with 4999 bytes from worker 0, this worker with 5000 bytes from worker "
-       "0");
-  mlfab_sim_run(w.sim, WORLD_S);
+       "worker 1 has called a broadcast of 4999 bytes from worker 2, worker 0 a broadcast of 5000 "
+       "bytes from worker 2");
   for (int i = 0; i < 2; i++) {
-    EXPECT(l[i].node, l[i].code, MLFAB_ERR_SHAPE);
-    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1: calls it with 4999 bytes from worker 0, ");
-    said(l[i].node, MLFAB_ERR_SHAPE,
-         i == 0 ? "others with 5000 bytes from" : "this worker with 5000 bytes from");
+    EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_SHAPE);
+    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1 has called a broadcast of 4999 bytes from worker 2");
   }
   /* Roots that differ are another broadcast each: refused the same way. */
-  l[0].bytes = 5000, l[0].root = 1;
+  l[0].bytes = 5000, l[0].root = 0;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, mlfab_broadcast(n, 0, mine, 5000, 0), MLFAB_ERR_SHAPE);
-  said(n, MLFAB_ERR_SHAPE, "5000 bytes from worker 1, this worker with 5000 bytes from worker 0");
-  mlfab_sim_run(w.sim, WORLD_S);
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_SHAPE);
+  said(n, MLFAB_ERR_SHAPE,
+       "5000 bytes from worker 0, worker 0 a broadcast of 5000 bytes from worker 2");
+  for (int i = 0; i < 2; i++) EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_SHAPE);
   /* And the next one works. */
   for (int i = 0; i < 5000; i++) mine[i] = (uint8_t)(i * 7), theirs[i] = third[i] = 0;
-  l[0].root = 0;
+  l[0].root = l[1].root = 0;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
   OK(n, mlfab_broadcast(n, 0, mine, 5000, 0));
@@ -1176,11 +1227,15 @@ static void test_broadcast(void **state) {
   assert_int_equal(l[1].code, 0);
   assert_memory_equal(mine, theirs, 5000);
   assert_memory_equal(mine, third, 5000);
-  /* The root never comes: the deadline names it. */
+  /* The root never comes: the deadline names it, also to the root, when it does. */
+  l[0].root = l[1].root = 2;
+  do_later(&w, &l[0], 2 * WORLD_MS);
   EXPECT(n, mlfab_broadcast(n, 2, mine, 5000, WORLD_S), MLFAB_ERR_TIMEOUT);
   said(n, MLFAB_ERR_TIMEOUT, "worker 2");
+  mlfab_sim_run(w.sim, WORLD_S);
+  EXPECT(w.node[1], l[0].code, MLFAB_ERR_TIMEOUT);
+  EXPECT(w.node[2], mlfab_broadcast(w.node[2], 2, third, 5000, 0), MLFAB_ERR_TIMEOUT);
   /* It can be tried again. */
-  l[0].root = l[1].root = 2;
   memset(mine, 0, sizeof mine);
   third[77] = 9;
   do_later(&w, &l[0], 2 * WORLD_MS);
@@ -1197,12 +1252,14 @@ static void test_broadcast(void **state) {
 /* The root dies while others wait for its bytes. */
 static void test_broadcast_root_dies(void **state) {
   world w;
-  uint8_t data[100];
+  uint8_t data[100], more[100];
   later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, NULL};
   (void)state;
   world_init(&w, 3, 1, 0);
   world_open(&w, 1);
   l.abandon = &w.node[2];
+  later other = {w.node[0], 0, LATER_BROADCAST, 2, more, 100, NULL};
+  do_later(&w, &other, WORLD_MS);
   do_later(&w, &l, 100 * WORLD_MS);
   EXPECT(w.node[1], mlfab_broadcast(w.node[1], 2, data, 100, 0), MLFAB_ERR_PEER_DEAD);
   said(w.node[1], MLFAB_ERR_PEER_DEAD, "worker 2");
@@ -1216,7 +1273,7 @@ static void test_join(void **state) {
   (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   model(&f, &o);
   mlfab *n = f.w.node[1];
   OK(n, mlfab_join(n, 0));
@@ -1246,7 +1303,7 @@ static void server_dies(int call, uint64_t heartbeat) {
   f.count = LARGE;
   f.w.config.heartbeat_ns = heartbeat;
   world_open(&f.w, 1);
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   model(&f, &o);
   mlfab *n = f.w.node[0];
   mlfab_buf b = buf(5, data, LARGE);
@@ -1299,7 +1356,7 @@ static void test_worker_dies(void **state) {
   (void)state;
   begin(&f, 3, 1, 1);
   world_open(&f.w, 1);
-  mlfab_model_options o = rules(MLFAB_RULE_PLAIN, MLFAB_SYNC_BSP);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   model(&f, &o);
   later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, &f.w.node[1]};
   do_later(&f.w, &l, 10 * WORLD_MS);
@@ -1445,6 +1502,11 @@ static void test_save(void **state) {
   model(&f, NULL);
   EXPECT(f.w.node[0], mlfab_save(f.w.node[0], "/no/such/folder/model"), MLFAB_ERR_IO);
   said(f.w.node[0], MLFAB_ERR_IO, "/no/such/folder/model");
+  char longer[5000] = "/tmp/";
+  memset(longer + 5, 'x', sizeof longer - 6);
+  longer[sizeof longer - 1] = 0;
+  EXPECT(f.w.node[0], mlfab_save(f.w.node[0], longer), MLFAB_ERR_IO);
+  said(f.w.node[0], MLFAB_ERR_IO, strerror(ENAMETOOLONG));
   unchanged(&f, pulled(&f, 0));
   world_close(&f.w);
 }
@@ -1609,6 +1671,34 @@ static void test_schedule_configurations(void **state) {
 #undef BAD
 }
 
+/* mlfab_open_env: what the program leaves open is the environment's. */
+static void test_open_env(void **state) {
+  static const char *const names[] = {"MLFAB_WORKERS", "MLFAB_OPTIMIZER", "MLFAB_GAMMA"};
+  static const char *const values[] = {"1", "momentum", "0.5"};
+  mlfab *fabric = NULL;
+  mlfab_error error;
+  float w[1] = {0}, u[1] = {1};
+  mlfab_buf weights = {MLFAB_ALL, 0, w, 1}, update = {MLFAB_ALL, 0, u, 1};
+  (void)state;
+  for (int i = 0; i < 3; i++) setenv(names[i], values[i], 1);
+  assert_int_equal(mlfab_open_env(&fabric, &error), 0);
+  OK(fabric, mlfab_tensor_add(fabric, 0, MLFAB_F32, 1));
+  setenv("MLFAB_OPTIMIZER", "best", 1);
+  EXPECT(fabric, mlfab_model_start(fabric, NULL, NULL, 0), MLFAB_ERR_CONFIG);
+  said(fabric, MLFAB_ERR_CONFIG, "MLFAB_OPTIMIZER='best'");
+  setenv("MLFAB_OPTIMIZER", "momentum", 1);
+  OK(fabric, mlfab_model_start(fabric, NULL, NULL, 0));
+  for (int i = 0; i < 2; i++) OK(fabric, mlfab_push(fabric, &update, 1, NULL, NULL));
+  OK(fabric, mlfab_pull(fabric, &weights, 1, NULL, NULL));
+  assert_true(w[0] == 2.5f);
+  assert_int_equal(mlfab_close(&fabric), 0);
+  setenv("MLFAB_WORKERS", "none", 1);
+  assert_int_equal(mlfab_open_env(&fabric, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_WORKERS='none'"));
+  assert_null(fabric);
+  for (int i = 0; i < 3; i++) unsetenv(names[i]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_null_context),
@@ -1648,6 +1738,7 @@ int main(void) {
       cmocka_unit_test(test_schedule_calls),
       cmocka_unit_test(test_bound_with_rounds),
       cmocka_unit_test(test_schedule_configurations),
+      cmocka_unit_test(test_open_env),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

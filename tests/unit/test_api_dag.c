@@ -204,7 +204,7 @@ static void test_flaws(void **state) {
   assert_non_null(strstr(said(0)->text, "operation 2"));
   assert_non_null(strstr(said(0)->text, "worker 1 under tag 4"));
 
-  /* Persistent ones that nothing holds: no gate at all; one beside the way. */
+  /* Persistent ones that nothing holds: no clock at all; one beside the way. */
   d = afresh();
   OK(n, mlfab_dag_nop(d, &a));
   EXPECT(n, mlfab_dag_open(d, 1, 0), MLFAB_ERR_ARGUMENT);
@@ -326,10 +326,10 @@ static void test_sent(void **state) {
 
 /* --- triggers --- */
 
-/* Two gates of three start a round of a worker alone; what an operation computes triggers
+/* Two clocks of three start a round of a worker alone; what an operation computes triggers
  * another. */
 static void test_triggers(void **state) {
-  uint32_t gate[3], quorum, last;
+  uint32_t clock[3], quorum, last;
   mlfab_request request;
   int done;
   (void)state;
@@ -337,47 +337,47 @@ static void test_triggers(void **state) {
   rig *r = &rigs[0];
   mlfab *n = r->ctx;
   for (int i = 0; i < 3; i++) {
-    OK(n, mlfab_dag_nop(r->dag, &gate[i]));
-    OK(n, mlfab_dag_set(r->dag, gate[i], 0, MLFAB_DAG_OUTSIDE | MLFAB_DAG_OPTIONAL));
+    OK(n, mlfab_dag_nop(r->dag, &clock[i]));
+    OK(n, mlfab_dag_set(r->dag, clock[i], 0, MLFAB_DAG_OUTSIDE | MLFAB_DAG_OPTIONAL));
   }
   OK(n, mlfab_dag_compute(r->dag, note, r, &quorum));
-  for (int i = 0; i < 3; i++) OK(n, mlfab_dag_after(r->dag, quorum, gate[i]));
+  for (int i = 0; i < 3; i++) OK(n, mlfab_dag_after(r->dag, quorum, clock[i]));
   OK(n, mlfab_dag_set(r->dag, quorum, 2, 0));
   OK(n, mlfab_dag_nop(r->dag, &last));
   OK(n, mlfab_dag_set(r->dag, last, 0, MLFAB_DAG_OUTSIDE));
   r->triggers = last + 1;
   open_all(0);
-  EXPECT(n, mlfab_dag_trigger(r->dag, gate[0]), MLFAB_ERR_STATE); /* no round */
+  EXPECT(n, mlfab_dag_trigger(r->dag, clock[0]), MLFAB_ERR_STATE); /* no round */
   for (uint64_t round = 0; round < 20; round++) {
     OK(n, mlfab_dag_start(r->dag, 0, &request));
-    OK(n, mlfab_dag_trigger(r->dag, gate[round % 3]));
-    OK(n, mlfab_dag_trigger(r->dag, gate[round % 3])); /* once a round */
+    OK(n, mlfab_dag_trigger(r->dag, clock[round % 3]));
+    OK(n, mlfab_dag_trigger(r->dag, clock[round % 3])); /* once a round */
     OK(n, mlfab_test(n, request, &done, NULL));
     assert_false(done);
     assert_int_equal(r->ran, round);
-    OK(n, mlfab_dag_trigger(r->dag, gate[(round + 1) % 3]));
+    OK(n, mlfab_dag_trigger(r->dag, clock[(round + 1) % 3]));
     assert_int_equal(r->ran, round + 1);
     OK(n, mlfab_wait(n, request, 0, NULL));
   }
   end();
 }
 
-static void pull_gate(void *user) {
+static void pull_clock(void *user) {
   rig *r = user;
   OK(r->ctx, mlfab_dag_trigger(r->dag, 0));
 }
 
 /* Rounds of a persistent schedule go from worker to worker, driven by one; the others only look. */
 static void test_persistent(void **state) {
-  uint32_t gate, op, in;
+  uint32_t clock, op, in;
   (void)state;
   begin(3);
   for (uint32_t i = 0; i < 3; i++) {
     rig *r = &rigs[i];
     if (i == 0) {
-      OK(r->ctx, mlfab_dag_nop(r->dag, &gate));
-      OK(r->ctx, mlfab_dag_set(r->dag, gate, 0, MLFAB_DAG_OUTSIDE));
-      in = gate;
+      OK(r->ctx, mlfab_dag_nop(r->dag, &clock));
+      OK(r->ctx, mlfab_dag_set(r->dag, clock, 0, MLFAB_DAG_OUTSIDE));
+      in = clock;
     } else {
       OK(r->ctx, mlfab_dag_recv(r->dag, (int32_t)i - 1, 0, r->in, sizeof r->in, &in));
       OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &op));
@@ -391,7 +391,7 @@ static void test_persistent(void **state) {
   open_all(1);
   for (uint64_t round = 0; round < 40; round++) {
     rigs[0].out[0] = (int64_t)round * 3;
-    OK(w.node[0], mlfab_dag_trigger(rigs[0].dag, gate));
+    OK(w.node[0], mlfab_dag_trigger(rigs[0].dag, clock));
     OK(w.node[2], mlfab_dag_wait(rigs[2].dag, round, 0));
     assert_int_equal(rigs[2].in[0], round * 3);
     assert_int_equal(rigs[2].last_round, round);
@@ -400,7 +400,7 @@ static void test_persistent(void **state) {
   /* One may wait for a round that is far ahead. */
   for (int i = 0; i < 5; i++)
     assert_int_equal(mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + (1 + (uint64_t)i) * 10 * WORLD_MS,
-                                  pull_gate, &rigs[0]),
+                                  pull_clock, &rigs[0]),
                      0);
   OK(w.node[2], mlfab_dag_wait(rigs[2].dag, 44, 0));
   assert_int_equal(rigs[2].last_round, 44);
@@ -489,7 +489,7 @@ static void test_callback(void **state) {
 /* What is started and triggered while no epoch stands comes as soon as one does; and a failure that
  * is not seen by then is told by a trigger. */
 static void test_early(void **state) {
-  uint32_t gate[2], op;
+  uint32_t clock[2], op;
   mlfab_request request[2];
   (void)state;
   for (int persistent = 0; persistent < 2; persistent++) {
@@ -497,10 +497,10 @@ static void test_early(void **state) {
     for (uint32_t i = 0; i < 2; i++) {
       rig *r = &rigs[i];
       uint32_t in;
-      OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &gate[i]));
-      OK(r->ctx, mlfab_dag_set(r->dag, gate[i], 0, MLFAB_DAG_OUTSIDE));
+      OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &clock[i]));
+      OK(r->ctx, mlfab_dag_set(r->dag, clock[i], 0, MLFAB_DAG_OUTSIDE));
       OK(r->ctx, mlfab_dag_send(r->dag, 1 - (int32_t)i, 0, r->out, 8, &op));
-      OK(r->ctx, mlfab_dag_after(r->dag, op, gate[i]));
+      OK(r->ctx, mlfab_dag_after(r->dag, op, clock[i]));
       OK(r->ctx, mlfab_dag_recv(r->dag, 1 - (int32_t)i, 0, r->in, 8, &in));
     }
     open_all(persistent);
@@ -508,7 +508,7 @@ static void test_early(void **state) {
       for (uint32_t i = 0; i < 2; i++) {
         if (!persistent) OK(w.node[i], mlfab_dag_start(rigs[i].dag, 0, &request[i]));
         rigs[i].out[0] = (int64_t)(round + i);
-        OK(w.node[i], mlfab_dag_trigger(rigs[i].dag, gate[i]));
+        OK(w.node[i], mlfab_dag_trigger(rigs[i].dag, clock[i]));
       }
       for (uint32_t i = 0; i < 2; i++) {
         OK(w.node[i], mlfab_dag_wait(rigs[i].dag, round, 0));
@@ -520,9 +520,9 @@ static void test_early(void **state) {
           OK(w.node[i], mlfab_dag_start(rigs[i].dag, 0, &request[i]));
       }
       rigs[1].answer = 3;
-      OK(w.node[1], mlfab_dag_trigger(rigs[1].dag, gate[1]));
+      OK(w.node[1], mlfab_dag_trigger(rigs[1].dag, clock[1]));
       rigs[1].answer = 0;
-      EXPECT(w.node[1], mlfab_dag_trigger(rigs[1].dag, gate[1]),
+      EXPECT(w.node[1], mlfab_dag_trigger(rigs[1].dag, clock[1]),
              persistent ? MLFAB_ERR_CALLBACK : MLFAB_ERR_STATE);
       mlfab_sim_run(w.sim, round % 4 * WORLD_MS);
       if (!persistent) {
@@ -531,7 +531,7 @@ static void test_early(void **state) {
       } else if (round % 4 == 0) {
         EXPECT(w.node[0], mlfab_dag_wait(rigs[0].dag, round + 1, 0), MLFAB_ERR_CALLBACK);
       } else {
-        EXPECT(w.node[0], mlfab_dag_trigger(rigs[0].dag, gate[0]), MLFAB_ERR_CALLBACK);
+        EXPECT(w.node[0], mlfab_dag_trigger(rigs[0].dag, clock[0]), MLFAB_ERR_CALLBACK);
         assert_int_equal(said(0)->rank, 1);
       }
     }
@@ -704,15 +704,15 @@ static void *trigger_many(void *user) {
 static void test_threads(void **state) {
   mlfab_config config;
   pthread_t threads[3];
-  uint32_t gate, inner;
+  uint32_t clock, inner;
   (void)state;
   memset(rigs, 0, sizeof rigs);
   mlfab_config_init(&config);
   rig *r = &rigs[0];
   assert_int_equal(mlfab_open(&config, &r->ctx, NULL), 0);
   OK(r->ctx, mlfab_dag_create(r->ctx, &r->dag));
-  OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &gate));
-  OK(r->ctx, mlfab_dag_set(r->dag, gate, 0, MLFAB_DAG_OUTSIDE));
+  OK(r->ctx, mlfab_dag_compute(r->dag, note, r, &clock));
+  OK(r->ctx, mlfab_dag_set(r->dag, clock, 0, MLFAB_DAG_OUTSIDE));
   OK(r->ctx, mlfab_dag_compute(r->dag, count_down, &rigs[1], &inner));
   OK(r->ctx, mlfab_dag_set(r->dag, inner, 0, MLFAB_DAG_OUTSIDE));
   r->triggers = inner + 1;

@@ -225,7 +225,7 @@ static void test_slowest_leaves(void **state) {
 /* A progress of the caller's own that goes back or jumps. */
 static void test_progress(void **state) {
   static fixture f;
-  mlfab_push_options options = {.size = sizeof options};
+  mlfab_push_options options = {.size = sizeof options, .scale = 1.0};
   (void)state;
   open_world(&f, 1, 2);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_SSP));

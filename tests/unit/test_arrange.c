@@ -3,7 +3,7 @@
  * Not compared with another planner (test_group and the vectors do that): what is looked at is that the answer is
  * a tree over those who were asked for, of two steps at most, that those who add up for others have the best
  * links, and that it is not slower than sending everything to the root, as far as every link must carry its bytes. */
-#include "core/scheduler.h"
+#include "core/sched/scheduler.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct fixture {
   mlfab_config config;
   mlfab_stats stats;
   mlfab__scheduler *s;
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__tree_plan plan;
   mlfab__tree_node nodes[MLFAB__TREE_NODES_MAX];
   uint32_t answers, drops;
@@ -55,7 +55,7 @@ static int open_scheduler(void **state) {
   f.config.servers = 1;
   f.config.heartbeat_ns = 500000000;
   f.config.seed = 5;
-  mlfab__prng_seed(&f.prng, 5);
+  mlfab__rng_seed(&f.prng, 5);
   assert_int_equal(mlfab__scheduler_create(&f.env, &f.config, &port, &f.stats, &f.s), 0);
   mlfab__scheduler_hello(f.s, 0, 0);
   *state = &f;
@@ -155,15 +155,15 @@ static void test_trees(void **state) {
   fixture *f = *state;
   uint32_t ranks[WORKERS], deep = 0, faster = 0;
   for (int round = 0; round < 300; round++) {
-    uint32_t n = 0, most = 3 + (uint32_t)mlfab__prng_below(&f->prng, round % 10 ? 30 : WORKERS - 3);
-    uint64_t share = 1 + mlfab__prng_below(&f->prng, 3);
+    uint32_t n = 0, most = 3 + (uint32_t)mlfab__rng_below(&f->prng, round % 10 ? 30 : WORKERS - 3);
+    uint64_t share = 1 + mlfab__rng_below(&f->prng, 3);
     for (uint32_t w = 0; w < most; w++)
-      station(f, w, 1000 + w / share, 1e6 * (double)(1 + mlfab__prng_below(&f->prng, 10)),
-              1e6 * (double)(1 + mlfab__prng_below(&f->prng, 10)));
+      station(f, w, 1000 + w / share, 1e6 * (double)(1 + mlfab__rng_below(&f->prng, 10)),
+              1e6 * (double)(1 + mlfab__rng_below(&f->prng, 10)));
     for (uint32_t w = 0; w < most; w++) {
-      if (mlfab__prng_below(&f->prng, 5) > 0 || most - w <= 3 - (n < 3 ? n : 3)) ranks[n++] = w;
+      if (mlfab__rng_below(&f->prng, 5) > 0 || most - w <= 3 - (n < 3 ? n : 3)) ranks[n++] = w;
     }
-    uint32_t root = ranks[mlfab__prng_below(&f->prng, n)];
+    uint32_t root = ranks[mlfab__rng_below(&f->prng, n)];
     ask(f, root, ranks, n);
     expect_tree(f, root, ranks, n);
     for (int down = 0; down < 2; down++) {

@@ -1,11 +1,11 @@
 /* test_cache.c - pulls at the worker with version tags and with halves: whatever is lost, cut off, begun
  * again and asked for at once, buffers and cache hold of every slice what its server answered last. */
-#include "core/worker.h"
+#include "core/worker/worker.h"
 
-#include "core/half.h"
-#include "core/pack.h"
-#include "core/prng.h"
-#include "core/reduce.h"
+#include "core/kernels/half.h"
+#include "core/kernels/packet.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -36,7 +36,7 @@ typedef struct fixture {
   mlfab_stats stats;
   mlfab__requests requests;
   mlfab__worker worker;
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint64_t now, allocations_left;
   uint32_t drops, asks, cancels;
   char dropped[96];
@@ -55,7 +55,7 @@ typedef struct fixture {
 
 static fixture F;
 
-static uint32_t below(uint32_t n) { return (uint32_t)mlfab__prng_below(&F.prng, n); }
+static uint32_t below(uint32_t n) { return (uint32_t)mlfab__rng_below(&F.prng, n); }
 
 static void greet(uint32_t server);
 
@@ -220,12 +220,12 @@ static void define_all(void) {
   }
 }
 
-static void seed(uint64_t from) { mlfab__prng_seed(&F.prng, from); }
+static void seed(uint64_t from) { mlfab__rng_seed(&F.prng, from); }
 
 static void prepare(uint32_t servers) {
   mlfab__port port = {NULL, port_post, port_ready, port_drop, port_detach, port_event};
   mlfab_env env = {.size = sizeof env, .allocate = scarce, .release = scarce_free};
-  mlfab__prng prng = F.prng;
+  mlfab__rng prng = F.prng;
   mlfab_error error;
   memset(&F, 0, sizeof F);
   F.prng = prng;
@@ -310,13 +310,13 @@ static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
     const mlfab__tensor *t = mlfab__layout_tensor_at(&F.worker.layout, at);
     uint32_t width = mlfab__dtype_bytes((int)t->dtype), log2 = below(9);
     uint64_t stop = mlfab__min(end, t->offset + t->bytes), keep[WORDS] = {0};
-    mlfab__pack_shape shape = {at, (int)t->dtype, (int)F.worker.define.pull_half, log2,
-                               (uint32_t)((stop - at) / width)};
+    mlfab__packet_shape shape = {at, (int)t->dtype, (int)F.worker.define.pull_half, log2,
+                                 (uint32_t)((stop - at) / width)};
     for (uint32_t i = 0; i < shape.elements; i++) {
       if (F.tags[(at + (uint64_t)i * width) / 4] > since)
         keep[(i >> log2) / 64] |= (uint64_t)1 << ((i >> log2) % 64);
     }
-    used += mlfab__pack_marked(out + used, &shape, F.pinned + at, keep, (int)below(2));
+    used += mlfab__packet_marked(out + used, &shape, F.pinned + at, keep, (int)below(2));
     at = stop;
   }
   return used;
@@ -625,6 +625,42 @@ static void test_what_is_asked(void **state) {
   finish();
 }
 
+/* What a buffer holds and no pull has brought anything new of is kept, though another slice has changed and its own
+ * was asked for. */
+static void test_kept(void **state) {
+  (void)state;
+  mlfab_model_options options = {.tags = 1,
+                                 .pull_half = 1}; /* packets: what has not changed does not come */
+  const uint32_t all = (1u << TENSORS) - 1;
+  seed(3);
+  begin(1, &options);
+  pulling p = pull(all, 0, 0);
+  serve(&p);
+  end_pull(&p, 0);
+  uint32_t first =
+      mlfab__layout_slice_at(&F.worker.layout, mlfab__layout_find(&F.worker.layout, 0)->offset);
+  uint64_t label = F.labels[first];
+  const mlfab__tensor *other = mlfab__layout_find(&F.worker.layout, 3);
+  assert_true(mlfab__layout_slice_at(&F.worker.layout, other->offset) > first);
+  for (uint32_t i = 0; i < 10; i++) commit(first);
+  assert_int_equal(F.labels[first], label + 10);
+  p = pull(all, all & ~1u, 0); /* into the buffer of tensor 0 only */
+  serve(&p);
+  end_pull(&p, 0);
+  memset(buffer_of(0), 0xEE, 100);
+  memset(buffer_of(3), 0xEE, other->bytes);
+  p = pull(all, 0, MLFAB_PULL_KEPT);
+  serve(&p);
+  end_pull(&p, 0);
+  for (uint64_t i = 0; i < 100; i++) assert_int_equal(buffer_of(0)[i], 0xEE);
+  for (uint64_t i = 0; i < other->bytes; i++) assert_int_equal(buffer_of(3)[i], 0xEE);
+  p = pull(all, 0, 0);
+  serve(&p);
+  check_pull(&p, 1);
+  end_pull(&p, 0);
+  finish();
+}
+
 /* One is asked at a time; the next one's turn comes when it is over, however it ends. */
 static void test_turns(void **state) {
   (void)state;
@@ -754,7 +790,7 @@ static void test_frames_that_do_not_fit(void **state) {
                       .epoch = 1};
     uint32_t n = 64;
     float values[16] = {1};
-    mlfab__pack_shape shape = {m.offset, MLFAB_F32, MLFAB_HALF_NONE, 0, 16};
+    mlfab__packet_shape shape = {m.offset, MLFAB_F32, MLFAB_HALF_NONE, 0, 16};
     switch (i) {
       case 0:
         m.offset += 64;
@@ -788,12 +824,12 @@ static void test_frames_that_do_not_fit(void **state) {
     memset(bulk, 0, sizeof bulk);
     if (i >= 4 && i < 8) {
       m.flags = MLFAB__MODEL_PACKED;
-      uint32_t bytes = mlfab__pack_dense(bulk, &shape, values);
+      uint32_t bytes = mlfab__packet_dense(bulk, &shape, values);
       if (i != 7) n = bytes;
       if (i == 6) { /* ... but the second one overlaps it */
         shape.offset += 56;
         shape.elements = 2;
-        n += mlfab__pack_dense(bulk + n, &shape, values);
+        n += mlfab__packet_dense(bulk + n, &shape, values);
       }
     }
     from_server(server, MLFAB__MODEL, meta, mlfab__encode_model(meta, &m), bulk, n);
@@ -823,11 +859,11 @@ static void test_changing(void **state) {
       values[k] = (double)(k + 1);
     }
     assert_true(slice->bytes >= 3200);
-    mlfab__pack_shape shape = {slice->offset, MLFAB_F64, MLFAB_HALF_NONE, 0, 400};
-    uint32_t n = mlfab__pack_sparse(bulk, &shape, indices, values, 8);
-    size_t head = MLFAB__PACK_HEADER + 16;
+    mlfab__packet_shape shape = {slice->offset, MLFAB_F64, MLFAB_HALF_NONE, 0, 400};
+    uint32_t n = mlfab__packet_sparse(bulk, &shape, indices, values, 8);
+    size_t head = MLFAB__PACKET_HEADER + 16;
     mlfab__packet packet;
-    assert_int_equal(mlfab__pack_open(bulk, n, &packet), n);
+    assert_int_equal(mlfab__packet_open(bulk, n, &packet), n);
     assert_ptr_equal(packet.values, bulk + head); /* 8 indices, then the values */
     memcpy(before, F.worker.cache.bytes, F.model_bytes);
     memcpy(sent, before, F.model_bytes);
@@ -835,7 +871,7 @@ static void test_changing(void **state) {
     /* Nowhere, or out of order. */
     uint16_t other = (uint16_t)(i % 3 == 0 ? 60000 : 50 * ((i + 3) % 8) + 1);
     uint8_t *bytes = changing_make(bulk, n, head);
-    if (i > 0) changing_to(MLFAB__PACK_HEADER + 2 * (i % 8), &other, 2);
+    if (i > 0) changing_to(MLFAB__PACKET_HEADER + 2 * (i % 8), &other, 2);
     changing_arm();
     mlfab__model m = {.request = p.request,
                       .offset = slice->offset,
@@ -882,6 +918,7 @@ static void test_without_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_what_is_asked),
+      cmocka_unit_test(test_kept),
       cmocka_unit_test(test_turns),
       cmocka_unit_test(test_options_are_checked),
       cmocka_unit_test(test_pulls_are_checked),

@@ -1,9 +1,9 @@
-/* test_combine.c - the kernels of core/combine.c against a literal loop at every level, bit for
+/* test_combine.c - the kernels of core/kernels/combine.c against a literal loop at every level, bit for
  * bit.
  * Holds under -Ofast -march=native too: the reference rounds by storing and compares bits.
  * MLFAB_SCALE=100 a hundred times as many cases. */
-#include "core/combine.h"
-#include "core/prng.h"
+#include "core/kernels/combine.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -203,12 +203,12 @@ static int same(int dtype, uint64_t a, uint64_t b) {
 /* ---- arrays ---- */
 
 /* Anything; ordinary numbers; zeros, and the first and the last of each kind. */
-static uint64_t any_number(mlfab__prng *prng, int dtype) {
+static uint64_t any_number(mlfab__rng *prng, int dtype) {
   format f = format_of(dtype);
-  uint64_t bits = mlfab__prng_next(prng), sign = bits & sign_of(f);
+  uint64_t bits = mlfab__rng_next(prng), sign = bits & sign_of(f);
   if (dtype == MLFAB_I64) {
     static const uint64_t some[] = {0, 1, UINT64_MAX, INT64_MAX, (uint64_t)INT64_MAX + 1};
-    return mlfab__prng_below(prng, 4) ? bits : some[mlfab__prng_below(prng, MLFAB__COUNT(some))];
+    return mlfab__rng_below(prng, 4) ? bits : some[mlfab__rng_below(prng, MLFAB__COUNT(some))];
   }
   uint64_t some[] = {0,
                      1,
@@ -220,11 +220,11 @@ static uint64_t any_number(mlfab__prng *prng, int dtype) {
                      infinity_of(f) + quiet_of(f),
                      sign_of(f) - 1,
                      (infinity_of(f) >> 1) & infinity_of(f)};
-  switch (mlfab__prng_below(prng, 8)) {
+  switch (mlfab__rng_below(prng, 8)) {
     case 0:
       return bits & (sign_of(f) * 2 - 1);
     case 1:
-      return sign | some[mlfab__prng_below(prng, MLFAB__COUNT(some))];
+      return sign | some[mlfab__rng_below(prng, MLFAB__COUNT(some))];
     default: /* near one: what is rounded shows, and sums cancel */
       bits &= (quiet_of(f) * 8) - 1;
       return sign | (((infinity_of(f) >> 1) & infinity_of(f)) + bits - quiet_of(f) * 4);
@@ -238,18 +238,18 @@ typedef struct arrays {
   uint64_t *expected;
 } arrays;
 
-static char *at_any_place(mlfab__prng *prng, char *slot, uint32_t width) {
+static char *at_any_place(mlfab__rng *prng, char *slot, uint32_t width) {
   char *line = slot + (0 - (uintptr_t)slot) % 64;
-  return line + (mlfab__prng_below(prng, 3) ? mlfab__prng_below(prng, 64 / width) * width : 0);
+  return line + (mlfab__rng_below(prng, 3) ? mlfab__rng_below(prng, 64 / width) * width : 0);
 }
 
 /* Some destinations are inputs, each at most once. */
-static void one_case(mlfab__prng *prng, arrays *a, int op, int dtype, uint32_t k, uint32_t ndst,
+static void one_case(mlfab__rng *prng, arrays *a, int op, int dtype, uint32_t k, uint32_t ndst,
                      uint64_t n) {
   uint32_t width = mlfab__element_bytes(dtype), alias[MOST],
-           first = (uint32_t)mlfab__prng_below(prng, k);
+           first = (uint32_t)mlfab__rng_below(prng, k);
   size_t slot = (size_t)(n * width + 192), bytes = (size_t)n * width;
-  int aliased = (int)mlfab__prng_below(prng, 2);
+  int aliased = (int)mlfab__rng_below(prng, 2);
   assert_true(slot * k <= POOL && slot * ndst <= POOL);
   memset(a->out_pool, GUARD, slot * ndst);
   for (uint32_t j = 0; j < k; j++) {
@@ -258,7 +258,7 @@ static void one_case(mlfab__prng *prng, arrays *a, int op, int dtype, uint32_t k
     a->in[j] = in;
   }
   for (uint32_t d = 0; d < ndst; d++) {
-    alias[d] = aliased && d < k && mlfab__prng_below(prng, 2) ? (first + d) % k : k;
+    alias[d] = aliased && d < k && mlfab__rng_below(prng, 2) ? (first + d) % k : k;
     a->dst[d] = at_any_place(prng, a->out_pool + d * slot, width);
     if (alias[d] < k) a->dst[d] = (void *)(uintptr_t)a->in[alias[d]];
   }
@@ -268,7 +268,7 @@ static void one_case(mlfab__prng *prng, arrays *a, int op, int dtype, uint32_t k
     memcpy(a->in_pool, a->kept, slot * k);
     memset(a->out_pool, GUARD, slot * ndst);
     mlfab__combine_many_with(level, op, dtype, a->dst, ndst, a->in, k, n,
-                             (int)mlfab__prng_below(prng, 2));
+                             (int)mlfab__rng_below(prng, 2));
     for (uint32_t d = 0; d < ndst; d++) {
       for (uint64_t i = 0; i < n; i++) {
         uint64_t is = get(dtype, a->dst[d], i);
@@ -310,16 +310,16 @@ static void arrays_delete(arrays *a) {
 
 static void equals_the_loop_at_every_level(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   arrays *a = arrays_new();
-  mlfab__prng_seed(&prng, 1);
+  mlfab__rng_seed(&prng, 1);
   for (uint64_t c = 0; c < test_cases(3000); c++) {
-    int dtype = dtypes[mlfab__prng_below(&prng, MLFAB__COUNT(dtypes))];
-    int op = ops[mlfab__prng_below(&prng, MLFAB__COUNT(ops))];
-    uint32_t k = 1 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 10) ? 5 : MOST);
-    uint32_t ndst = 1 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 10) ? 3 : MOST);
-    uint64_t n = mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 80 : 700);
-    if (dtype == MLFAB_I64 && mlfab__prng_below(&prng, 5) == 0) op = MLFAB__OP_OR;
+    int dtype = dtypes[mlfab__rng_below(&prng, MLFAB__COUNT(dtypes))];
+    int op = ops[mlfab__rng_below(&prng, MLFAB__COUNT(ops))];
+    uint32_t k = 1 + (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 10) ? 5 : MOST);
+    uint32_t ndst = 1 + (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 10) ? 3 : MOST);
+    uint64_t n = mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 80 : 700);
+    if (dtype == MLFAB_I64 && mlfab__rng_below(&prng, 5) == 0) op = MLFAB__OP_OR;
     one_case(&prng, a, op, dtype, k, ndst, n);
   }
   arrays_delete(a);
@@ -328,15 +328,15 @@ static void equals_the_loop_at_every_level(void **state) {
 /* Long enough to be written past the caches, and copied in pieces. */
 static void streams_long_arrays(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   arrays *a = arrays_new();
-  mlfab__prng_seed(&prng, 2);
+  mlfab__rng_seed(&prng, 2);
   for (uint64_t c = 0; c < test_cases(2); c++)
     for (size_t t = 0; t < MLFAB__COUNT(dtypes); t++)
       for (uint32_t k = 1; k <= 3; k++) {
-        uint64_t n = 66000 / mlfab__element_bytes(dtypes[t]) + mlfab__prng_below(&prng, 100);
-        one_case(&prng, a, ops[mlfab__prng_below(&prng, MLFAB__COUNT(ops))], dtypes[t], k,
-                 1 + (uint32_t)mlfab__prng_below(&prng, 4), n);
+        uint64_t n = 66000 / mlfab__element_bytes(dtypes[t]) + mlfab__rng_below(&prng, 100);
+        one_case(&prng, a, ops[mlfab__rng_below(&prng, MLFAB__COUNT(ops))], dtypes[t], k,
+                 1 + (uint32_t)mlfab__rng_below(&prng, 4), n);
       }
   arrays_delete(a);
 }
@@ -344,8 +344,8 @@ static void streams_long_arrays(void **state) {
 /* Each remarkable number with each other, at every place of a vector. */
 static void special_numbers_meet(void **state) {
   (void)state;
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 3);
   for (size_t t = 0; t < MLFAB__COUNT(dtypes); t++) {
     int dtype = dtypes[t];
     if (dtype == MLFAB_I64) continue;
@@ -392,8 +392,8 @@ static void one_pass_equals_many(void **state) {
   static uint64_t array[K][N], once[N], often[N];
   const void *in[K];
   void *dst = once;
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 4);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 4);
   for (uint64_t c = 0; c < test_cases(20); c++)
     for (size_t t = 0; t < 3; t++)
       for (size_t o = 0; o < MLFAB__COUNT(ops); o++) {
@@ -458,14 +458,14 @@ static void divides_with_one_rounding(void **state) {
   (void)state;
   enum { N = 600 };
   static uint64_t before[N], room[N + 16];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 5);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 5);
   for (uint64_t c = 0; c < test_cases(300); c++) {
-    int dtype = dtypes[mlfab__prng_below(&prng, MLFAB__COUNT(dtypes))];
+    int dtype = dtypes[mlfab__rng_below(&prng, MLFAB__COUNT(dtypes))];
     uint32_t width = mlfab__element_bytes(dtype);
-    uint32_t by = 1 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 9 : 1 << 24);
-    uint64_t n = mlfab__prng_below(&prng, N + 1);
-    char *data = (char *)room + width * mlfab__prng_below(&prng, 16);
+    uint32_t by = 1 + (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 9 : 1 << 24);
+    uint64_t n = mlfab__rng_below(&prng, N + 1);
+    char *data = (char *)room + width * mlfab__rng_below(&prng, 16);
     if (dtype == MLFAB_I64) continue;
     for (uint64_t i = 0; i < n; i++) put(dtype, before, i, any_number(&prng, dtype));
     for (int level = 0; level <= mlfab__combine_level(); level++) {
@@ -490,8 +490,8 @@ static void finds_what_is_not_finite(void **state) {
   (void)state;
   enum { N = 83 };
   uint64_t room[N];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 6);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 6);
   for (size_t t = 0; t < MLFAB__COUNT(dtypes); t++) {
     format f = format_of(dtypes[t]);
     uint64_t bad[] = {infinity_of(f), infinity_of(f) | sign_of(f), infinity_of(f) + 1,

@@ -322,12 +322,114 @@ static void test_uninitialised(void **state) {
   assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_ARGUMENT);
 }
 
+/* Every setting by its name; what is wrong is named, and changes nothing. */
+static void test_set(void **state) {
+  static const struct {
+    const char *name, *value, *bad;
+  } rows[] = {{"workers", "4", "0"},        {"servers", "2", "x"},
+              {"dedicated", "1", "2"},      {"rank", "3", "-1"},
+              {"role", "server", "boss"},   {"coordinator", "shm:x", NULL},
+              {"timeout_ms", "500", "0"},   {"transport", "tcp", "udp"},
+              {"progress", "hand", "foot"}, {"payload_crc", "0", "yes"},
+              {"seed", "7", "0"},           {"scheduler", "own", "above"},
+              {"delay_bound", "12", "0"},   {"accumulators", "none", "65"}};
+  mlfab_config c, before;
+  mlfab_error error;
+  (void)state;
+  mlfab_config_init(&c);
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    before = c;
+    assert_int_equal(mlfab_config_set(&c, rows[i].name, rows[i].value, &error), 0);
+    assert_memory_not_equal(&c, &before, sizeof c);
+    before = c;
+    if (!rows[i].bad) continue;
+    assert_int_equal(mlfab_config_set(&c, rows[i].name, rows[i].bad, &error), MLFAB_ERR_CONFIG);
+    assert_non_null(strstr(error.text, rows[i].name));
+    assert_non_null(strstr(error.text, rows[i].bad));
+    assert_memory_equal(&c, &before, sizeof c);
+  }
+  assert_int_equal(c.workers, 4);
+  assert_int_equal(c.rank, 3);
+  assert_int_equal(c.roles, MLFAB_ROLE_SERVER);
+  assert_int_equal(c.timeout_ns, 500000000);
+  assert_int_equal(c.no_payload_crc, 1);
+  assert_int_equal(c.schedule.delay_bound, 12);
+  assert_int_equal(c.accumulators, UINT32_MAX);
+  assert_int_equal(mlfab_config_set(&c, "worker", "4", &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "there is no such setting"));
+  assert_int_equal(mlfab_config_set(NULL, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_config_set(&c, NULL, "4", &error), MLFAB_ERR_ARGUMENT);
+  memset(&c, 0, sizeof c);
+  assert_int_equal(mlfab_config_set(&c, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
+}
+
+static void test_model_and_filter(void **state) {
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT, before;
+  mlfab_filter f = {.size = sizeof f};
+  mlfab_error error;
+  (void)state;
+  assert_int_equal(mlfab_model_options_set(&o, "optimizer", "adam", &error), 0);
+  assert_int_equal(mlfab_model_options_set(&o, "weight_decay", "0.01", &error), 0);
+  assert_int_equal(mlfab_model_options_set(&o, "beta1", "0", &error), 0);
+  assert_int_equal(mlfab_model_options_set(&o, "consistency", "ssp", &error), 0);
+  assert_int_equal(mlfab_model_options_set(&o, "staleness", "3", &error), 0);
+  assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_ADAM);
+  assert_true(o.weight_decay == 0.01 && o.beta1 == 0.0 && o.beta2 == 0.999);
+  assert_int_equal(o.consistency.kind, MLFAB_SYNC_SSP);
+  assert_int_equal(o.consistency.staleness, 3);
+  assert_int_equal(o.consistency.size, sizeof o.consistency);
+  before = o;
+  static const char *const wrong[][2] = {
+      {"optimizer", "lamb"},  {"beta1", "1.5"},     {"beta1", "-0.5"},
+      {"beta1", "nan"},       {"epsilon", "1e999"}, {"gamma", "0.5x"},
+      {"consistency", "SSP"}, {"staleness", "-1"},  {"learning_rate", "1"}};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    assert_int_equal(mlfab_model_options_set(&o, wrong[i][0], wrong[i][1], &error),
+                     MLFAB_ERR_CONFIG);
+    assert_non_null(strstr(error.text, wrong[i][0]));
+    assert_non_null(strstr(error.text, wrong[i][1]));
+    assert_memory_equal(&o, &before, sizeof o);
+  }
+  assert_int_equal(mlfab_filter_set(&f, "filter_threshold", "0.25", &error), 0);
+  assert_int_equal(mlfab_filter_set(&f, "filter_half", "bf16", &error), 0);
+  assert_true(f.threshold == 0.25 && f.half == MLFAB_HALF_BF16);
+  assert_int_equal(mlfab_filter_set(&f, "filter_top", "2", &error), MLFAB_ERR_CONFIG);
+  /* From the environment, where the program has left the initial values. */
+  setenv("MLFAB_OPTIMIZER", "rmsprop", 1);
+  setenv("MLFAB_CONSISTENCY", "bsp", 1);
+  setenv("MLFAB_FILTER_DECAY", "2", 1);
+  setenv("MLFAB_FILTER_THRESHOLD", "9", 1);
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), 0);
+  assert_memory_equal(&o, &before, sizeof o);
+  mlfab_model_options_init(&o);
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), 0);
+  assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_RMSPROP);
+  assert_int_equal(o.consistency.kind, MLFAB_SYNC_BSP);
+  mlfab_model_options_init(&o);
+  o.sync = MLFAB_SYNC_SSP;
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), 0);
+  assert_int_equal(o.sync, MLFAB_SYNC_SSP);
+  assert_int_equal(o.consistency.kind, 0);
+  assert_int_equal(o.consistency.size, 0);
+  assert_int_equal(mlfab_filter_from_env(&f, &error), 0);
+  assert_true(f.threshold == 0.25 && f.decay == 2.0);
+  setenv("MLFAB_OPTIMIZER", "best", 1);
+  mlfab_model_options_init(&o);
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_OPTIMIZER"));
+  assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_SGD);
+  static const char *const names_set[] = {"MLFAB_OPTIMIZER", "MLFAB_CONSISTENCY",
+                                          "MLFAB_FILTER_DECAY", "MLFAB_FILTER_THRESHOLD"};
+  for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_nothing),       cmocka_unit_test(test_each),
       cmocka_unit_test(test_explicit_wins), cmocka_unit_test(test_precedence),
       cmocka_unit_test(test_master),        cmocka_unit_test(test_bad_values),
       cmocka_unit_test(test_schedule),      cmocka_unit_test(test_uninitialised),
+      cmocka_unit_test(test_set),           cmocka_unit_test(test_model_and_filter),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

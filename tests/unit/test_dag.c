@@ -1,8 +1,8 @@
 /* test_dag.c - schedules against a literal executor that looks at every operation after every
  * event, over random graphs and several rounds; what seal refuses; memory. MLFAB_SEED=n one random
  * schedule alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/dag.h"
-#include "core/prng.h"
+#include "core/coll/dag.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -23,8 +23,8 @@ static int last_seed(uint64_t seed, uint64_t usual) {
   return seed > (first_seed() ? first_seed() : test_cases((double)usual));
 }
 
-static uint32_t below(mlfab__prng *prng, uint32_t bound) {
-  return (uint32_t)mlfab__prng_below(prng, bound);
+static uint32_t below(mlfab__rng *prng, uint32_t bound) {
+  return (uint32_t)mlfab__rng_below(prng, bound);
 }
 
 /* ---- the literal executor */
@@ -63,7 +63,7 @@ static int all_done(const literal *l) {
 }
 
 /* An acyclic graph in a random order; need within what there is. */
-static void draw(literal *l, mlfab__prng *prng) {
+static void draw(literal *l, mlfab__rng *prng) {
   uint32_t order[OPS];
   memset(l, 0, sizeof *l);
   l->nops = 1 + below(prng, OPS);
@@ -142,7 +142,7 @@ static void trigger_one(mlfab__dag *dag, literal *l, uint32_t id) {
 }
 
 /* A round, sometimes given up in the middle; otherwise everything runs in the end. */
-static void play(mlfab__dag *dag, literal *l, mlfab__prng *prng) {
+static void play(mlfab__dag *dag, literal *l, mlfab__rng *prng) {
   uint32_t events = below(prng, 4) ? 12 * OPS : below(prng, 2 * OPS);
   memset(l->come, 0, sizeof l->come);
   memset(l->done, 0, sizeof l->done);
@@ -192,8 +192,8 @@ static void test_rounds(void **state) {
   mlfab__dag_init(&dag, &env);
   for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
     static literal l;
-    mlfab__prng prng;
-    mlfab__prng_seed(&prng, seed);
+    mlfab__rng prng;
+    mlfab__rng_seed(&prng, seed);
     draw(&l, &prng);
     mlfab__dag_clear(&dag);
     build(&dag, &l);
@@ -230,11 +230,11 @@ static void test_cycles(void **state) {
   for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
     static literal l;
     static uint8_t way[OPS][OPS];
-    mlfab__prng prng;
+    mlfab__rng prng;
     mlfab__dag dag;
     uint32_t id, culprit;
     int wanted = 0;
-    mlfab__prng_seed(&prng, seed);
+    mlfab__rng_seed(&prng, seed);
     draw(&l, &prng);
     for (uint32_t i = below(&prng, 3); i > 0 && l.nedges < EDGES; i--, l.nedges++) {
       l.op[l.nedges] = below(&prng, l.nops);

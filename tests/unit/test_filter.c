@@ -1,11 +1,11 @@
 /* test_filter.c - filters against a version that looks at one element after the other in double, at
  * every level, bit for bit; and TDF's exact cases (tests/vectors/tdf.json).
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/filter.h"
+#include "core/sparse/filter.h"
 
-#include "core/half.h"
-#include "core/prng.h"
-#include "core/reduce.h"
+#include "core/kernels/half.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
 #include "scale.h"
 
 #include <math.h>
@@ -59,17 +59,17 @@ static double get(const update *u, const void *array, uint32_t i) {
                                     : ((const double *)array)[i];
 }
 
-static double some_number(mlfab__prng *prng) {
+static double some_number(mlfab__rng *prng) {
   static const double special[] = {0.0,      -0.0,          0x1p-25,           0x1.8p-25,
                                    65504.0,  65519.0,       -65520.0,          1e9,
                                    3.389e38, 3.395e38,      -3.4e38,           1e-40,
                                    0x1p-134, 0x1p-133,      0x1p-149,          0.5,
                                    -0.5,     0x1.000002p-1, 0x1p-25 + 0x1p-60, 0x1p-25 + 0x1p-49,
                                    65504.5};
-  double x = (mlfab__prng_unit(prng) - 0.5) * 2;
-  switch (mlfab__prng_below(prng, 8)) {
+  double x = (mlfab__rng_unit(prng) - 0.5) * 2;
+  switch (mlfab__rng_below(prng, 8)) {
     case 0:
-      return special[mlfab__prng_below(prng, sizeof special / sizeof *special)];
+      return special[mlfab__rng_below(prng, sizeof special / sizeof *special)];
     case 1:
       return x * 1e5;
     case 2:
@@ -84,24 +84,24 @@ static double some_number(mlfab__prng *prng) {
 static void make(update *u, uint64_t seed) {
   static const double taus[] = {0.0, 0.5, 0.1, 1e-3, 1e6, INFINITY, 0x1.000001p-1, 1e300, -1.0};
   static const double ps[] = {1.0, 1.0, 0.9, 0.5, 1e-12, 0.0, 1.0 - 0x1p-40, 2.0};
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, seed);
-  u->rule = (mlfab__filter_rule){.dtype = mlfab__prng_below(&prng, 3) ? MLFAB_F32 : MLFAB_F64,
-                                 .half = (int)mlfab__prng_below(&prng, 3),
-                                 .tau = taus[mlfab__prng_below(&prng, 9)],
-                                 .p = ps[mlfab__prng_below(&prng, 8)],
-                                 .seed = mlfab__prng_next(&prng),
-                                 .t = 1 + mlfab__prng_below(&prng, 1000)};
-  u->first = mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 10 : UINT64_C(1) << 40);
-  u->n = (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 130 : LENGTH_MAX + 1);
-  if (mlfab__prng_below(&prng, 4) == 0) { /* to the last bit, below or not */
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, seed);
+  u->rule = (mlfab__filter_rule){.dtype = mlfab__rng_below(&prng, 3) ? MLFAB_F32 : MLFAB_F64,
+                                 .half = (int)mlfab__rng_below(&prng, 3),
+                                 .tau = taus[mlfab__rng_below(&prng, 9)],
+                                 .p = ps[mlfab__rng_below(&prng, 8)],
+                                 .seed = mlfab__rng_next(&prng),
+                                 .t = 1 + mlfab__rng_below(&prng, 1000)};
+  u->first = mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 10 : UINT64_C(1) << 40);
+  u->n = (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 130 : LENGTH_MAX + 1);
+  if (mlfab__rng_below(&prng, 4) == 0) { /* to the last bit, below or not */
     double draw = mlfab__filter_draw(u->rule.seed, u->rule.t, u->first + u->n / 2);
-    u->rule.p = draw + (mlfab__prng_below(&prng, 2) ? 0x1p-33 : 0);
+    u->rule.p = draw + (mlfab__rng_below(&prng, 2) ? 0x1p-33 : 0);
   }
   u->width = mlfab__dtype_bytes(u->rule.dtype);
   for (uint32_t i = 0; i < u->n; i++) {
     double g = some_number(&prng), residual = some_number(&prng);
-    if (fabs(g) > 1e38 || mlfab__prng_below(&prng, 3) == 0) residual = 0;
+    if (fabs(g) > 1e38 || mlfab__rng_below(&prng, 3) == 0) residual = 0;
     if (fabs(residual) > 1e38) g = 0;
     set(u, u->g, i, g);
     set(u, u->residual, i, residual);
@@ -200,15 +200,15 @@ static void stretches_do_not_show(void **state) {
   enum { N = 5000 };
   static float g[N], residual[N];
   static uint64_t whole[N / 64 + 1], part[N / 64 + 1];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 7);
-  for (int i = 0; i < N; i++) g[i] = (float)mlfab__prng_unit(&prng);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 7);
+  for (int i = 0; i < N; i++) g[i] = (float)mlfab__rng_unit(&prng);
   for (int round = 0; round < 200; round++) {
     mlfab__filter_rule rule = {MLFAB_F32, round % 3, 0.7, 0.8, 5, (uint64_t)round};
-    uint64_t first = mlfab__prng_below(&prng, 100);
+    uint64_t first = mlfab__rng_below(&prng, 100);
     mlfab__filter_mark(&rule, g, residual, first, N, whole);
     for (uint32_t at = 0, n; at < N; at += n) {
-      n = 1 + (uint32_t)mlfab__prng_below(&prng, 500);
+      n = 1 + (uint32_t)mlfab__rng_below(&prng, 500);
       if (n > N - at) n = N - at;
       mlfab__filter_mark(&rule, g + at, residual + at, first + at, n, part);
       for (uint32_t i = 0; i < n; i++)
@@ -278,14 +278,14 @@ static void conserves_the_gradient(void **state) {
     float g[N], residual[N] = {0}, values[N];
     double in[N] = {0}, out[N] = {0}, size[N] = {0};
     uint64_t keep[N / 64 + 1], saturated = 0;
-    mlfab__prng prng;
-    mlfab__prng_seed(&prng, seed);
-    double phi = mlfab__prng_unit(&prng), p = mlfab__prng_unit(&prng);
+    mlfab__rng prng;
+    mlfab__rng_seed(&prng, seed);
+    double phi = mlfab__rng_unit(&prng), p = mlfab__rng_unit(&prng);
     for (uint64_t t = 1; t <= ROUNDS; t++) {
       mlfab__filter_rule rule = {MLFAB_F32,          0,    mlfab__filter_threshold(phi, 0.1, t),
                                  seed % 3 ? p : 1.0, seed, t};
       for (int i = 0; i < N; i++) {
-        g[i] = (float)(mlfab__prng_unit(&prng) - 0.5);
+        g[i] = (float)(mlfab__rng_unit(&prng) - 0.5);
         in[i] += (double)g[i];
         size[i] += fabs((double)g[i]);
       }
@@ -343,22 +343,22 @@ static void top_case(uint64_t seed) {
   static update u;
   static ranked order[LENGTH_MAX];
   uint64_t keep[WORDS], wanted[WORDS] = {0};
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__filter_cut cut;
   uint32_t kept = 0;
   make(&u, seed);
-  mlfab__prng_seed(&prng, mlfab__mix(seed));
-  int coarse = (int)mlfab__prng_below(&prng, 2); /* many ties */
+  mlfab__rng_seed(&prng, mlfab__mix(seed));
+  int coarse = (int)mlfab__rng_below(&prng, 2); /* many ties */
   for (uint32_t i = 0; i < u.n; i++) {
-    if (coarse) set(&u, u.g, i, (double)mlfab__prng_below(&prng, 7) - 3.0);
+    if (coarse) set(&u, u.g, i, (double)mlfab__rng_below(&prng, 7) - 3.0);
     order[i] = (ranked){fabs(get(&u, u.g, i)), i};
   }
   qsort(order, u.n, sizeof *order, by_rank);
-  uint64_t k = mlfab__prng_below(&prng, u.n + 1);
+  uint64_t k = mlfab__rng_below(&prng, u.n + 1);
   for (uint64_t i = 0; i < k; i++) wanted[order[i].at / 64] |= (uint64_t)1 << order[i].at % 64;
   mlfab__filter_kth(u.rule.dtype, u.g, u.n, k, &cut);
   for (uint32_t at = 0, n; at < u.n; at += n) { /* in stretches */
-    n = 1 + (uint32_t)mlfab__prng_below(&prng, 300);
+    n = 1 + (uint32_t)mlfab__rng_below(&prng, 300);
     if (n > u.n - at) n = u.n - at;
     for (uint32_t i = 0; i < (n + 63) / 64; i++)
       keep[i] = n - i * 64 >= 64 ? UINT64_MAX : ((uint64_t)1 << (n - i * 64)) - 1;
@@ -393,15 +393,15 @@ static void change_case(uint64_t seed) {
   static update u;
   static double before[LENGTH_MAX], after[LENGTH_MAX], wanted[LENGTH_MAX];
   static const double taus[] = {0.0, 1e-4, 0.01, 0.5, 1.0, 1e9};
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint64_t back = 0;
   make(&u, seed);
-  mlfab__prng_seed(&prng, mlfab__mix(seed));
-  double tau = taus[mlfab__prng_below(&prng, 6)];
+  mlfab__rng_seed(&prng, mlfab__mix(seed));
+  double tau = taus[mlfab__rng_below(&prng, 6)];
   for (uint32_t i = 0; i < u.n; i++) {
-    double x = some_number(&prng), share = (mlfab__prng_unit(&prng) - 0.5) * 4 * tau;
+    double x = some_number(&prng), share = (mlfab__rng_unit(&prng) - 0.5) * 4 * tau;
     set(&u, before, i, x);
-    set(&u, after, i, fabs(x) > 1e30 ? x : mlfab__prng_below(&prng, 5) ? x * (1 + share) : -x);
+    set(&u, after, i, fabs(x) > 1e30 ? x : mlfab__rng_below(&prng, 5) ? x * (1 + share) : -x);
     double old = get(&u, before, i), is = get(&u, after, i);
     int small = is != old && old != 0 && fabs(is - old) / fabs(old) < tau;
     back += (uint64_t)small;
@@ -421,9 +421,15 @@ static void puts_small_changes_back(void **state) {
     change_case(seed);
     if (first_seed()) return;
   }
-  int64_t before[2] = {1, 2}, after[2] = {3, 4};
-  assert_int_equal(mlfab__filter_change(MLFAB_I64, before, after, 2, 100), 0);
-  assert_true(after[0] == 3 && after[1] == 4);
+  /* Integers are left alone, also those whose bits would be numbers near to each other. */
+  for (int level = 0; level <= mlfab__half_level(); level++) {
+    double one = 1.0, near = 1.25;
+    int64_t before[16], after[16], was;
+    for (int i = 0; i < 16; i++) memcpy(before + i, &one, 8), memcpy(after + i, &near, 8);
+    memcpy(&was, &near, 8);
+    assert_int_equal(mlfab__filter_change_with(level, MLFAB_I64, before, after, 16, 100), 0);
+    for (int i = 0; i < 16; i++) assert_true(after[i] == was);
+  }
 }
 
 /* A NaN is not a small change: whoever looks for it must find it. */

@@ -1,9 +1,9 @@
-/* test_graph.c - core/graph.c: gaps against a table and against Jacobi's singular values,
+/* test_graph.c - core/coll/graph.c: gaps against a table and against Jacobi's singular values,
  * connectivity against Floyd and Warshall, degrees against counting, for random graphs; builders
  * against their definitions. MLFAB_SEED=n one random graph alone, MLFAB_SCALE=100 a hundred times as
  * many. */
-#include "core/graph.h"
-#include "core/prng.h"
+#include "core/coll/graph.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <math.h>
@@ -141,12 +141,12 @@ static void compare(uint32_t n, uint32_t nodes, uint64_t seed) {
 }
 
 /* A union of cycles, of permutations with loops, or any edges; with duplicates and loops. */
-static uint32_t draw(mlfab__prng *prng, uint32_t nodes) {
-  uint32_t n = 0, name[FEW], kind = (uint32_t)mlfab__prng_below(prng, 3);
-  uint32_t times = 1 + (uint32_t)mlfab__prng_below(prng, 4);
+static uint32_t draw(mlfab__rng *prng, uint32_t nodes) {
+  uint32_t n = 0, name[FEW], kind = (uint32_t)mlfab__rng_below(prng, 3);
+  uint32_t times = 1 + (uint32_t)mlfab__rng_below(prng, 4);
   for (uint32_t t = 0; t < times && kind < 2; t++) {
     for (uint32_t i = 0; i < nodes; i++) {
-      uint32_t k = (uint32_t)mlfab__prng_below(prng, i + 1);
+      uint32_t k = (uint32_t)mlfab__rng_below(prng, i + 1);
       name[i] = name[k];
       name[k] = i;
     }
@@ -155,10 +155,10 @@ static uint32_t draw(mlfab__prng *prng, uint32_t nodes) {
       edges[n].to = kind ? name[i] : name[(i + 1) % nodes];
     }
   }
-  uint32_t more = (uint32_t)mlfab__prng_below(prng, kind == 2 ? 4 * nodes : 2);
+  uint32_t more = (uint32_t)mlfab__rng_below(prng, kind == 2 ? 4 * nodes : 2);
   for (uint32_t i = 0; i < more; i++, n++) {
-    edges[n].from = (uint32_t)mlfab__prng_below(prng, nodes);
-    edges[n].to = (uint32_t)mlfab__prng_below(prng, nodes);
+    edges[n].from = (uint32_t)mlfab__rng_below(prng, nodes);
+    edges[n].to = (uint32_t)mlfab__rng_below(prng, nodes);
   }
   return n;
 }
@@ -169,10 +169,10 @@ static void random_graphs_like_the_literal_check(void **state) {
   uint64_t last = one ? first : test_cases(4000);
   (void)state;
   for (uint64_t seed = first; seed <= last; seed++) {
-    mlfab__prng prng;
-    mlfab__prng_seed(&prng, seed);
+    mlfab__rng prng;
+    mlfab__rng_seed(&prng, seed);
     uint32_t most = seed % 20 ? 9 : FEW;
-    uint32_t nodes = 1 + (uint32_t)mlfab__prng_below(&prng, most);
+    uint32_t nodes = 1 + (uint32_t)mlfab__rng_below(&prng, most);
     compare(draw(&prng, nodes), nodes, seed);
   }
 }
@@ -319,10 +319,10 @@ static void regular_graphs(void **state) {
   uint32_t same = 0;
   (void)state;
   for (uint64_t seed = 0; seed < 3000; seed++) {
-    mlfab__prng prng;
-    mlfab__prng_seed(&prng, seed);
-    uint32_t nodes = 2 + (uint32_t)mlfab__prng_below(&prng, FEW - 1);
-    uint32_t degree = 1 + (uint32_t)mlfab__prng_below(&prng, nodes - 1);
+    mlfab__rng prng;
+    mlfab__rng_seed(&prng, seed);
+    uint32_t nodes = 2 + (uint32_t)mlfab__rng_below(&prng, FEW - 1);
+    uint32_t degree = 1 + (uint32_t)mlfab__rng_below(&prng, nodes - 1);
     uint32_t n = build(MLFAB_GRAPH_REGULAR, nodes, degree, seed);
     assert_int_equal(n, nodes * degree);
     mlfab_graph_info info = check(n, nodes, 0);
@@ -365,10 +365,10 @@ static void regular_graphs_are_even(void **state) {
 static void peers_of_a_node(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 500; seed++) {
-    mlfab__prng prng;
+    mlfab__rng prng;
     uint32_t peers[FEW];
-    mlfab__prng_seed(&prng, seed);
-    uint32_t nodes = 1 + (uint32_t)mlfab__prng_below(&prng, FEW), n = draw(&prng, nodes);
+    mlfab__rng_seed(&prng, seed);
+    uint32_t nodes = 1 + (uint32_t)mlfab__rng_below(&prng, FEW), n = draw(&prng, nodes);
     literal g = literal_of(n, nodes);
     for (uint32_t i = 0; i < 2 * nodes; i++) {
       uint32_t node = i / 2, count = mlfab__graph_peers(edges, n, node, i % 2, peers), at = 0;

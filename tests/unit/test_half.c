@@ -1,7 +1,7 @@
 /* test_half.c - halves against a search through all of them, and the levels against each other, bit for
  * bit. MLFAB_SCALE=100 goes through every float32. */
-#include "core/half.h"
-#include "core/prng.h"
+#include "core/kernels/half.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -75,8 +75,8 @@ static void every_half_comes_back(void **state) {
 /* Halves, the middles between them, and their neighbours; then anything. */
 static void rounds_to_the_nearest(void **state) {
   (void)state;
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 1);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 1);
   for (size_t h = 0; h < 2; h++) {
     uint32_t skip = halves[h] == MLFAB_HALF_F16 ? 1 : 7;
     for (uint32_t bits = 0; bits < top_of(halves[h]); bits += skip) {
@@ -95,7 +95,7 @@ static void rounds_to_the_nearest(void **state) {
     for (uint32_t bits = top; bits < top + 0x20000u && bits < 0x7f800000u; bits += 0x100)
       expect_one(halves[h], of_bits(bits));
     for (int i = 0; i < 200000; i++) {
-      uint32_t bits = (uint32_t)mlfab__prng_next(&prng);
+      uint32_t bits = (uint32_t)mlfab__rng_next(&prng);
       if ((bits & 0x7f800000u) != 0x7f800000u) expect_one(halves[h], of_bits(bits));
     }
   }
@@ -125,12 +125,12 @@ static void levels_agree(void **state) {
   uint64_t runs = test_cases((1u << 20) / 100.0);
   static float in[N], back[N], other[N];
   static uint16_t expected[N], out[N + 1];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 2);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 2);
   if (runs > 1u << 20) runs = 1u << 20;
   for (uint64_t run = 0; run < runs; run++) {
     uint32_t base = (uint32_t)(run * ((1u << 20) / runs) * N), n = N - (uint32_t)run % 33;
-    uint32_t skip = (uint32_t)mlfab__prng_below(&prng, 16);
+    uint32_t skip = (uint32_t)mlfab__rng_below(&prng, 16);
     for (uint32_t i = 0; i < N; i++) in[i] = of_bits(base + i);
     n -= skip;
     for (size_t h = 0; h < 2; h++) {
@@ -160,11 +160,11 @@ static void arrays_are_single_ones(void **state) {
   (void)state;
   float in[100], back[100];
   uint16_t out[100];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 3);
   for (size_t h = 0; h < 2; h++)
     for (uint64_t n = 0; n <= 100; n++) {
-      for (uint64_t i = 0; i < n; i++) in[i] = (float)(mlfab__prng_unit(&prng) - 0.5) * 1e6f;
+      for (uint64_t i = 0; i < n; i++) in[i] = (float)(mlfab__rng_unit(&prng) - 0.5) * 1e6f;
       mlfab__half_store(halves[h], out, in, n);
       mlfab__half_load(halves[h], back, out, n);
       for (uint64_t i = 0; i < n; i++) {

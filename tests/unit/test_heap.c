@@ -1,12 +1,12 @@
-/* test_heap.c - core/heap.c against a sorted scan: random puts, moves and removals. */
+/* test_heap.c - core/base/heap.c against a sorted scan: random puts, moves and removals. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "../../core/heap.h"
-#include "../../core/prng.h"
+#include "../../core/base/heap.h"
+#include "../../core/base/rng.h"
 
 enum { INDICES = 97 };
 
@@ -31,19 +31,19 @@ static void test_random_against_scan(void **state) {
   (void)state;
   mlfab__env env;
   mlfab__heap heap = {0};
-  mlfab__prng prng;
+  mlfab__rng prng;
   model m = {0};
   uint64_t order = 0;
   assert_int_equal(mlfab__env_init(&env, NULL), 0);
-  mlfab__prng_seed(&prng, 5);
+  mlfab__rng_seed(&prng, 5);
   assert_int_equal(mlfab__heap_reserve(&heap, &env, 3), 0);
   for (uint32_t room = 3; room <= INDICES; room += 47) {
     assert_int_equal(mlfab__heap_reserve(&heap, &env, room), 0);
     for (int i = 0; i < 20000; i++) {
-      uint32_t index = (uint32_t)mlfab__prng_below(&prng, room);
-      if (mlfab__prng_below(&prng, 3)) {
+      uint32_t index = (uint32_t)mlfab__rng_below(&prng, room);
+      if (mlfab__rng_below(&prng, 3)) {
         m.in[index] = 1;
-        m.time[index] = mlfab__prng_below(&prng, 16);
+        m.time[index] = mlfab__rng_below(&prng, 16);
         m.order[index] = order;
         mlfab__heap_put(&heap, index, m.time[index], order++);
       } else {

@@ -1,11 +1,11 @@
-/* test_lazy.c - core/lazy.c against a scan; then the whole server side of consistency, made of lazy.c
+/* test_lazy.c - core/server/lazy.c against a scan; then the whole server side of consistency, made of lazy.c
  * and sync.c, against FluentPS's Algorithm 1 as it is written, on random traces.
  *
  * MLFAB_SCALE=100 makes 300,000 traces, 1 (the default) a hundredth of them; MLFAB_SEED=n one
  * alone. */
-#include "core/lazy.h"
-#include "core/prng.h"
-#include "core/sync.h"
+#include "core/server/lazy.h"
+#include "core/base/rng.h"
+#include "core/model/sync.h"
 #include "scale.h"
 
 #include <math.h>
@@ -56,12 +56,12 @@ static int scan_remove(uint64_t tag) {
 static void test_buffer(void **state) {
   (void)state;
   mlfab__lazy lazy = {0};
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint64_t tag = 0, ours = 0, theirs = 0;
-  mlfab__prng_seed(&prng, 11);
+  mlfab__rng_seed(&prng, 11);
   memset(&scan, 0, sizeof scan);
   for (uint32_t i = 0; i < 200000; i++) {
-    uint64_t what = mlfab__prng_below(&prng, 100), v = mlfab__prng_below(&prng, 20);
+    uint64_t what = mlfab__rng_below(&prng, 100), v = mlfab__rng_below(&prng, 20);
     if (what < 50 && scan.count < ROOM) {
       assert_int_equal(mlfab__lazy_add(&env, &lazy, v, tag), 0);
       scan_add(v, tag++);
@@ -70,7 +70,7 @@ static void test_buffer(void **state) {
       assert_int_equal(got, scan_pop(v, &theirs));
       assert_int_equal(ours, theirs);
     } else if (what < 99) {
-      uint64_t some = tag - mlfab__min(tag, mlfab__prng_below(&prng, 60));
+      uint64_t some = tag - mlfab__min(tag, mlfab__rng_below(&prng, 60));
       assert_int_equal(mlfab__lazy_remove(&lazy, some), scan_remove(some));
     } else {
       mlfab__lazy_wake_all(&lazy);
@@ -148,7 +148,7 @@ static void test_no_memory_changes_nothing(void **state) {
   mlfab__lazy_free(&poor, &lazy);
 }
 
-/* ---- a server's gate, made of sync.c and lazy.c, and Algorithm 1 beside it ---- */
+/* ---- a server's clock, made of sync.c and lazy.c, and Algorithm 1 beside it ---- */
 
 enum { WORKERS = 6, LONGEST = 400, PULLS = 4096 };
 
@@ -169,12 +169,12 @@ typedef struct side {
   uint32_t answered[PULLS]; /* how often */
 } side;
 
-typedef struct gate {
+typedef struct clock {
   side s;
   mlfab__sync_tuner tuner;
   mlfab__lazy lazy;
   uint64_t delayed;
-} gate;
+} clock;
 
 /* Alg. 1: Count as a matrix of who pushed what; callbacks as one list a V_train. */
 typedef struct literal {
@@ -186,7 +186,7 @@ typedef struct literal {
 
 static pull pulls[PULLS];
 static uint32_t npulls;
-static gate ours;
+static clock ours;
 static literal theirs;
 
 static mlfab_sync_state look(const side *s, uint32_t worker, uint64_t progress) {
@@ -215,14 +215,14 @@ static void answer(side *s, uint32_t id) {
     assert_true(state.progress <= state.slowest + s->threshold);
 }
 
-static void gate_delay(gate *g, uint32_t id) {
+static void clock_delay(clock *g, uint32_t id) {
   uint64_t at = mlfab__lazy_at((int)g->s.sync.soft, pulls[id].progress, g->s.v);
   assert_true(at > g->s.v);
   assert_int_equal(mlfab__lazy_add(&env, &g->lazy, at, id), 0);
 }
 
 /* Answers or delays again what is due; `all` has changed: nothing is answered unasked. */
-static void gate_release(gate *g, int all) {
+static void clock_release(clock *g, int all) {
   uint64_t id;
   while (mlfab__lazy_pop(&g->lazy, g->s.v, &id)) {
     mlfab_sync_state state = look(&g->s, pulls[id].worker, pulls[id].progress);
@@ -230,12 +230,12 @@ static void gate_release(gate *g, int all) {
     if (!asked || mlfab__sync_may_pull_again(&g->s.sync, g->s.threshold, &state))
       answer(&g->s, (uint32_t)id);
     else
-      gate_delay(g, (uint32_t)id);
+      clock_delay(g, (uint32_t)id);
   }
 }
 
 /* How many iterations were completed. */
-static uint32_t gate_advance(gate *g) {
+static uint32_t clock_advance(clock *g) {
   uint32_t steps = 0;
   for (;; steps++) {
     mlfab_sync_state state = look(&g->s, 0, 0);
@@ -246,43 +246,43 @@ static uint32_t gate_advance(gate *g) {
       g->s.threshold = g->tuner.threshold;
     }
     g->delayed = 0;
-    gate_release(g, 0);
+    clock_release(g, 0);
   }
 }
 
-static void gate_pull(gate *g, uint32_t id) {
+static void clock_pull(clock *g, uint32_t id) {
   mlfab_sync_state state = look(&g->s, pulls[id].worker, pulls[id].progress);
   if (mlfab__sync_may_pull(&g->s.sync, g->s.threshold, &state, pulls[id].draw)) {
     answer(&g->s, id);
     return;
   }
   g->delayed++;
-  gate_delay(g, id);
+  clock_delay(g, id);
 }
 
-static uint32_t gate_push(gate *g, uint32_t worker) {
+static uint32_t clock_push(clock *g, uint32_t worker) {
   uint64_t *progress = &g->s.pushed[worker];
   if (!mlfab__sync_may_push(&g->s.sync, *progress, g->s.v)) return 0;
   *progress = mlfab__sync_late(&g->s.sync, *progress, g->s.v) ? g->s.v : *progress + 1;
-  return gate_advance(g);
+  return clock_advance(g);
 }
 
-static uint32_t gate_die(gate *g, uint32_t worker) {
+static uint32_t clock_die(clock *g, uint32_t worker) {
   g->s.dead[worker] = 1;
   for (uint32_t id = 0; id < npulls; id++)
     if (pulls[id].worker == worker) mlfab__lazy_remove(&g->lazy, id);
-  return gate_advance(g);
+  return clock_advance(g);
 }
 
-static void gate_switch(gate *g, const mlfab_sync *sync) {
+static void clock_switch(clock *g, const mlfab_sync *sync) {
   g->s.sync = *sync;
   g->s.dropped |= sync->kind == MLFAB_SYNC_DROP;
   g->tuner = (mlfab__sync_tuner){(uint64_t)sync->staleness, 0};
   g->s.threshold = g->tuner.threshold;
   g->delayed = 0;
-  gate_advance(g);
+  clock_advance(g);
   mlfab__lazy_wake_all(&g->lazy);
-  gate_release(g, 1);
+  clock_release(g, 1);
 }
 
 /* Table III, with i = progress - 1: signed, so that it reads as printed. */
@@ -414,16 +414,16 @@ static void literal_switch(literal *l, const mlfab_sync *sync) {
 
 /* ---- traces ---- */
 
-static mlfab_sync some_model(mlfab__prng *prng) {
+static mlfab_sync some_model(mlfab__rng *prng) {
   static const double chances[] = {0, 0.1, 0.3, 0.5, 1};
-  mlfab_sync sync = {.kind = (uint32_t)mlfab__prng_below(prng, MLFAB_SYNC_USER),
-                     .staleness = (int64_t)mlfab__prng_below(prng, 5),
-                     .need = 1 + (uint32_t)mlfab__prng_below(prng, WORKERS),
-                     .soft = (uint32_t)mlfab__prng_below(prng, 2),
-                     .only_fastest = (uint32_t)mlfab__prng_below(prng, 2),
-                     .keep_late = (uint32_t)mlfab__prng_below(prng, 2),
-                     .chance = chances[mlfab__prng_below(prng, 5)],
-                     .alpha = 0.7 * (double)mlfab__prng_below(prng, 4)};
+  mlfab_sync sync = {.kind = (uint32_t)mlfab__rng_below(prng, MLFAB_SYNC_USER),
+                     .staleness = (int64_t)mlfab__rng_below(prng, 5),
+                     .need = 1 + (uint32_t)mlfab__rng_below(prng, WORKERS),
+                     .soft = (uint32_t)mlfab__rng_below(prng, 2),
+                     .only_fastest = (uint32_t)mlfab__rng_below(prng, 2),
+                     .keep_late = (uint32_t)mlfab__rng_below(prng, 2),
+                     .chance = chances[mlfab__rng_below(prng, 5)],
+                     .alpha = 0.7 * (double)mlfab__rng_below(prng, 4)};
   mlfab_error error;
   assert_int_equal(mlfab__sync_check(&sync, WORKERS, &error), 0);
   mlfab__sync_complete(&sync);
@@ -435,14 +435,14 @@ static void begin(const mlfab_sync *sync) {
   memset(&ours, 0, sizeof ours);
   memset(&theirs, 0, sizeof theirs);
   npulls = 0;
-  gate_switch(&ours, sync);
+  clock_switch(&ours, sync);
   literal_switch(&theirs, sync);
 }
 
 static void add_pull(uint32_t worker, double draw) {
   assert_true(npulls < PULLS);
   pulls[npulls] = (pull){worker, ours.s.pushed[worker], draw};
-  gate_pull(&ours, npulls++);
+  clock_pull(&ours, npulls++);
   literal_pull(&theirs, npulls - 1);
 }
 
@@ -461,7 +461,7 @@ static void end(uint64_t seed) {
   for (uint64_t i = 0; i <= most; i++)
     for (uint32_t w = 0; w < WORKERS; w++)
       if (!ours.s.dead[w] && ours.s.pushed[w] < most) {
-        gate_push(&ours, w);
+        clock_push(&ours, w);
         literal_push(&theirs, w);
       }
   compare(seed, UINT32_MAX);
@@ -475,32 +475,32 @@ static void end(uint64_t seed) {
 
 /* Workers push and pull as they like, without waiting for answers; models change, workers die. */
 static void trace(uint64_t seed) {
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, seed);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, seed);
   mlfab_sync sync = some_model(&prng);
-  uint32_t events = 20 + (uint32_t)mlfab__prng_below(&prng, 200);
-  uint32_t changes = (uint32_t)mlfab__prng_below(&prng, 2) * 6;
-  uint32_t deaths = (uint32_t)mlfab__prng_below(&prng, 2),
-           slow = (uint32_t)mlfab__prng_below(&prng, 9);
+  uint32_t events = 20 + (uint32_t)mlfab__rng_below(&prng, 200);
+  uint32_t changes = (uint32_t)mlfab__rng_below(&prng, 2) * 6;
+  uint32_t deaths = (uint32_t)mlfab__rng_below(&prng, 2),
+           slow = (uint32_t)mlfab__rng_below(&prng, 9);
   begin(&sync);
   for (uint32_t event = 0; event < events; event++) {
-    uint64_t what = mlfab__prng_below(&prng, 100);
-    uint32_t w = (uint32_t)mlfab__prng_below(&prng, WORKERS);
-    double draw = mlfab__prng_unit(&prng);
+    uint64_t what = mlfab__rng_below(&prng, 100);
+    uint32_t w = (uint32_t)mlfab__rng_below(&prng, WORKERS);
+    double draw = mlfab__rng_unit(&prng);
     if (what < changes) {
       sync = some_model(&prng);
-      gate_switch(&ours, &sync);
+      clock_switch(&ours, &sync);
       literal_switch(&theirs, &sync);
     } else if (ours.s.dead[w] || (w == slow && draw < 0.7)) {
       continue;
     } else if (what < 50) {
       add_pull(w, draw);
     } else if (what < 98 || !deaths) {
-      gate_push(&ours, w);
+      clock_push(&ours, w);
       literal_push(&theirs, w);
     } else {
       uint32_t ids[PULLS];
-      gate_die(&ours, w);
+      clock_die(&ours, w);
       literal_take(&theirs, (int)w, ids);
       theirs.s.dead[w] = 1;
       literal_advance(&theirs);
@@ -525,20 +525,20 @@ static void test_traces(void **state) {
 /* Worker w is at rest with all its pulls answered, pushes and pulls with probability 1/2 + w/12. A
  * fingerprint of when which pull was answered. */
 static uint64_t closed(mlfab_sync sync, uint64_t seed, uint64_t *delayed_p) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint32_t last[WORKERS];
   uint64_t hash = 0;
   *delayed_p = 0;
   mlfab__sync_complete(&sync);
-  mlfab__prng_seed(&prng, seed);
+  mlfab__rng_seed(&prng, seed);
   memset(last, 0xff, sizeof last);
   begin(&sync);
   for (uint32_t event = 0; event < 600; event++) {
-    uint32_t w = (uint32_t)mlfab__prng_below(&prng, WORKERS);
-    double draw = mlfab__prng_unit(&prng);
-    if (mlfab__prng_below(&prng, 12) > 5 + w) continue;
+    uint32_t w = (uint32_t)mlfab__rng_below(&prng, WORKERS);
+    double draw = mlfab__rng_unit(&prng);
+    if (mlfab__rng_below(&prng, 12) > 5 + w) continue;
     if (last[w] != UINT32_MAX && !ours.s.answered[last[w]]) continue;
-    gate_push(&ours, w);
+    clock_push(&ours, w);
     literal_push(&theirs, w);
     last[w] = npulls;
     add_pull(w, draw);
@@ -578,24 +578,24 @@ static void test_special_cases(void **state) {
 static void test_push_condition_loops(void **state) {
   (void)state;
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 9};
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 3);
   begin(&sync);
   for (uint32_t i = 0; i < 300; i++)
-    assert_true(gate_push(&ours, (uint32_t)mlfab__prng_below(&prng, WORKERS)) <= 1);
+    assert_true(clock_push(&ours, (uint32_t)mlfab__rng_below(&prng, WORKERS)) <= 1);
   begin(&sync);
   for (uint32_t w = 1; w < WORKERS; w++)
-    for (uint32_t i = 0; i < 5; i++) gate_push(&ours, w);
+    for (uint32_t i = 0; i < 5; i++) clock_push(&ours, w);
   assert_int_equal(ours.s.v, 0);
-  assert_int_equal(gate_die(&ours, 0), 5);
+  assert_int_equal(clock_die(&ours, 0), 5);
 
   sync.kind = MLFAB_SYNC_SSP;
   begin(&sync);
   for (uint32_t w = 0; w < 4; w++)
-    for (uint32_t i = 0; i < 4; i++) gate_push(&ours, w);
+    for (uint32_t i = 0; i < 4; i++) clock_push(&ours, w);
   sync.kind = MLFAB_SYNC_DROP;
   sync.need = 3;
-  gate_switch(&ours, &sync);
+  clock_switch(&ours, &sync);
   assert_int_equal(ours.s.v, 4);
 }
 
@@ -609,7 +609,7 @@ static void test_figure_3(void **state) {
     begin(&sync);
     for (uint32_t k = 0; k < WORKERS; k++)
       for (uint32_t w = k ? WORKERS - k : 0, i = 0; i < (w ? 5 : 1); i++) {
-        gate_push(&ours, w);
+        clock_push(&ours, w);
         literal_push(&theirs, w);
         if (w == 1) add_pull(w, 0);
       }
@@ -617,7 +617,7 @@ static void test_figure_3(void **state) {
     assert_int_equal(ours.s.answered[3] + ours.s.answered[4], 1);
     assert_int_equal(ours.s.answered[4], 0);
     for (uint64_t v = 2; v <= 5; v++) {
-      gate_push(&ours, 0);
+      clock_push(&ours, 0);
       assert_int_equal(ours.s.v, v);
       assert_int_equal(ours.s.answered[4], soft || v == 5);
     }
@@ -625,13 +625,13 @@ static void test_figure_3(void **state) {
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 5, .soft = 1};
   begin(&sync);
   for (uint32_t w = 1; w < WORKERS; w++)
-    for (uint32_t i = 0; i < 6; i++) gate_push(&ours, w);
+    for (uint32_t i = 0; i < 6; i++) clock_push(&ours, w);
   add_pull(1, 0);
   assert_int_equal(ours.s.answered[0], 0);
   sync.kind = MLFAB_SYNC_BSP;
-  gate_switch(&ours, &sync);
+  clock_switch(&ours, &sync);
   for (uint32_t i = 1; i <= 6; i++) {
-    gate_push(&ours, 0);
+    clock_push(&ours, 0);
     assert_int_equal(ours.s.answered[0], i == 6);
   }
 }

@@ -1,6 +1,6 @@
-/* test_map.c - core/map.c against a plain array, with keys that collide and every kind of deletion. */
-#include "core/map.h"
-#include "core/prng.h"
+/* test_map.c - core/base/map.c against a plain array, with keys that collide and every kind of deletion. */
+#include "core/base/map.h"
+#include "core/base/rng.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -29,15 +29,15 @@ static void compare(const mlfab__map *map, const uint64_t *keys, const int64_t *
 }
 
 static void random_walk(uint64_t seed, const uint64_t *keys, uint32_t present) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__map map = {NULL, 0, 0};
   int64_t want[KEYS];
   for (int i = 0; i < KEYS; i++) want[i] = -1;
-  mlfab__prng_seed(&prng, seed);
+  mlfab__rng_seed(&prng, seed);
   for (int turn = 0; turn < 3000; turn++) {
-    uint32_t i = (uint32_t)mlfab__prng_below(&prng, KEYS);
-    if (mlfab__prng_below(&prng, KEYS) < present) {
-      want[i] = (int64_t)mlfab__prng_below(&prng, 1u << 31);
+    uint32_t i = (uint32_t)mlfab__rng_below(&prng, KEYS);
+    if (mlfab__rng_below(&prng, KEYS) < present) {
+      want[i] = (int64_t)mlfab__rng_below(&prng, 1u << 31);
       assert_int_equal(mlfab__map_put(&env, &map, keys[i], (uint32_t)want[i]), 0);
     } else {
       mlfab__map_remove(&map, keys[i]);

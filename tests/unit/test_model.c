@@ -2,15 +2,15 @@
  *
  * The literal model is plain loops over typed arrays: one weight after the other, the rules as they
  * are written in the papers, rounds as sums in the order of ranks. Only the layout (which slice and
- * server an element is in) is asked of core/slice.c, whose own test is test_slice.c. Random models,
+ * server an element is in) is asked of core/model/layout.c, whose own test is test_slice.c. Random models,
  * worlds and pushes with random and tiny block, chunk and eager sizes take every path through the
  * server: in place, staged, granted, many blocks. */
 #include "world.h"
 
-#include "core/env.h"
-#include "core/prng.h"
-#include "core/reduce.h"
-#include "core/slice.h"
+#include "core/base/env.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
+#include "core/model/layout.h"
 
 #include <math.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ typedef struct update {
 } update;
 
 typedef struct scene {
-  mlfab__prng prng;
+  mlfab__rng prng;
   world w;
   mlfab__env env;
   mlfab__layout layout;
@@ -49,7 +49,7 @@ typedef struct scene {
   uint64_t *pulled[WORKERS];            /* versions that a worker has, by slice */
 } scene;
 
-static uint64_t below(scene *s, uint64_t bound) { return mlfab__prng_below(&s->prng, bound); }
+static uint64_t below(scene *s, uint64_t bound) { return mlfab__rng_below(&s->prng, bound); }
 
 static double get(int dtype, const void *a, uint64_t i) {
   if (dtype == MLFAB_F32) return (double)((const float *)a)[i];
@@ -59,10 +59,10 @@ static double get(int dtype, const void *a, uint64_t i) {
 
 static void draw(scene *s, int dtype, uint8_t *a, uint64_t count) {
   for (uint64_t i = 0; i < count; i++) {
-    double x = mlfab__prng_unit(&s->prng) * 2.0 - 1.0;
+    double x = mlfab__rng_unit(&s->prng) * 2.0 - 1.0;
     if (dtype == MLFAB_F32) ((float *)(void *)a)[i] = (float)x;
     if (dtype == MLFAB_F64) ((double *)(void *)a)[i] = x;
-    if (dtype == MLFAB_I64) ((int64_t *)(void *)a)[i] = (int64_t)mlfab__prng_next(&s->prng);
+    if (dtype == MLFAB_I64) ((int64_t *)(void *)a)[i] = (int64_t)mlfab__rng_next(&s->prng);
   }
 }
 
@@ -72,31 +72,39 @@ typedef struct step {
   double scale, t, delay;
 } step;
 
-#define LITERAL(T, name)                                                                    \
-  static void name(const mlfab_model_options *o, const step *p, T *w, T u, T *s0, T *s1) {  \
-    double scale = p->scale, gamma = o->gamma > 0 ? o->gamma : 0.9;                         \
-    double b1 = 0.9, b2 = 0.999, epsilon = 1e-8, decay = 0.01;                              \
-    switch (o->rule) {                                                                      \
-      case MLFAB_RULE_ADADELAY:                                                             \
-        scale *= 1.0 / sqrt(p->t + p->delay);                                               \
-        *w = *w + (T)scale * u;                                                             \
-        break;                                                                              \
-      case MLFAB_RULE_PLAIN:                                                                \
-        *w = *w + (T)scale * u;                                                             \
-        break;                                                                              \
-      case MLFAB_RULE_MOMENTUM:                                                             \
-        *s0 = (T)gamma * *s0 + (T)scale * u;                                                \
-        *w = *w + *s0;                                                                      \
-        break;                                                                              \
-      default: {                                                                            \
-        double m = b1 * (double)*s0 + (1 - b1) * (double)u;                                 \
-        double v = b2 * (double)*s1 + (1 - b2) * (double)u * (double)u, x = (double)*w;     \
-        *s0 = (T)m, *s1 = (T)v;                                                             \
-        if (o->rule == MLFAB_RULE_ADAMW) x += scale * decay * x;                            \
-        x += scale * (m / (1 - pow(b1, p->t))) / (sqrt(v / (1 - pow(b2, p->t))) + epsilon); \
-        *w = (T)x;                                                                          \
-      }                                                                                     \
-    }                                                                                       \
+#define LITERAL(T, name)                                                                           \
+  static void name(const mlfab_model_options *o, const step *p, T *w, T u, T *s0, T *s1) {         \
+    double scale = p->scale, gamma = o->gamma;                                                     \
+    double b1 = 0.9, b2 = 0.999, epsilon = 1e-8;                                                   \
+    *w = *w + (T)(scale * o->weight_decay) * *w;                                                   \
+    switch (o->optimizer) {                                                                        \
+      case MLFAB_OPTIMIZER_ADADELAY:                                                               \
+        scale *= 1.0 / sqrt(p->t + p->delay);                                                      \
+        *w = *w + (T)scale * u;                                                                    \
+        break;                                                                                     \
+      case MLFAB_OPTIMIZER_SGD:                                                                    \
+        *w = *w + (T)scale * u;                                                                    \
+        break;                                                                                     \
+      case MLFAB_OPTIMIZER_MOMENTUM:                                                               \
+        *s0 = (T)gamma * *s0 + (T)scale * u;                                                       \
+        *w = *w + *s0;                                                                             \
+        break;                                                                                     \
+      case MLFAB_OPTIMIZER_RMSPROP:                                                                \
+      case MLFAB_OPTIMIZER_ADAGRAD: {                                                              \
+        double sum = o->optimizer == MLFAB_OPTIMIZER_ADAGRAD ? 1 : b2, add = sum < 1 ? 1 - b2 : 1; \
+        double v = sum * (double)*s0 + add * (double)u * (double)u;                                \
+        *s0 = (T)v;                                                                                \
+        *w = (T)((double)*w + scale * (double)u / (sqrt(v) + epsilon));                            \
+        break;                                                                                     \
+      }                                                                                            \
+      default: {                                                                                   \
+        double m = b1 * (double)*s0 + (1 - b1) * (double)u;                                        \
+        double v = b2 * (double)*s1 + (1 - b2) * (double)u * (double)u, x = (double)*w;            \
+        *s0 = (T)m, *s1 = (T)v;                                                                    \
+        x += scale * (m / (1 - pow(b1, p->t))) / (sqrt(v / (1 - pow(b2, p->t))) + epsilon);        \
+        *w = (T)x;                                                                                 \
+      }                                                                                            \
+    }                                                                                              \
   }
 LITERAL(float, literal_f32)
 LITERAL(double, literal_f64)
@@ -217,7 +225,7 @@ static void *hooks_user;
 /* A world with random dimensions. kinds: 1 with int64, 2 of one element type. */
 static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, int kinds) {
   memset(s, 0, sizeof *s);
-  mlfab__prng_seed(&s->prng, seed);
+  mlfab__rng_seed(&s->prng, seed);
   uint32_t workers = 1 + (uint32_t)below(s, WORKERS), dedicated = (uint32_t)below(s, 2);
   uint32_t servers = 1 + (uint32_t)below(s, 3);
   if (!dedicated && servers > workers) servers = workers;
@@ -230,13 +238,14 @@ static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, in
   s->w.config.on_update = hooks_update;
   s->w.config.user = hooks_update ? hooks_user : NULL;
   mlfab__env_init(&s->env, NULL);
-  s->options.size = sizeof s->options;
-  s->options.rule = rule;
+  mlfab_model_options_init(&s->options);
+  if (!(kinds & 1) && !hooks_update && below(s, 4) == 0) s->options.weight_decay = 0.01;
+  s->options.optimizer = rule;
   /* Adam divides by the root of what it adds up: sums near zero show every bit of their order. */
-  s->tolerance = rule < MLFAB_RULE_ADAM ? 1e-5 : 1e-3;
+  s->tolerance = rule < MLFAB_OPTIMIZER_ADAM ? 1e-5 : 1e-3;
   s->options.sync = sync;
   s->options.slices = below(s, 2) ? 0 : (uint32_t)(1 + below(s, 40));
-  if (rule == MLFAB_RULE_MOMENTUM && below(s, 2)) s->options.gamma = 0.5;
+  if (rule == MLFAB_OPTIMIZER_MOMENTUM && below(s, 2)) s->options.gamma = 0.5;
   s->has_i64 = kinds & 1;
   s->ntensors = (uint32_t)(1 + below(s, TENSORS));
   scene_tensors(s, kinds & 2 ? (int)(1 + below(s, s->has_i64 ? 3 : 2)) : 0);
@@ -262,7 +271,7 @@ static void scene_close(scene *s) {
 /* A random update: some tensors in random order, or all of them as one array. */
 static void update_make(scene *s, update *u, int whole) {
   memset(u, 0, sizeof *u);
-  u->scale = s->has_i64 ? (double)((int64_t)below(s, 7) - 3) : 0.5 - mlfab__prng_unit(&s->prng);
+  u->scale = s->has_i64 ? (double)((int64_t)below(s, 7) - 3) : 0.5 - mlfab__rng_unit(&s->prng);
   if (s->has_i64 && u->scale > -0.5 && u->scale < 0.5) u->scale = 4;
   if (below(s, 8) == 0) u->scale = s->has_i64 ? -9 : 2.5;
   u->all = s->uniform && below(s, 3) == 0;
@@ -294,9 +303,7 @@ static void update_free(update *u) {
 }
 
 static mlfab_push_options pushing(const update *u) {
-  mlfab_push_options o;
-  memset(&o, 0, sizeof o);
-  o.size = sizeof o;
+  mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
   o.scale = u->scale;
   return o;
 }
@@ -340,7 +347,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
   snprintf(what, sizeof what, "async seed %u rule %u", (unsigned)seed, (unsigned)rule);
   scene_open(&s, seed, rule, MLFAB_SYNC_ASYNC, kinds);
   scene_start(&s);
-  s.exact = rule < MLFAB_RULE_ADAM;
+  s.exact = rule < MLFAB_OPTIMIZER_ADAM;
   for (int turn = 0; turn < 12; turn++) {
     update u;
     mlfab_result got, want;
@@ -366,8 +373,8 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
 static void test_async_rules(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 40; seed++) {
-    async_one(seed, MLFAB_RULE_PLAIN, (int)(seed & 3));
-    for (uint32_t rule = MLFAB_RULE_MOMENTUM; rule <= MLFAB_RULE_ADAMW; rule++)
+    async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
+    for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
       async_one(1000 * rule + seed, rule, (int)(seed & 2));
   }
 }
@@ -448,10 +455,10 @@ static void part_push(scene *s, uint32_t k, part *p, double scale) {
 static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, int mean) {
   scene s;
   char what[64];
-  int linear = rule < MLFAB_RULE_ADAM;
   snprintf(what, sizeof what, "bsp seed %u rule %u%s%s", (unsigned)seed, (unsigned)rule,
            deterministic ? " deterministic" : "", mean ? " mean" : "");
   scene_open(&s, seed, rule, MLFAB_SYNC_BSP, kinds);
+  int linear = rule < MLFAB_OPTIMIZER_ADAM && !(s.options.weight_decay > 0.0);
   s.options.deterministic = deterministic ? 1 : 0;
   s.options.mean = mean ? 1 : 0;
   scene_start(&s);
@@ -482,8 +489,8 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
 static void test_rounds(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 24; seed++) {
-    bsp_one(50000 + seed, MLFAB_RULE_PLAIN, (int)(seed & 3), (int)(seed & 4), 0);
-    for (uint32_t rule = MLFAB_RULE_PLAIN; rule <= MLFAB_RULE_ADAMW; rule++)
+    bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
+    for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
       bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)(seed & 4), (int)(seed & 8));
   }
 }
@@ -498,7 +505,7 @@ static void test_versions(void **state) {
     scene s;
     char what[32];
     snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
-    scene_open(&s, 90000 + seed, MLFAB_RULE_ADADELAY, MLFAB_SYNC_ASYNC, 0);
+    scene_open(&s, 90000 + seed, MLFAB_OPTIMIZER_ADADELAY, MLFAB_SYNC_ASYNC, 0);
     scene_start(&s);
     s.exact = 1;
     for (int turn = 0; turn < 10; turn++) {
@@ -565,7 +572,7 @@ static void test_differences(void **state) {
     scene s;
     char what[32];
     snprintf(what, sizeof what, "difference seed %u", (unsigned)seed);
-    scene_open(&s, 70000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    scene_open(&s, 70000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
     scene_start(&s);
     update mine, change;
     update_make(&s, &mine, 1);
@@ -605,7 +612,7 @@ static void together(uint64_t seed, int dtype) {
   scene s;
   mlfab_request request[WORKERS][PUSHES];
   uint64_t total = 0;
-  scene_open(&s, seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, 1);
+  scene_open(&s, seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, 1);
   /* All of one type, and all updates are ones. */
   for (uint32_t i = 0; i < s.ntensors; i++) free(s.t[i].w);
   mlfab__layout_free(&s.env, &s.layout);
@@ -709,7 +716,7 @@ static void test_callback(void **state) {
     snprintf(what, sizeof what, "callback seed %u", (unsigned)seed);
     hooks_update = witness_update;
     hooks_user = &v;
-    scene_open(&s, 30000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    scene_open(&s, 30000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
     hooks_update = NULL;
     scene_start(&s);
     s.exact = 1;
@@ -770,7 +777,7 @@ static void test_save(void **state) {
     update u;
     mlfab_result want;
     char path[64];
-    scene_open(&s, 20000 + seed, MLFAB_RULE_PLAIN, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+    scene_open(&s, 20000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
     scene_start(&s);
     s.exact = 1;
     update_make(&s, &u, 1);

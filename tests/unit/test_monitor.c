@@ -1,4 +1,4 @@
-/* test_monitor.c - core/monitor.c: what is learned from which sample, when it is news; and that a context
+/* test_monitor.c - core/sched/monitor.c: what is learned from which sample, when it is news; and that a context
  * measures its transports twice a heartbeat, in a fabric with a scheduler only. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
@@ -9,9 +9,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "../../core/base.h"
-#include "../../core/monitor.h"
-#include "../../core/prng.h"
+#include "../../core/base/base.h"
+#include "../../core/sched/monitor.h"
+#include "../../core/base/rng.h"
 
 #include <math.h>
 #include <time.h>
@@ -172,12 +172,12 @@ static void test_a_cut_link(void **state) {
 
 static void test_noise_is_smoothed(void **state) {
   rig r = begin();
-  mlfab__prng prng;
+  mlfab__rng prng;
   (void)state;
-  mlfab__prng_seed(&prng, 5);
+  mlfab__rng_seed(&prng, 5);
   full(&r, 20 * MB);
   for (int i = 0; i < 1000; i++) {
-    double rate = (19.6 + 0.8 * mlfab__prng_unit(&prng)) * MB;
+    double rate = (19.6 + 0.8 * mlfab__rng_unit(&prng)) * MB;
     full(&r, rate);
     about(in(&r) > 22 * MB ? in(&r) / PROBED : in(&r), 20 * MB, 0.03);
   }
@@ -263,16 +263,16 @@ static void test_nonsense_is_passed_over(void **state) {
 
 /* Whatever comes in whatever order: finite, and within what was ever seen, a probe more at most. */
 static void test_random_samples(void **state) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   (void)state;
-  mlfab__prng_seed(&prng, 11);
+  mlfab__rng_seed(&prng, 11);
   for (int round = 0; round < 300; round++) {
     rig r = begin();
     double largest = 0;
     for (int i = 0; i < 300; i++) {
-      double rate = mlfab__prng_unit(&prng) * 100 * MB;
-      double delivery = mlfab__prng_below(&prng, 2) ? mlfab__prng_unit(&prng) * 100 * MB : 0;
-      int limited = mlfab__prng_below(&prng, 2) != 0;
+      double rate = mlfab__rng_unit(&prng) * 100 * MB;
+      double delivery = mlfab__rng_below(&prng, 2) ? mlfab__rng_unit(&prng) * 100 * MB : 0;
+      int limited = mlfab__rng_below(&prng, 2) != 0;
       if (rate > largest) largest = rate;
       if (delivery > largest) largest = delivery;
       sample(&r, rate, limited, delivery, 0);

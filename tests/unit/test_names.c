@@ -1,6 +1,6 @@
 /* test_names.c - host names that resolve late, slowly or never, and the deadline of joining. getaddrinfo is
  * this file's own, so that nothing depends on a name server. */
-#include "../../core/base.h"
+#include "../../core/base/base.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

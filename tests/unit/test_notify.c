@@ -1,11 +1,11 @@
-/* test_notify.c - core/notify.c: random graphs, one random step of one node or one message at a
+/* test_notify.c - core/coll/notify.c: random graphs, one random step of one node or one message at a
  * time, both with slots that the peer writes to word by word and with messages that come in pieces.
  * NOTIFY_ACK never stands still, never writes to what was not read, and averages iteration k of
  * everybody; BSP and ASYNC never take a torn model. What must not be sent or done is refused, and
  * changes nothing.
  * MLFAB_SEED=n one run alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/notify.h"
-#include "core/prng.h"
+#include "core/coll/notify.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -45,7 +45,7 @@ typedef struct node {
 } node;
 
 typedef struct world {
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__env env;
   uint32_t n, mode;
   int memory; /* the sender writes the slot itself */
@@ -61,7 +61,7 @@ static world w;
 #define MUST(condition) \
   if (!(condition)) fail_msg("seed %llu: %s", (unsigned long long)w.seed, #condition)
 
-static uint32_t below(uint32_t n) { return (uint32_t)mlfab__prng_below(&w.prng, n); }
+static uint32_t below(uint32_t n) { return (uint32_t)mlfab__rng_below(&w.prng, n); }
 
 static uint64_t word(uint32_t from, uint64_t k, uint32_t i) { return (k << 16) + from * 16 + i; }
 
@@ -103,7 +103,7 @@ static void measure(void) {
 
 static void world_begin(uint64_t seed, uint32_t n, uint32_t mode, int memory, uint64_t iterations) {
   memset(&w, 0, sizeof w);
-  mlfab__prng_seed(&w.prng, seed);
+  mlfab__rng_seed(&w.prng, seed);
   mlfab__env_init(&w.env, NULL);
   w.seed = seed;
   w.n = n;
@@ -449,10 +449,10 @@ static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *to
   uint64_t last = one ? first : test_cases((double)runs);
   *whole = *torn = *stale = 0;
   for (uint64_t seed = first; seed <= last; seed++) {
-    mlfab__prng prng;
-    mlfab__prng_seed(&prng, seed);
-    uint32_t n = 1 + (uint32_t)mlfab__prng_below(&prng, seed % 16 ? 6 : 12);
-    world_begin(seed, n, mode, seed % 2 == 0, 2 + mlfab__prng_below(&prng, 6));
+    mlfab__rng prng;
+    mlfab__rng_seed(&prng, seed);
+    uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, seed % 16 ? 6 : 12);
+    world_begin(seed, n, mode, seed % 2 == 0, 2 + mlfab__rng_below(&prng, 6));
     draw_graph();
     world_open();
     run(4);

@@ -1,4 +1,4 @@
-/* test_order.c - core/order.c, group.c and plan.c against the algorithms as they are written (literal.h),
+/* test_order.c - core/sched/order.c, group.c and plan.c against the algorithms as they are written (literal.h),
  * bit for bit on random batches, and those against all possibilities of small batches.
  *
  * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
@@ -336,7 +336,7 @@ static double compare_distribution(const mlfab__network *base, uint64_t seed) {
   mirrored.mirror = 1;
   mlfab__group_choice c = literal_group(&mirrored, &in, 0, grouped);
   literal_copy(&literal_net, base);
-  double last = mlfab__link_never();
+  double last = mlfab__network_never();
   if (literal_is_time(c.time)) last = literal_distribute(&literal_net, &d, grouped, wanted);
   nrecords = 0;
   it.net.watch = on_reserve;
@@ -505,7 +505,7 @@ static void try_orders(mlfab__network *net, uint32_t used, uint32_t position, do
 /* All ways to cut the rest of an order into consecutive groups, one an aggregator, in their order. */
 static double try_cuts(mlfab__network *net, const mlfab__group_input *in, uint32_t i, uint32_t q,
                        double t_max) {
-  double best = i == in->n ? t_max : mlfab__link_never();
+  double best = i == in->n ? t_max : mlfab__network_never();
   for (uint32_t a = q; i < in->n && a <= in->k; a++) {
     const uint32_t *to = in->aggregators + (a - 1) * in->servers;
     uint32_t mark = mlfab__network_mark(net);
@@ -527,7 +527,7 @@ static double try_cuts(mlfab__network *net, const mlfab__group_input *in, uint32
 }
 
 static double try_groups(mlfab__network *net, const mlfab__group_input *in) {
-  double best = mlfab__link_never(), t_max = in->start;
+  double best = mlfab__network_never(), t_max = in->start;
   for (uint32_t n = 0; n <= in->n; n++) {
     best = fmin(best, try_cuts(net, in, n, 1, t_max));
     if (n == in->n) break;
@@ -547,7 +547,7 @@ static void test_gaps(void **state) {
   for (uint64_t seed = 1; seed <= batches; seed++) {
     mlfab__ordered out[BATCH_MOST];
     mlfab__grouped grouped[BATCH_MOST];
-    double least = mlfab__link_never(), sum = 0;
+    double least = mlfab__network_never(), sum = 0;
     uint32_t most = 0, order[SMALL];
     batch_make(&it, &env, seed, SMALL);
     try_orders(&it.net, 0, 0, 0, &least, &most, 1);

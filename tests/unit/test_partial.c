@@ -2,9 +2,9 @@
  * in a random order, messages as late as they like, failures in the middle; compared with a ledger
  * that keeps every contribution by itself. MLFAB_SEED=n one random world alone, MLFAB_SCALE=10 ten
  * times as many. */
-#include "core/combine.h"
-#include "core/partial.h"
-#include "core/prng.h"
+#include "core/kernels/combine.h"
+#include "core/coll/partial.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -26,8 +26,8 @@ static int last_seed(uint64_t seed, uint64_t usual) {
   return seed > (first_seed() ? first_seed() : test_cases((double)usual));
 }
 
-static uint32_t below(mlfab__prng *prng, uint32_t bound) {
-  return (uint32_t)mlfab__prng_below(prng, bound);
+static uint32_t below(mlfab__rng *prng, uint32_t bound) {
+  return (uint32_t)mlfab__rng_below(prng, bound);
 }
 
 /* ---- a world of members and messages */
@@ -81,7 +81,7 @@ typedef struct past {
 } past;
 
 typedef struct world {
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__partial_spec spec;
   uint32_t ranks; /* at first */
   uint32_t epoch;
@@ -322,7 +322,7 @@ static void go_on(world *w, member *m) {
 /* ---- calls, epochs */
 
 static void call(world *w, member *m) {
-  int64_t value = (int64_t)mlfab__prng_below(&w->prng, 1u << 30);
+  int64_t value = (int64_t)mlfab__rng_below(&w->prng, 1u << 30);
   memset(m->data, 0, w->spec.count * 8);
   for (uint32_t b = 0; b < BLOCKS; b++) m->data[b * w->ranks + m->rank] = b ? value : 1;
   m->book.calls++;
@@ -419,8 +419,8 @@ static void fail_epoch(world *w) {
 
 static world *make_world(uint64_t seed) {
   world *w = calloc(1, sizeof *w);
-  mlfab__prng *prng = &w->prng;
-  mlfab__prng_seed(prng, seed);
+  mlfab__rng *prng = &w->prng;
+  mlfab__rng_seed(prng, seed);
   w->members = w->ranks = 1 + below(prng, below(prng, 8) ? 9 : MEMBERS);
   w->spec = (mlfab__partial_spec){.mode = 1 + below(prng, 3),
                                   .quorum = 1 + below(prng, w->members),
@@ -431,7 +431,7 @@ static world *make_world(uint64_t seed) {
                                   .dtype = MLFAB_I64,
                                   .width = 8,
                                   .count = BLOCKS * w->ranks,
-                                  .seed = mlfab__prng_next(prng),
+                                  .seed = mlfab__rng_next(prng),
                                   .resync = below(prng, 4)};
   w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
   w->hurry = 1 + below(prng, 15);
@@ -612,7 +612,7 @@ static void test_failures(void **state) {
 /* Every initiator alone, every pair, and all, for every number of members. */
 static void activate(uint32_t members, uint32_t first, uint32_t second, int all) {
   world *w = calloc(1, sizeof *w);
-  mlfab__prng_seed(&w->prng, members * 1000003 + first * 1009 + second);
+  mlfab__rng_seed(&w->prng, members * 1000003 + first * 1009 + second);
   w->members = w->ranks = members;
   w->hurry = 1 + below(&w->prng, 15);
   w->spec = (mlfab__partial_spec){.mode = MLFAB_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
@@ -679,7 +679,7 @@ static void test_draws(void **state) {
  * LATEST is answered with the newest round, and its calls come together with the next. */
 static void lag(uint32_t results, uint32_t queue_max) {
   world *w = calloc(1, sizeof *w);
-  mlfab__prng_seed(&w->prng, 5);
+  mlfab__rng_seed(&w->prng, 5);
   w->members = w->ranks = 2;
   w->hurry = 8;
   w->spec = (mlfab__partial_spec){.mode = MLFAB_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};

@@ -1,9 +1,9 @@
-/* test_plan.c - core/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete results
+/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete results
  * exactly, times to 1e-7. Vectors of divergence and momentum, and the replica's part of a batch, are of
  * other modules: they are counted, not checked. And what is refused, and extreme inputs. */
 #include "vector.h"
 
-#include "core/plan.h"
+#include "core/sched/plan.h"
 
 static mlfab__env env;
 static mlfab__planner planner;
@@ -343,7 +343,7 @@ static void check_dist(vector *v) {
   check_deliveries(v, d.n, id, NULL, out);
   vector_expect(v, "hubs", 2);
   uint32_t used = 0;
-  for (uint32_t q = 0; q < d.k; q++) used += mlfab__link_finite(hubs[q]) ? 1 : 0;
+  for (uint32_t q = 0; q < d.k; q++) used += mlfab__finite(hubs[q]) ? 1 : 0;
   vector_same(v, 1, used);
   for (uint32_t h = 0; h < used; h++) {
     vector_next(v);
@@ -544,7 +544,7 @@ static void test_extremes(void **state) {
   assert_true(applied == 0 && time == 0);
   small_batch(); /* one, that can never start */
   it.b.n = 1;
-  it.updates[0].available = mlfab__link_never();
+  it.updates[0].available = mlfab__network_never();
   assert_int_equal(plan_small(p, &applied, &time), 0);
   assert_true(applied == 0 && p[0].fate == MLFAB__PLAN_DROPPED &&
               p[0].reason == MLFAB__UNREACHABLE);
@@ -568,7 +568,7 @@ static void test_extremes(void **state) {
   it.b.list = 1;
   assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 2, 0), 0);
   assert_int_equal(plan_small(p, &applied, &time), 0);
-  assert_true(applied == 0 && !mlfab__link_finite(time) && p[0].fate == MLFAB__PLAN_DROPPED);
+  assert_true(applied == 0 && !mlfab__finite(time) && p[0].fate == MLFAB__PLAN_DROPPED);
   small_batch(); /* a backlog lets a first group form */
   it.b.backlog = 2;
   assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 3, 20), 0);
@@ -605,7 +605,7 @@ static void test_cut_through(void **state) {
     assert_int_equal(mlfab__group_case(&planner.grouper, &it.net, &in, variant, 0, 2, out, &time),
                      0);
     if (!late) {
-      assert_false(mlfab__link_finite(time));
+      assert_false(mlfab__finite(time));
     } else {
       assert_true(time == 1.5 && out[0].arrive == 0.5 && out[1].arrive == 1);
       assert_true(out[1].number == 1 && out[1].ready == 1 && out[1].end == 1.5);
@@ -712,7 +712,7 @@ static void test_group_memory(void **state) {
                              .aggregators = it.aggregators,
                              .k = most % 2};
     /* One that never comes: the others go directly, as many as stand before it. */
-    if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__link_never();
+    if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__network_never();
     allocations_left = most / 4;
     code = mlfab__group_plan(&small.grouper, &it.net, &in, 0, out, &choice);
     if (code) assert_int_equal(code, MLFAB_ERR_MEMORY);

@@ -1,8 +1,8 @@
-/* test_reduce.c - the kernels of core/reduce.c against a literal loop, and their levels against each
+/* test_reduce.c - the kernels of core/kernels/reduce.c against a literal loop, and their levels against each
  * other, bit for bit. Holds under -Ofast -march=native too: the reference keeps every rounding by
  * storing it, and compares bits. */
-#include "core/prng.h"
-#include "core/reduce.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -18,14 +18,14 @@ static size_t bytes_of(int dtype) { return mlfab__dtype_bytes(dtype); }
 
 /* Numbers of all magnitudes, zeros of both signs and subnormals among them; none can overflow when
  * two of them, scaled, are added. */
-static void fill(mlfab__prng *prng, int dtype, void *array, size_t n) {
+static void fill(mlfab__rng *prng, int dtype, void *array, size_t n) {
   for (size_t i = 0; i < n; i++) {
-    double x = (mlfab__prng_unit(prng) - 0.5) * (mlfab__prng_below(prng, 4) ? 1.0 : 1e18);
-    if (mlfab__prng_below(prng, 50) == 0) x = mlfab__prng_below(prng, 2) ? 0.0 : -0.0;
-    if (mlfab__prng_below(prng, 50) == 0) x *= dtype == MLFAB_F32 ? 1e-40 : 1e-310;
+    double x = (mlfab__rng_unit(prng) - 0.5) * (mlfab__rng_below(prng, 4) ? 1.0 : 1e18);
+    if (mlfab__rng_below(prng, 50) == 0) x = mlfab__rng_below(prng, 2) ? 0.0 : -0.0;
+    if (mlfab__rng_below(prng, 50) == 0) x *= dtype == MLFAB_F32 ? 1e-40 : 1e-310;
     if (dtype == MLFAB_F32) ((float *)array)[i] = (float)x;
     if (dtype == MLFAB_F64) ((double *)array)[i] = x;
-    if (dtype == MLFAB_I64) ((int64_t *)array)[i] = (int64_t)mlfab__prng_next(prng);
+    if (dtype == MLFAB_I64) ((int64_t *)array)[i] = (int64_t)mlfab__rng_next(prng);
   }
 }
 
@@ -57,15 +57,15 @@ typedef struct arena {
   double w[ROOM], u[ROOM], expected[ROOM], out[ROOM], w_kept[ROOM], u_kept[ROOM];
 } arena;
 
-static void one_case(mlfab__prng *prng, arena *a) {
-  int dtype = dtypes[mlfab__prng_below(prng, 3)];
+static void one_case(mlfab__rng *prng, arena *a) {
+  int dtype = dtypes[mlfab__rng_below(prng, 3)];
   size_t width = bytes_of(dtype);
-  size_t n = (size_t)mlfab__prng_below(prng, mlfab__prng_below(prng, 2) ? 100 : LENGTH_MAX + 1);
-  double scale = scales[mlfab__prng_below(prng, MLFAB__COUNT(scales))];
-  int stream = (int)mlfab__prng_below(prng, 2), shape = (int)mlfab__prng_below(prng, SHAPES);
-  char *w = (char *)a->w + width * mlfab__prng_below(prng, 16);
-  char *u = (char *)a->u + width * mlfab__prng_below(prng, 16);
-  char *out = (char *)a->out + width * mlfab__prng_below(prng, 16);
+  size_t n = (size_t)mlfab__rng_below(prng, mlfab__rng_below(prng, 2) ? 100 : LENGTH_MAX + 1);
+  double scale = scales[mlfab__rng_below(prng, MLFAB__COUNT(scales))];
+  int stream = (int)mlfab__rng_below(prng, 2), shape = (int)mlfab__rng_below(prng, SHAPES);
+  char *w = (char *)a->w + width * mlfab__rng_below(prng, 16);
+  char *u = (char *)a->u + width * mlfab__rng_below(prng, 16);
+  char *out = (char *)a->out + width * mlfab__rng_below(prng, 16);
   fill(prng, dtype, w, n);
   fill(prng, dtype, u, n);
   memcpy(a->w_kept, w, n * width);
@@ -88,10 +88,10 @@ static void one_case(mlfab__prng *prng, arena *a) {
 
 static void equals_the_loop_at_every_level(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   arena *a = (arena *)calloc(1, sizeof *a);
   assert_non_null(a);
-  mlfab__prng_seed(&prng, 1);
+  mlfab__rng_seed(&prng, 1);
   for (int i = 0; i < 3000; i++) one_case(&prng, a);
   free(a);
 }
@@ -99,13 +99,13 @@ static void equals_the_loop_at_every_level(void **state) {
 /* Long enough to be streamed, with the destination at every place within a line. */
 static void streams_long_arrays(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   double *w = (double *)malloc((STREAMED + 16) * sizeof *w);
   double *u = (double *)malloc((STREAMED + 16) * sizeof *u);
   double *out = (double *)malloc((STREAMED + 16) * sizeof *out);
   double *expected = (double *)malloc((STREAMED + 16) * sizeof *expected);
   assert_true(w && u && out && expected);
-  mlfab__prng_seed(&prng, 2);
+  mlfab__rng_seed(&prng, 2);
   for (size_t d = 0; d < 2; d++) {
     size_t width = bytes_of(dtypes[d]);
     fill(&prng, dtypes[d], w, STREAMED);
@@ -143,15 +143,15 @@ static void finds_nan_and_infinity(void **state) {
   (void)state;
   enum { N = 83 };
   double w[N + 8], u[N + 8], dst[N + 8];
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 3);
   for (size_t d = 0; d < 2; d++) {
     size_t width = bytes_of(dtypes[d]);
     fill(&prng, dtypes[d], w, N + 8);
     for (size_t at = 0; at < N; at++)
       for (int what = 0; what < 5; what++) {
-        size_t skip = mlfab__prng_below(&prng, 8) * width;
-        double scale = mlfab__prng_below(&prng, 2) ? -0.037 : 1.0;
+        size_t skip = mlfab__rng_below(&prng, 8) * width;
+        double scale = mlfab__rng_below(&prng, 2) ? -0.037 : 1.0;
         char *v = (char *)u + skip;
         fill(&prng, dtypes[d], v, N);
         assert_int_equal(mlfab__reduce_finite(dtypes[d], v, N), 1);
@@ -207,9 +207,9 @@ static void integers_wrap_and_refuse_scales(void **state) {
 
 static void subtracts(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   double a[200], b[200], expected[200], dst[200];
-  mlfab__prng_seed(&prng, 4);
+  mlfab__rng_seed(&prng, 4);
   for (size_t d = 0; d < 3; d++)
     for (size_t n = 0; n <= 200; n += 7) {
       size_t bytes = n * bytes_of(dtypes[d]);
@@ -228,9 +228,9 @@ static void subtracts(void **state) {
 
 static void norms_are_right_and_repeat(void **state) {
   (void)state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   double u[1016], moved[1016];
-  mlfab__prng_seed(&prng, 5);
+  mlfab__rng_seed(&prng, 5);
   for (size_t d = 0; d < 3; d++)
     for (size_t n = 0; n < 1000; n += 1 + n / 8) {
       size_t width = bytes_of(dtypes[d]);

@@ -65,7 +65,7 @@ static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
 static int fabric_push(world *w, uint32_t worker, mlfab_result *result) {
   static float update[FLOATS];
   mlfab_buf buf = {MLFAB_ALL, 0, update, FLOATS};
-  mlfab_push_options options = {.size = sizeof options, .version = 1};
+  mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .version = 1};
   return mlfab_push(w->node[worker], &buf, 1, &options, result);
 }
 

@@ -1,6 +1,6 @@
 /* test_scheduler.c - the scheduler role alone, against servers that are played by the test: when it plans, what
  * it tells, and that what it predicts is what happens when its plans are carried out to the letter. */
-#include "core/scheduler.h"
+#include "core/sched/scheduler.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -272,6 +272,29 @@ static void test_booked_by_report(void **state) {
   say_report(&f, 0, 0, 0, 1, 1, 0, 0);
   tick(&f);
   assert_int_equal(f.nplans, 2);
+  end(&f);
+}
+
+/* Members that a server may not know of count there, and not at servers that have no part of them. */
+static void test_unsure(void **state) {
+  fixture f = {0};
+  (void)state;
+  fabric(&f, 4, 2, schedule_of(MLFAB_UNBOUNDED));
+  mlfab__announce m = announce_of(MLFAB__TRANSFER_PUSH, 2, 5, 100000000);
+  m.members = 3;
+  say_announce(&f, 0, &m);
+  tick(&f);
+  assert_int_equal(f.nplans, 1);
+  say_push(&f, 1, 3, 5, 1000, 0); /* so that it reckons again */
+  tick(&f);
+  assert_int_equal(f.nplans, 2);
+  assert_int_equal(f.s->served[0].unsure, 3);
+  assert_int_equal(f.s->served[1].unsure, 1);
+  say_report(&f, 0, MLFAB__TRANSFER_PUSH, 2, 5, 3, 0, 0);
+  say_push(&f, 1, 1, 5, 1000, 0);
+  tick(&f);
+  assert_int_equal(f.s->served[0].unsure, 0);
+  assert_int_equal(f.s->served[1].unsure, 2);
   end(&f);
 }
 
@@ -736,7 +759,7 @@ static void test_who_may_announce(void **state) {
 static void test_bad_frames(void **state) {
   fixture f = {0};
   uint8_t meta[256];
-  mlfab__prng prng;
+  mlfab__rng prng;
   (void)state;
   fabric(&f, 4, 2, schedule_of(MLFAB_UNBOUNDED));
   static const uint64_t patterns[] = {0x7ff8000000000000u, 0x7ff0000000000000u,
@@ -764,15 +787,15 @@ static void test_bad_frames(void **state) {
   assert_int_equal(f.drops, 11);
   frame(&f, 0, MLFAB__PLAN, meta, 0);
   assert_int_equal(f.drops, 12);
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng_seed(&prng, 3);
   for (uint32_t i = 0; i < 20000; i++) {
     static const uint8_t types[] = {MLFAB__SCHEDULE, MLFAB__STATION, MLFAB__CAPACITY,
                                     MLFAB__ANNOUNCE, MLFAB__REPORT};
     for (uint32_t k = 0; k < sizeof meta; k++)
-      meta[k] = mlfab__prng_below(&prng, 3) ? 0 : (uint8_t)mlfab__prng_below(&prng, 4);
-    frame(&f, (uint32_t)mlfab__prng_below(&prng, 3), types[mlfab__prng_below(&prng, 5)], meta,
-          24 + 8 * (uint32_t)mlfab__prng_below(&prng, 8));
-    f.now_ns += 1 + mlfab__prng_below(&prng, MS);
+      meta[k] = mlfab__rng_below(&prng, 3) ? 0 : (uint8_t)mlfab__rng_below(&prng, 4);
+    frame(&f, (uint32_t)mlfab__rng_below(&prng, 3), types[mlfab__rng_below(&prng, 5)], meta,
+          24 + 8 * (uint32_t)mlfab__rng_below(&prng, 8));
+    f.now_ns += 1 + mlfab__rng_below(&prng, MS);
     tick(&f);
     forget_plans(&f);
   }
@@ -892,7 +915,7 @@ typedef struct mini {
   fixture f;
   mail mail[MINI_MAIL];
   uint32_t nmail;
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint32_t workers, servers;
   uint64_t bytes[SERVERS], bound;
   int cut;   /* aggregators pass on what comes as it comes */
@@ -1178,7 +1201,7 @@ static void mini_pulled(mini *m, uint32_t k, const placed *p) {
   if (w->pulls_left) return;
   w->id++;
   w->dropped = 0;
-  w->begins = m->now + 0.001 + 0.12 * mlfab__prng_unit(&m->prng);
+  w->begins = m->now + 0.001 + 0.12 * mlfab__rng_unit(&m->prng);
 }
 
 /* Commits, in the order of places, what has come; pulls are over when they are. */
@@ -1209,7 +1232,7 @@ static void mini_announce(mini *m, uint32_t worker) {
   for (uint32_t k = 0; k < m->servers; k++) {
     mlfab__announce a = announce_of(MLFAB__TRANSFER_PUSH, worker, w->id, m->bytes[k]);
     /* It has computed from the model as it was a while ago. */
-    uint64_t behind = mlfab__prng_below(&m->prng, 6);
+    uint64_t behind = mlfab__rng_below(&m->prng, 6);
     w->base[k] = m->server[k].version - mlfab__min(behind, m->server[k].version);
     a.lag = m->server[k].counted - w->base[k];
     a.placed = m->server[k].counted;
@@ -1319,7 +1342,7 @@ static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound,
   m->bound = bound;
   m->cut = cut;
   m->timed = timed;
-  mlfab__prng_seed(&m->prng, seed);
+  mlfab__rng_seed(&m->prng, seed);
   mlfab__schedule schedule = schedule_of(bound);
   schedule.whole = !cut;
   fabric(&m->f, m->workers, servers, schedule);
@@ -1330,18 +1353,18 @@ static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound,
    * several workers on a host, all would, and a byte of rounding decides then which of two is over first. */
   double varies = seed % 3 == 2 ? 0.2 : seed % 3 == 1 && cut ? 0.001 : 0.0;
   for (uint32_t h = 0; h < MINI_HOSTS; h++) {
-    m->in[h] = GIGA * (1.0 + varies * (mlfab__prng_unit(&m->prng) - 0.5));
-    m->out[h] = GIGA * (1.0 + varies * (mlfab__prng_unit(&m->prng) - 0.5));
+    m->in[h] = GIGA * (1.0 + varies * (mlfab__rng_unit(&m->prng) - 0.5));
+    m->out[h] = GIGA * (1.0 + varies * (mlfab__rng_unit(&m->prng) - 0.5));
   }
   /* No round numbers: where a transfer ends just when a pause begins, a byte of rounding decides. */
   for (uint32_t k = 0; k < servers; k++)
-    m->bytes[k] = 20000000 + 10000000 * k + mlfab__prng_below(&m->prng, 1000000);
+    m->bytes[k] = 20000000 + 10000000 * k + mlfab__rng_below(&m->prng, 1000000);
   for (uint32_t w = 0; w < m->workers; w++) {
     /* Some share a host, some have slow links. */
     m->host[w] = seed % 3 == 1 ? w / 2 : w;
     if (seed % 3 == 2 && w % 4 == 0) m->out[w] /= 4, m->in[w] /= 4;
     m->worker[w].id = 1;
-    m->worker[w].begins = 1.0 + 0.1 * mlfab__prng_unit(&m->prng);
+    m->worker[w].begins = 1.0 + 0.1 * mlfab__rng_unit(&m->prng);
   }
   for (uint32_t k = 0; k < servers; k++)
     say_capacity(&m->f, 1000 + k, m->in[MINI_WORKERS + k], m->out[MINI_WORKERS + k]);
@@ -1411,8 +1434,8 @@ static void test_otherwise(void **state) {
                seed % 5 != 0, 0);
     if (seed % 4 != 1) m.late_ns = (double)(5 * MS);
     for (uint32_t h = 0; h < MINI_HOSTS && seed % 4 != 0; h++) {
-      m.in[h] *= 0.5 + mlfab__prng_unit(&m.prng);
-      m.out[h] *= 0.5 + mlfab__prng_unit(&m.prng);
+      m.in[h] *= 0.5 + mlfab__rng_unit(&m.prng);
+      m.out[h] *= 0.5 + mlfab__rng_unit(&m.prng);
     }
     mini_run(&m, 3000);
     assert_true(m.applied > 100);
@@ -1428,7 +1451,7 @@ static void test_otherwise(void **state) {
 
 /* Plans 24 of a kind (2: of both in turn), then one more update a moment later: everything that was placed is
  * reserved again then, and stands where it stood. `out`: what a worker's host sends a second; less than the server
- * takes in, and sums leave gaps in which nothing that stands behind them may come. Returns how many second hops
+ * takes in, and sums leave gaps in which nothing that stands behind them may come. Returns how many second peers_out
  * begin before the first has ended. */
 static uint32_t reserve_again(uint32_t kind, uint32_t whole, double out) {
   fixture f = {0};
@@ -1575,6 +1598,17 @@ static void test_explain(void **state) {
   assert_non_null(strstr(text,
                          "push 3 of worker 8, 50000000 bytes, direct, start 0.000000000, "
                          "end 0.050000000, commit 0.050000000"));
+  /* Pulls, too: the second goes out behind the first. */
+  for (uint32_t w = 0; w < 2; w++) {
+    mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, w, 4, 50000000);
+    m.shape = 1 + w;
+    say_announce(&f, 0, &m);
+  }
+  tick(&f);
+  mlfab__scheduler_explain(f.s, text, sizeof text, &bytes);
+  assert_non_null(strstr(text, "pull 4 of worker 0, 50000000 bytes, direct, start 0.000000000, "));
+  assert_non_null(strstr(
+      text, "pull 4 of worker 1, 50000000 bytes, direct, start 0.050000000, end 0.100000000"));
   end(&f);
 }
 
@@ -1583,6 +1617,7 @@ int main(void) {
       cmocka_unit_test(test_one),
       cmocka_unit_test(test_booked_ahead),
       cmocka_unit_test(test_booked_by_report),
+      cmocka_unit_test(test_unsure),
       cmocka_unit_test(test_interval),
       cmocka_unit_test(test_bound),
       cmocka_unit_test(test_ages_while_waiting),

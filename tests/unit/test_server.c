@@ -1,5 +1,6 @@
 /* test_server.c - the server role alone: what it says to workers whose links break at bad moments. */
-#include "core/server.h"
+#include "core/sched/client.h"
+#include "core/sparse/sparse_apply.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -98,6 +99,8 @@ static int open_servers(void **state, uint32_t workers) {
   f.config.heartbeat_ns = 500000000;
   f.config.model_max_bytes = 1 << 30;
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
+  assert_int_equal(mlfab__client_attach(&f.server), 0);
+  mlfab__sparse_attach(&f.server);
   *state = &f;
   return 0;
 }
@@ -131,14 +134,15 @@ static void push_whole(fixture *f, uint64_t seq, uint32_t generation) {
     mlfab__chunk chunk = {seq, at, generation};
     frame(f, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), ones, CHUNK);
   }
-  assert_int_equal(f->server.applying, MLFAB__APPLY_UPDATE);
+  assert_int_equal(f->server.apply.applying, MLFAB__APPLY_UPDATE);
 }
 
 static void start(fixture *f, mlfab__hello_ack *ack) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.rule = MLFAB_RULE_MOMENTUM;
+  d.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  d.gamma = 0.9, d.adadelay_c = 1.0, d.beta1 = 0.9, d.beta2 = 0.999, d.epsilon = 1e-8;
   d.gamma = 0.5;
   hello(f, 1);
   define(f, &d, 0, COUNT);
@@ -170,10 +174,10 @@ static void test_new_process_while_applying(void **state) {
   mlfab__server_lost(&f->server, 0, 1000);
   ack = hello(f, 2);
   assert_int_equal(ack.top, 0);
-  while (f->server.applying) mlfab__server_tick(&f->server, 2000);
-  assert_int_equal(f->server.dedup.windows[0].top, 0);
+  while (f->server.apply.applying) mlfab__server_tick(&f->server, 2000);
+  assert_int_equal(f->server.windows.windows[0].top, 0);
   push_whole(f, 1, ack.generation);
-  while (f->server.applying) mlfab__server_tick(&f->server, 3000);
+  while (f->server.apply.applying) mlfab__server_tick(&f->server, 3000);
   assert_int_equal(f->ack.seq, 1);
   assert_int_equal(f->ack.code, 0);
   assert_int_equal(f->stats.updates_applied, 2);
@@ -317,8 +321,8 @@ static void test_progress_back(void **state) {
   uint8_t meta[16];
   frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &told), NULL, 0);
   assert_int_equal(f->server.peers[0].pushed, 99);
-  assert_int_equal(f->server.first->push.progress, 99);
-  assert_int_equal(f->server.first->next->push.progress, 100);
+  assert_int_equal(f->server.queue.first->push.progress, 99);
+  assert_int_equal(f->server.queue.first->next->push.progress, 100);
   say_push(f, 3, MLFAB__PROGRESS_MAX + 1, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 2);
 }
@@ -345,13 +349,13 @@ static void test_progress_told(void **state) {
       mlfab__server_frame(&f->server, w, &in, 1000);
       assert_true(f->server.peers[w].pushed == told[0].progress);
     }
-    assert_true(f->server.gates[0].v_train == (w < 2 ? 0 : (uint64_t)1 << 40));
+    assert_true(f->server.clocks[0].v_train == (w < 2 ? 0 : (uint64_t)1 << 40));
   }
   mlfab__progress wrong = {MLFAB__PROGRESS_MAX + 1};
   frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &wrong), NULL, 0);
   assert_int_equal(f->drops, 1);
   for (uint32_t w = 3; w-- > 0;) mlfab__server_gone(&f->server, w, 1, 2000);
-  assert_true(f->server.gates[0].v_train == ((uint64_t)1 << 40) + 2000000);
+  assert_true(f->server.clocks[0].v_train == ((uint64_t)1 << 40) + 2000000);
   assert_true(f->stats.rounds < 10);
 }
 
@@ -391,8 +395,8 @@ static void test_one_far_ahead(void **state) {
   change.consistency.kind = MLFAB_SYNC_DROP;
   change.consistency.need = 1;
   frame(f, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &change), NULL, 0);
-  assert_int_equal(f->server.gates[0].sync.kind, MLFAB_SYNC_DROP);
-  assert_int_equal(f->server.gates[0].v_train, 2000001);
+  assert_int_equal(f->server.clocks[0].sync.kind, MLFAB_SYNC_DROP);
+  assert_int_equal(f->server.clocks[0].v_train, 2000001);
   assert_true(f->stats.rounds < 10);
 }
 
@@ -430,8 +434,8 @@ static void test_new_process_in_round(void **state) {
     mlfab__frame_in in = {MLFAB__PUSH, mlfab__encode_push(meta, &p, NULL, &version), 0, meta, NULL};
     mlfab__server_frame(&f->server, 0, &in, 1000);
     assert_int_equal(f->acks, seq);
-    while (f->server.applying) mlfab__server_tick(&f->server, 2000);
-    assert_int_equal(f->server.gates[0].v_train, 1);
+    while (f->server.apply.applying) mlfab__server_tick(&f->server, 2000);
+    assert_int_equal(f->server.clocks[0].v_train, 1);
   }
 }
 
@@ -442,23 +446,24 @@ static void test_rejoin_while_round_is_applied(void **state) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.rule = MLFAB_RULE_MOMENTUM;
+  d.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  d.gamma = 0.9, d.adadelay_c = 1.0, d.beta1 = 0.9, d.beta2 = 0.999, d.epsilon = 1e-8;
   d.consistency.kind = MLFAB_SYNC_BSP;
   hello(f, 1);
   define(f, &d, 0, COUNT);
   mlfab__hello_ack ack = hello(f, 1);
   assert_int_equal(ack.v_train, 0);
-  f->server.applying = MLFAB__APPLY_ROUND;
-  f->server.gates[0].contributors = 1;
-  f->server.apply_slice = f->server.apply_position = 0;
+  f->server.apply.applying = MLFAB__APPLY_ROUND;
+  f->server.clocks[0].contributors = 1;
+  f->server.apply.slice = f->server.apply.position = 0;
   for (uint32_t p = 0; p < f->server.store.positions; p++) {
     f->server.store.sum[p] = mlfab__store_take(&f->server.store);
     memset(f->server.store.blocks[f->server.store.sum[p]].data, 0, f->server.store.block_bytes);
   }
   ack = hello(f, 1);
-  assert_int_equal(f->server.applying, MLFAB__APPLY_ROUND);
+  assert_int_equal(f->server.apply.applying, MLFAB__APPLY_ROUND);
   assert_int_equal(ack.v_train, 1);
-  while (f->server.applying) mlfab__server_tick(&f->server, 2000);
+  while (f->server.apply.applying) mlfab__server_tick(&f->server, 2000);
   ack = hello(f, 1);
   assert_int_equal(ack.v_train, 1);
 }

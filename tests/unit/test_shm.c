@@ -7,7 +7,7 @@
 #include "../../transports/shm.c"
 #undef mlfab_transport_shm
 
-#include "../../core/prng.h"
+#include "../../core/base/rng.h"
 
 #include <dirent.h>
 #include <poll.h>
@@ -88,9 +88,9 @@ static void pair_close(struct end *a, struct end *b) {
 static _Alignas(64) uint8_t source[MLFAB_BULK_MAX + 8192];
 
 static void source_fill(void) {
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 5);
-  for (size_t i = 0; i < sizeof source; i++) source[i] = (uint8_t)mlfab__prng_next(&prng);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 5);
+  for (size_t i = 0; i < sizeof source; i++) source[i] = (uint8_t)mlfab__rng_next(&prng);
 }
 
 struct shape {
@@ -156,11 +156,11 @@ struct stream {
 
 static void *stream_produce(void *user) {
   struct stream *stream = user;
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 9);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 9);
   for (uint64_t i = 0; i < stream->count; i++) {
     send_blocking(stream->end, i, stream->bulk_max);
-    if (mlfab__prng_below(&prng, 4) == 0) table->flush(stream->end->t);
+    if (mlfab__rng_below(&prng, 4) == 0) table->flush(stream->end->t);
   }
   table->flush(stream->end->t);
   return NULL;
@@ -538,19 +538,19 @@ static void test_hostile_tail(void **state) {
 /* Everything that a peer can write is written over at random, again and again: whatever is reported,
  * nothing outside the mapping is touched, and every call ends. */
 static void test_hostile_noise(void **state) {
-  mlfab__prng prng;
+  mlfab__rng prng;
   (void)state;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng_seed(&prng, 3);
   for (int round = 0; round < 300; round++) {
     struct end a, b;
     mlfab_io_event event;
     pair_open(&a, &b);
     struct shm_link *hand = a.t->live[0];
     for (int step = 0; step < 20 && b.t->live_count > 0; step++) {
-      uint64_t what = mlfab__prng_below(&prng, 4), value = mlfab__prng_next(&prng);
-      if (what == 0) value >>= mlfab__prng_below(&prng, 64);
-      size_t at = (size_t)mlfab__prng_below(&prng, what == 0 ? 64 : 4096) & ~(size_t)7;
-      uint8_t *ring = mlfab__prng_below(&prng, 2) ? hand->tx : hand->map;
+      uint64_t what = mlfab__rng_below(&prng, 4), value = mlfab__rng_next(&prng);
+      if (what == 0) value >>= mlfab__rng_below(&prng, 64);
+      size_t at = (size_t)mlfab__rng_below(&prng, what == 0 ? 64 : 4096) & ~(size_t)7;
+      uint8_t *ring = mlfab__rng_below(&prng, 2) ? hand->tx : hand->map;
       frame_send(&a, (uint64_t)step, 2000, 0);
       atomic_store((_Atomic uint64_t *)(void *)(ring + at), value);
       atomic_store(&hand->bell->state, (uint32_t)value);
@@ -595,9 +595,9 @@ static void test_strangers(void **state) {
   close(silent);
   end_next(&end, MLFAB_IO_REFUSED);
   close(garbage);
-  int segment = mlfab__arena_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
-      bell = mlfab__arena_file("b", CONTROL, F_SEAL_SEAL);
-  int small = mlfab__arena_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
+  int segment = mlfab__shm_coll_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
+      bell = mlfab__shm_coll_file("b", CONTROL, F_SEAL_SEAL);
+  int small = mlfab__shm_coll_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
       pipes[2];
   int open_before = entries("/proc/self/fd");
   assert_int_equal(pipe(pipes), 0);

@@ -8,9 +8,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "../../core/base.h"
-#include "../../core/env.h"
-#include "../../core/monitor.h"
+#include "../../core/base/base.h"
+#include "../../mlfab_sim.h"
+#include "../../core/base/env.h"
+#include "../../core/sched/monitor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -374,6 +375,16 @@ static void test_rate_changes_in_the_middle(void **state) {
   assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
   assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
   assert_int_equal(mlfab_sim_set_rate(r->sim, HOSTS, 1, 1), MLFAB_ERR_ARGUMENT);
+  /* Half a second at a half of the rate, and another half of it, which was a quarter, at half of that. */
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 2), 0);
+  start = now(r);
+  assert_int_equal(send_ghost(r, 0, p.a, 1000000, 6), 0);
+  rig_run(r, SECOND / 2);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 4), 0);
+  rig_run(r, SECOND);
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 8), 0);
+  rig_run(r, 6 * SECOND);
+  assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 1)->at_ns, start + 5500 * MILLI);
   rig_free(r);
 }
 

@@ -1,9 +1,9 @@
-/* test_store.c - core/store.c: pieces against a byte-wise oracle, references against a count of places,
+/* test_store.c - core/model/store.c: pieces against a byte-wise oracle, references against a count of places,
  * growth, memory that runs out, and the table of options that do not go together. */
-#include "core/prng.h"
-#include "core/reduce.h"
-#include "core/store.h"
-#include "core/sync.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
+#include "core/model/store.h"
+#include "core/model/sync.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -12,15 +12,15 @@
 
 static mlfab__env env;
 
-static void random_layout(mlfab__prng *prng, uint32_t servers, mlfab__layout *layout) {
+static void random_layout(mlfab__rng *prng, uint32_t servers, mlfab__layout *layout) {
   mlfab__tensor_info infos[12];
-  uint32_t n = 1 + (uint32_t)mlfab__prng_below(prng, 12);
+  uint32_t n = 1 + (uint32_t)mlfab__rng_below(prng, 12);
   for (uint32_t i = 0; i < n; i++) {
     infos[i].id = i;
-    infos[i].dtype = 1 + (uint32_t)mlfab__prng_below(prng, 3);
-    infos[i].count = 1 + mlfab__prng_below(prng, mlfab__prng_below(prng, 3) ? 40 : 6000);
+    infos[i].dtype = 1 + (uint32_t)mlfab__rng_below(prng, 3);
+    infos[i].count = 1 + mlfab__rng_below(prng, mlfab__rng_below(prng, 3) ? 40 : 6000);
   }
-  uint32_t want = (uint32_t)mlfab__prng_below(prng, 12);
+  uint32_t want = (uint32_t)mlfab__rng_below(prng, 12);
   assert_int_equal(mlfab__layout_build(&env, infos, n, want, servers, 0, 1u << 30, layout, NULL),
                    0);
 }
@@ -79,10 +79,10 @@ static void walk(const mlfab__store *s, uint32_t server, uint64_t limit) {
 }
 
 /* Every slice is somebody's, and no longer the neighbour of the one before it. */
-static void scatter(mlfab__prng *prng, mlfab__layout *layout) {
+static void scatter(mlfab__rng *prng, mlfab__layout *layout) {
   uint32_t owner[MLFAB__SLICES_MAX];
   for (uint32_t i = 0; i < layout->nslices; i++)
-    owner[i] = (uint32_t)mlfab__prng_below(prng, layout->servers);
+    owner[i] = (uint32_t)mlfab__rng_below(prng, layout->servers);
   mlfab__layout_assign(layout, owner);
 }
 
@@ -90,10 +90,10 @@ static void test_pieces(void **state) {
   static const uint32_t blocks[] = {64, 128, 448, 4096, 1u << 20};
   (void)state;
   for (uint64_t seed = 1; seed <= 150; seed++) {
-    mlfab__prng prng;
+    mlfab__rng prng;
     mlfab__layout layout;
-    mlfab__prng_seed(&prng, seed);
-    uint32_t servers = 1 + (uint32_t)mlfab__prng_below(&prng, 4);
+    mlfab__rng_seed(&prng, seed);
+    uint32_t servers = 1 + (uint32_t)mlfab__rng_below(&prng, 4);
     random_layout(&prng, servers, &layout);
     if (seed % 2) scatter(&prng, &layout);
     for (uint32_t server = 0; server < servers; server++) {
@@ -102,7 +102,7 @@ static void test_pieces(void **state) {
                                          (int)(seed & 1), (uint32_t)(seed % 3), 0),
                        0);
       walk(&s, server, 1u << 30);
-      walk(&s, server, 8 * (1 + mlfab__prng_below(&prng, 40)));
+      walk(&s, server, 8 * (1 + mlfab__rng_below(&prng, 40)));
       for (uint32_t p = 0; p < s.positions; p++) {
         const uint8_t *data = s.blocks[s.w[p]].data;
         for (uint32_t i = 0; i < s.block_bytes; i++) assert_int_equal(data[i], 0);
@@ -138,12 +138,12 @@ static void check_refs(const mlfab__store *s, const uint32_t *pins, uint32_t npi
 enum { PINS = 64 };
 
 /* Random takes, swaps, pins and growth. */
-static void shuffle(mlfab__prng *prng, mlfab__store *s) {
+static void shuffle(mlfab__rng *prng, mlfab__store *s) {
   uint32_t pins[PINS], npins = 0;
   for (int turn = 0; turn < 400; turn++) {
-    uint32_t p = (uint32_t)mlfab__prng_below(prng, s->positions);
-    uint32_t *place = mlfab__prng_below(prng, 2) ? &s->next[p] : &s->sum[p];
-    switch (mlfab__prng_below(prng, 5)) {
+    uint32_t p = (uint32_t)mlfab__rng_below(prng, s->positions);
+    uint32_t *place = mlfab__rng_below(prng, 2) ? &s->next[p] : &s->sum[p];
+    switch (mlfab__rng_below(prng, 5)) {
       case 0: /* something new in a place */
         if (s->free_head == MLFAB__NO_BLOCK) assert_int_equal(mlfab__store_grow(&env, s), 0);
         mlfab__store_put(s, place, mlfab__store_take(s));
@@ -173,10 +173,10 @@ static void shuffle(mlfab__prng *prng, mlfab__store *s) {
 static void test_references(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 40; seed++) {
-    mlfab__prng prng;
+    mlfab__rng prng;
     mlfab__layout layout;
     mlfab__store s;
-    mlfab__prng_seed(&prng, seed);
+    mlfab__rng_seed(&prng, seed);
     random_layout(&prng, 1, &layout);
     assert_int_equal(
         mlfab__store_init(&env, &s, &layout, 0, 256, 1, (uint32_t)(seed % 3), seed % 4 == 0), 0);
@@ -201,11 +201,11 @@ static void release(void *user, void *memory, size_t bytes) {
 /* The k-th allocation fails, for every k: MEMORY, and nothing is left. */
 static void test_memory(void **state) {
   int left = 0, code = MLFAB_ERR_MEMORY;
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__layout layout;
   mlfab_env hooks = {0};
   (void)state;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng_seed(&prng, 3);
   random_layout(&prng, 1, &layout);
   hooks.size = sizeof hooks;
   hooks.user = &left;
@@ -250,9 +250,10 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
   mlfab_model_options o = {0};
   mlfab__tensor_info info[] = {{1, MLFAB_F32, 4}, {2, dtype, 4}};
   mlfab__layout layout;
-  mlfab__rule made;
+  mlfab__optimizer made;
   o.size = sizeof o;
-  o.rule = rule;
+  o.optimizer = rule;
+  o.gamma = 0.9, o.adadelay_c = 1.0, o.beta1 = 0.9, o.beta2 = 0.999, o.epsilon = 1e-8;
   o.consistency.kind = sync;
   o.mean = mean;
   o.deterministic = deterministic;
@@ -266,12 +267,12 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
 static void test_options(void **state) {
   mlfab_error error;
   (void)state;
-  for (uint32_t i = 0; i < 6 * 8 * 2 * 2 * 3; i++) {
-    uint32_t rule = i % 6, sync = i / 6 % 8, mean = i / 48 % 2, det = i / 96 % 2,
-             dtype = 1 + i / 192;
-    int bad = rule > MLFAB_RULE_ADAMW || (det && sync != MLFAB_SYNC_BSP) ||
+  for (uint32_t i = 0; i < 7 * 8 * 2 * 2 * 3; i++) {
+    uint32_t rule = i % 7, sync = i / 7 % 8, mean = i / 56 % 2, det = i / 112 % 2,
+             dtype = 1 + i / 224;
+    int bad = rule > MLFAB_OPTIMIZER_ADAGRAD || (det && sync != MLFAB_SYNC_BSP) ||
               (mean && sync != MLFAB_SYNC_BSP && sync != MLFAB_SYNC_DROP) ||
-              (dtype == MLFAB_I64 && (mean || rule != MLFAB_RULE_PLAIN));
+              (dtype == MLFAB_I64 && (mean || rule != MLFAB_OPTIMIZER_SGD));
     assert_int_equal(check(rule, sync, mean, det, dtype, &error), bad ? MLFAB_ERR_UNSUPPORTED : 0);
     if (bad) assert_true(strlen(error.text) > 10);
   }
@@ -312,7 +313,7 @@ static void test_numbers(void **state) {
     mlfab_model_options o = {0};
     mlfab__tensor_info info[] = {{1, MLFAB_F32, 4}, {2, cases[i].dtype, 4}};
     mlfab__layout layout;
-    mlfab__rule made;
+    mlfab__optimizer made;
     mlfab_error error;
     o.size = sizeof o;
     o.tags = cases[i].tags;
@@ -331,12 +332,12 @@ static void test_numbers(void **state) {
 static void test_grains(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 200; seed++) {
-    mlfab__prng prng;
+    mlfab__rng prng;
     mlfab__layout layout;
     mlfab__store s;
-    mlfab__prng_seed(&prng, seed);
+    mlfab__rng_seed(&prng, seed);
     random_layout(&prng, 1, &layout);
-    uint32_t tags = 1u << mlfab__prng_below(&prng, 17);
+    uint32_t tags = 1u << mlfab__rng_below(&prng, 17);
     assert_int_equal(mlfab__store_init(&env, &s, &layout, 0, 4096, 0, 0, 0), 0);
     uint64_t before = env.bytes, wanted = 0;
     assert_int_equal(mlfab__store_tag(&env, &s, tags), 0);

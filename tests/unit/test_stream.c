@@ -1,4 +1,4 @@
-/* test_stream.c - core/stream.c over links that break: two to eight workers send each other
+/* test_stream.c - core/coll/stream.c over links that break: two to eight workers send each other
  * messages of all sizes, copied and lent, through epochs that come and go.
  *
  * The model of a link is literal: frames that it has taken, of which the bytes still lie with the
@@ -8,8 +8,8 @@
  * has all of them, and freed when they are given back.
  *
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/prng.h"
-#include "core/stream.h"
+#include "core/base/rng.h"
+#include "core/coll/stream.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -69,7 +69,7 @@ typedef struct worker {
 static struct world {
   mlfab__env env;
   mlfab_config config;
-  mlfab__prng prng;
+  mlfab__rng prng;
   uint32_t n, failing; /* failing: one allocation in so many; 0: none */
   uint32_t breaking;   /* one in so many steps */
   int hungry;          /* much is eager, and little of it consumed */
@@ -84,7 +84,7 @@ static struct world {
   uint64_t frames, delivered, breaks, epochs, detached, drops, acks, now;
 } w;
 
-static uint64_t below(uint64_t n) { return mlfab__prng_below(&w.prng, n); }
+static uint64_t below(uint64_t n) { return mlfab__rng_below(&w.prng, n); }
 
 /* --- queues --- */
 
@@ -297,7 +297,7 @@ static int send_piece(uint32_t from, uint32_t to) {
     t->head.number = below(1000);
     t->head.tag = (uint32_t)below(100);
     t->head.flags = below(w.hungry ? 8 : 2) ? MLFAB__COLL_EAGER : 0;
-    t->head.signature = mlfab__prng_next(&w.prng);
+    t->head.signature = mlfab__rng_next(&w.prng);
     t->head.total = t->total;
   }
   if (t->count == t->room) {
@@ -528,7 +528,7 @@ static void plain_release(void *user, void *memory, size_t bytes) {
 static void open_world(uint64_t seed, uint32_t n, uint64_t chunk, uint32_t failing) {
   mlfab_env hooks;
   memset(&w, 0, sizeof w);
-  mlfab__prng_seed(&w.prng, seed);
+  mlfab__rng_seed(&w.prng, seed);
   memset(&hooks, 0, sizeof hooks);
   hooks.size = sizeof hooks;
   hooks.allocate = failing_allocate;
@@ -614,11 +614,10 @@ static int all_done(void) {
 
 static void run_case(uint64_t seed) {
   static const uint32_t chunks[] = {1, 64, 1000, 4096, 10000, 65536, 262144};
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, seed);
-  uint32_t n = 2 + (uint32_t)mlfab__prng_below(&prng, mlfab__prng_below(&prng, 2) ? 2 : 7);
-  open_world(seed, n, chunks[mlfab__prng_below(&prng, 7)],
-             mlfab__prng_below(&prng, 4) == 0 ? 20 : 0);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, seed);
+  uint32_t n = 2 + (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 2 : 7);
+  open_world(seed, n, chunks[mlfab__rng_below(&prng, 7)], mlfab__rng_below(&prng, 4) == 0 ? 20 : 0);
   w.hungry = w.config.chunk_bytes >= 65536 && below(2);
   w.breaking = below(2) ? 10 : 100;
   for (uint64_t i = 0; i < 2000 * n; i++) {
@@ -852,7 +851,7 @@ static void test_broken_peers(void **state) {
   other->streams.member_of[0] = 0;
   assert_string_equal(hear(&head, 1, 0), "a collective's frame of a worker that is no member");
   other->streams.member_of[0] = 2 - (other->streams.ranks[0] == 0);
-  in.type = MLFAB__TREE_UP;
+  in.type = MLFAB__HOP_CHUNK;
   assert_int_equal(mlfab__stream_member_frame(&other->streams, 0, &in), 0);
   assert_int_equal(mlfab__stream_hop_frame(&other->streams, 0, &in), 0);
   close_world();
@@ -982,10 +981,10 @@ static void test_memory(void **state) {
 }
 
 int main(void) {
-  mlfab__prng prng;
-  mlfab__prng_seed(&prng, 7);
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, 7);
   for (size_t i = 0; i < PATTERN; i += 8) {
-    uint64_t x = mlfab__prng_next(&prng);
+    uint64_t x = mlfab__rng_next(&prng);
     memcpy(pattern + i, &x, 8);
   }
   const struct CMUnitTest tests[] = {

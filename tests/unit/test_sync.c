@@ -1,9 +1,9 @@
-/* test_sync.c - core/sync.c: conditions over all small states against Table III of FluentPS, what is
+/* test_sync.c - core/model/sync.c: conditions over all small states against Table III of FluentPS, what is
  * refused and with which words, the law of PSSP's gaps, draws, and the threshold of DSPS. Whole
  * servers: test_lazy.c.
  *
  * MLFAB_SCALE=100 makes 400,000 trials of each gap law, 1 (the default) a hundredth of them. */
-#include "core/sync.h"
+#include "core/model/sync.h"
 #include "scale.h"
 
 #include <math.h>

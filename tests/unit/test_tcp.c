@@ -1,6 +1,6 @@
 /* test_tcp.c - what is TCP's own: addresses, what is refused, names of interfaces, strangers. That
  * frames travel as they should is tests/conform. */
-#include "../../core/wire.h"
+#include "../../core/wire/wire.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -9,7 +9,6 @@
 #include <net/if.h>
 #include <sched.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,9 +20,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #if defined(__linux__)
+#include <dlfcn.h>
 #include <linux/filter.h>
+#include <linux/tcp.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
+#else
+#include <netinet/tcp.h>
 #endif
 
 #include <cmocka.h>
@@ -39,6 +42,22 @@ long syscall(long number, ...) {
   if (number == SYS_epoll_pwait2) pwaits++;
   errno = number == SYS_epoll_pwait2 ? pwait_error : ENOSYS;
   return -1;
+}
+#endif
+
+#if defined(__linux__)
+static const struct tcp_info *tcp_told; /* what it says of every connection, unless NULL */
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *bytes) {
+  int (*real)(int, int, int, void *, socklen_t *);
+  void *address = dlsym(RTLD_NEXT, "getsockopt");
+  if (tcp_told && level == IPPROTO_TCP && name == TCP_INFO) {
+    if (*bytes > sizeof *tcp_told) *bytes = sizeof *tcp_told;
+    memcpy(value, tcp_told, *bytes);
+    return 0;
+  }
+  memcpy(&real, &address, sizeof real);
+  return real(fd, level, name, value, bytes);
 }
 #endif
 
@@ -991,6 +1010,129 @@ static void test_measure_out(void **state) {
   end_close(&b);
 }
 
+#if defined(__linux__)
+/* What the kernel says of two links that send: their rates are added up while both have bytes under way and more to
+ * send. What it calls the application's doing, or the reader's, or is too little, tells no rate. */
+static void test_measure_told(void **state) {
+  enum { RATE = 20000000, LOAD = 1 << 20, LITTLE = 4 << 10 };
+  struct tcp_info info = {0};
+  mlfab_measure m;
+  end a, b;
+  (void)state;
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  a.now_ns = b.now_ns = SLICE;
+  for (int i = 1; i <= 2; i++) {
+    assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
+    UNTIL(&a, &b, a.ups == i);
+    greet(&a, &b);
+  }
+  tcp_told = &info;
+  assert_int_equal(measure(&a, 0, &m), 0);
+  static const struct {
+    uint64_t acked, busy_us, stalled_us; /* since the last measure */
+    uint32_t unacked, notsent;
+    int limited;
+    double rate; /* of both together */
+  } cases[] = {{LOAD, 50000, 0, 3, 5, 0, 2.0 * RATE},
+               {LOAD, 50000, 0, 0, 5, 0, 0}, /* all is there */
+               {LOAD, 50000, 0, 3, 0, 0, 0}, /* there is no more */
+               {LOAD, 50000, 0, 3, 5, 1, 0},
+               {LOAD, 50000, 50000, 3, 5, 0, 2.0 * RATE}, /* a fourth of the time, of 200 ms */
+               {LOAD, 50000, 50001, 3, 5, 0, 0},
+               {LOAD - 1, 99999, 0, 3, 5, 0, 0},
+               {LITTLE, 100000, 0, 3, 5, 0, 2.0 * RATE},
+               {LITTLE - 1, 100000, 0, 3, 5, 0, 0},
+               {LOAD, 0, 0, 3, 5, 0, 0}};
+  info.tcpi_delivery_rate = RATE;
+  for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
+    info.tcpi_bytes_acked += cases[i].acked;
+    info.tcpi_busy_time += cases[i].busy_us;
+    info.tcpi_rwnd_limited += cases[i].stalled_us;
+    info.tcpi_unacked = cases[i].unacked;
+    info.tcpi_notsent_bytes = cases[i].notsent;
+    info.tcpi_delivery_rate_app_limited = cases[i].limited ? 1 : 0;
+    assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
+    if (m.delivery_out < cases[i].rate || m.delivery_out > cases[i].rate)
+      fail_msg("case %zu: %g", i, m.delivery_out);
+    assert_int_equal(m.limited_out, 1);
+  }
+  tcp_told = NULL;
+  end_close(&a);
+  end_close(&b);
+}
+
+/* Sends as much as goes while the other end reads a little. */
+static void send_against(end *a, uint32_t link, int fd) {
+  enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
+  static uint8_t bulk[BULK], head[128], taken[65536];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
+  mlfab__wire_seal(head, &header, bulk);
+  for (size_t bytes = 0; bytes < BULK;) {
+    while (tcp()->send(a->self, link, head, HEAD, bulk, BULK, 5) == 0) continue;
+    end_poll(a);
+    ssize_t n = recv(fd, taken, sizeof taken, MSG_DONTWAIT);
+    if (n > 0) bytes += (size_t)n;
+    if (n < 0) usleep(200);
+  }
+}
+
+/* Sockets that did not take all there was: bytes over busy time are their rates too, which are added up only while
+ * they send; and the network is what limits them, unless the reader is. */
+static void test_measure_told_full(void **state) {
+  enum { LINKS = 2 };
+  struct sockaddr_in at = {.sin_family = AF_INET};
+  socklen_t bytes = sizeof at;
+  struct tcp_info info = {0};
+  uint32_t links[LINKS];
+  int fds[LINKS];
+  char address[64];
+  uint8_t first[128];
+  uint32_t first_bytes = frame(first, MLFAB_PROTOCOL);
+  mlfab_measure m;
+  end a;
+  (void)state;
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  assert_int_equal(bind(listener, (const struct sockaddr *)(const void *)&at, bytes), 0);
+  assert_int_equal(listen(listener, LINKS), 0);
+  assert_int_equal(getsockname(listener, (struct sockaddr *)(void *)&at, &bytes), 0);
+  snprintf(address, sizeof address, "tcp:127.0.0.1:%u", (unsigned)ntohs(at.sin_port));
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  a.now_ns = SLICE;
+  for (int i = 0; i < LINKS; i++) {
+    assert_int_equal(tcp()->connect(a.self, address, 1), 0);
+    UNTIL(&a, &a, a.ups == i + 1);
+    links[i] = a.link;
+    fds[i] = accept(listener, NULL, NULL);
+    assert_true(fds[i] >= 0);
+    assert_int_equal(tcp()->send(a.self, a.link, first, first_bytes, NULL, 0, 0), 0);
+  }
+  tcp_told = &info;
+  assert_int_equal(measure(&a, 0, &m), 0);
+  int full = 0; /* so many windows; a kernel whose buffers still grow gives room at first */
+  for (int window = 0; full < 4; window++) {
+    int stalled = full == 1; /* the reader's doing */
+    int unknown = full == 2; /* the application's, they say */
+    assert_true(window < 100);
+    for (int i = 0; i < LINKS; i++) send_against(&a, links[i], fds[i]);
+    info.tcpi_bytes_acked += 1 << 20;
+    info.tcpi_busy_time += 1 << 16;
+    info.tcpi_rwnd_limited += stalled ? 50001 : 0;
+    info.tcpi_delivery_rate_app_limited = unknown ? 1 : 0;
+    assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
+    double rate = stalled || unknown ? 0 : 16e6;
+    assert_true(m.delivery_out >= rate && m.delivery_out <= rate);
+    if (stalled) assert_int_equal(m.limited_out, 1);
+    full += stalled || !m.limited_out;
+  }
+  tcp_told = NULL;
+  for (int i = 0; i < LINKS; i++) (void)close(fds[i]);
+  (void)close(listener);
+  end_close(&a);
+}
+#endif
+
 /* Two nodes of one host that listen for others too: what they tell each other takes no network. */
 static void test_measure_within_the_host(void **state) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
@@ -1176,32 +1318,36 @@ static void test_no_pwait2(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_listen),
-      cmocka_unit_test(test_names),
-      cmocka_unit_test(test_insecure),
-      cmocka_unit_test(test_interfaces),
-      cmocka_unit_test(test_in_use),
-      cmocka_unit_test(test_unix_path),
-      cmocka_unit_test(test_other_user),
-      cmocka_unit_test(test_slow_strangers),
-      cmocka_unit_test(test_many_call_at_once),
-      cmocka_unit_test(test_little_before_admission),
-      cmocka_unit_test(test_descriptors_for_newcomers),
-      cmocka_unit_test(test_protocol),
-      cmocka_unit_test(test_linger),
-      cmocka_unit_test(test_idle_links),
-      cmocka_unit_test(test_no_descriptors),
-      cmocka_unit_test(test_no_pwait2),
-      cmocka_unit_test(test_probe),
-      cmocka_unit_test(test_probe_of_a_child),
-      cmocka_unit_test(test_out_of_memory),
-      cmocka_unit_test(test_detach_all),
-      cmocka_unit_test(test_measure_in),
-      cmocka_unit_test(test_measure_two),
-      cmocka_unit_test(test_measure_out),
-      cmocka_unit_test(test_measure_within_the_host),
-      cmocka_unit_test(test_measure_interface),
+    cmocka_unit_test(test_addresses),
+    cmocka_unit_test(test_listen),
+    cmocka_unit_test(test_names),
+    cmocka_unit_test(test_insecure),
+    cmocka_unit_test(test_interfaces),
+    cmocka_unit_test(test_in_use),
+    cmocka_unit_test(test_unix_path),
+    cmocka_unit_test(test_other_user),
+    cmocka_unit_test(test_slow_strangers),
+    cmocka_unit_test(test_many_call_at_once),
+    cmocka_unit_test(test_little_before_admission),
+    cmocka_unit_test(test_descriptors_for_newcomers),
+    cmocka_unit_test(test_protocol),
+    cmocka_unit_test(test_linger),
+    cmocka_unit_test(test_idle_links),
+    cmocka_unit_test(test_no_descriptors),
+    cmocka_unit_test(test_no_pwait2),
+    cmocka_unit_test(test_probe),
+    cmocka_unit_test(test_probe_of_a_child),
+    cmocka_unit_test(test_out_of_memory),
+    cmocka_unit_test(test_detach_all),
+    cmocka_unit_test(test_measure_in),
+    cmocka_unit_test(test_measure_two),
+    cmocka_unit_test(test_measure_out),
+#if defined(__linux__)
+    cmocka_unit_test(test_measure_told),
+    cmocka_unit_test(test_measure_told_full),
+#endif
+    cmocka_unit_test(test_measure_within_the_host),
+    cmocka_unit_test(test_measure_interface),
   };
   return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
 }

@@ -5,13 +5,13 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* feenableexcept */
 #endif
-#include "core/combine.h"
-#include "core/filter.h"
-#include "core/half.h"
-#include "core/pack.h"
-#include "core/prng.h"
-#include "core/reduce.h"
-#include "core/rule.h"
+#include "core/kernels/combine.h"
+#include "core/sparse/filter.h"
+#include "core/kernels/half.h"
+#include "core/kernels/packet.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
+#include "core/model/optimizer.h"
 
 #include <fenv.h>
 #include <math.h>
@@ -24,7 +24,7 @@
 
 enum { MOST = 700, RAISED = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
 
-static mlfab__prng prng;
+static mlfab__rng prng;
 static uint64_t u[MOST], w[MOST], x[MOST], v[MOST]; /* of any type */
 static _Alignas(64) uint8_t bytes[MOST * 8 + 4096];
 
@@ -43,7 +43,7 @@ static void look(const char *call, int level) {
     look(#call, level);           \
   } while (0)
 
-static uint64_t below(uint64_t n) { return mlfab__prng_next(&prng) % n; }
+static uint64_t below(uint64_t n) { return mlfab__rng_next(&prng) % n; }
 
 /* Zeros, subnormals, small and large numbers; `most` bounds them. */
 static double ordinary(double smallest, double most) {
@@ -66,7 +66,7 @@ static void fill(int dtype, void *at, uint32_t n, double most) {
   for (uint32_t i = 0; i < n; i++) {
     if (dtype == MLFAB_F32) ((float *)at)[i] = (float)ordinary(1e-45, most);
     if (dtype == MLFAB_F64) ((double *)at)[i] = ordinary(5e-324, most);
-    if (dtype == MLFAB_I64) ((int64_t *)at)[i] = (int64_t)mlfab__prng_next(&prng);
+    if (dtype == MLFAB_I64) ((int64_t *)at)[i] = (int64_t)mlfab__rng_next(&prng);
     if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
       ((uint16_t *)at)[i] = mlfab__half_one(dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16,
                                             (float)ordinary(1e-7, most > 100 ? 100 : most));
@@ -131,7 +131,7 @@ static void filter(int level, int dtype, int half, uint32_t n) {
 }
 
 static void pack(int level, int dtype, int half, uint32_t n) {
-  mlfab__pack_shape shape = {0, dtype, half, (uint32_t)below(3), n};
+  mlfab__packet_shape shape = {0, dtype, half, (uint32_t)below(3), n};
   uint64_t keep[MOST / 64 + 1] = {0};
   mlfab__packet packet;
   for (uint32_t i = 0; i < n >> shape.grain_log2; i++)
@@ -141,10 +141,10 @@ static void pack(int level, int dtype, int half, uint32_t n) {
   for (int form = 0; form < 3; form++) {
     uint32_t room = 0;
     if (form == 0)
-      CALM(level, room = mlfab__pack_dense(bytes, &shape, u));
+      CALM(level, room = mlfab__packet_dense(bytes, &shape, u));
     else
-      CALM(level, room = mlfab__pack_marked(bytes, &shape, u, keep, form == 1));
-    if (!room || !mlfab__pack_open(bytes, room, &packet)) continue;
+      CALM(level, room = mlfab__packet_marked(bytes, &shape, u, keep, form == 1));
+    if (!room || !mlfab__packet_open(bytes, room, &packet)) continue;
     CALM(level, mlfab__unpack_finite(&packet));
     CALM(level, mlfab__unpack_dense(&packet, x));
     CALM(level, mlfab__unpack_add(&packet, w, 0.1));
@@ -153,18 +153,20 @@ static void pack(int level, int dtype, int half, uint32_t n) {
 }
 
 static void rules(int level, int dtype, uint32_t n) {
-  for (uint32_t kind = MLFAB_RULE_PLAIN; kind <= MLFAB_RULE_ADAMW; kind++) {
-    mlfab_model_options options = {.size = sizeof options, .rule = kind};
-    mlfab__rule_step step = {-0.01, 1, below(3)};
+  for (uint32_t kind = MLFAB_OPTIMIZER_SGD; kind <= MLFAB_OPTIMIZER_ADAGRAD; kind++) {
+    mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+    options.optimizer = kind;
+    options.weight_decay = 0.01 * (double)below(2);
+    mlfab__optimizer_step step = {-0.01, 1, below(3)};
     mlfab_error error;
-    mlfab__rule rule;
-    assert_int_equal(mlfab__rule_init(&rule, &options, &error), 0);
+    mlfab__optimizer rule;
+    assert_int_equal(mlfab__optimizer_init(&rule, &options, &error), 0);
     fill(dtype, w, n, 1e15);
     memset(x, 0, sizeof x);
     memset(v, 0, sizeof v);
     for (; step.t <= 4; step.t++) {
       fill(dtype, u, n, 1e15);
-      CALM(level, mlfab__rule_apply(&rule, &step, dtype, w, w, u, x, v, n));
+      CALM(level, mlfab__optimizer_apply(&rule, &step, dtype, w, w, u, x, v, n));
     }
   }
 }
@@ -191,14 +193,14 @@ static void all_kernels(int level) {
 /* What would trap shows in the flags, where it can be named. */
 static void test_flags(void **state) {
   (void)state;
-  mlfab__prng_seed(&prng, 1);
+  mlfab__rng_seed(&prng, 1);
   for (int level = 0; level <= 2; level++) all_kernels(level);
 }
 
 /* The same with traps. */
 static void test_traps(void **state) {
   (void)state;
-  mlfab__prng_seed(&prng, 2);
+  mlfab__rng_seed(&prng, 2);
   feclearexcept(FE_ALL_EXCEPT);
   if (feenableexcept(RAISED) < 0) skip();
   for (int level = 0; level <= 2; level++) all_kernels(level);

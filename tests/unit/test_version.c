@@ -1,9 +1,9 @@
 /* test_version.c - version tags against a list of when each grain changed last, over random histories;
  * TDF's exact case (tests/vectors/tdf.json); and caches that pull while commits go on: none ever lacks
  * an update. MLFAB_SEED=n one random history alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/version.h"
+#include "core/model/version.h"
 
-#include "core/prng.h"
+#include "core/base/rng.h"
 #include "scale.h"
 
 #include <setjmp.h>
@@ -38,19 +38,19 @@ static uint64_t changed_bytes(const mlfab__tags *tags, uint64_t since, uint64_t 
 /* ---- a slice, and when each of its grains changed last ---- */
 
 typedef struct history {
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__tags tags;
   uint64_t bytes, grain, grains, commit;
   uint64_t changed[GRAINS_MAX];
   uint8_t data[BYTES_MAX];
 } history;
 
-static uint64_t below(history *h, uint64_t n) { return mlfab__prng_below(&h->prng, n); }
+static uint64_t below(history *h, uint64_t n) { return mlfab__rng_below(&h->prng, n); }
 
 /* Few blocks and many, whole and not; slices of less than a grain too. */
 static void begin(history *h, uint64_t seed) {
   memset(h, 0, sizeof *h);
-  mlfab__prng_seed(&h->prng, seed);
+  mlfab__rng_seed(&h->prng, seed);
   h->grain = (uint64_t)4 << below(h, 11);
   h->bytes = mlfab__min(BYTES_MAX, h->grain * (1 + below(h, below(h, 3) ? 200 : GRAINS_MAX)));
   if (below(h, 2)) h->bytes -= mlfab__min(h->bytes - 4, below(h, h->grain));
@@ -58,7 +58,7 @@ static void begin(history *h, uint64_t seed) {
   assert_int_equal(mlfab__tags_init(&env, &h->tags, h->bytes, h->grain), 0);
   assert_int_equal(h->tags.grains, h->grains);
   assert_int_equal(mlfab__tags_memory(h->bytes, h->grain), env.bytes);
-  h->commit = below(h, 2) ? 0 : mlfab__prng_next(&h->prng) >> below(h, 63);
+  h->commit = below(h, 2) ? 0 : mlfab__rng_next(&h->prng) >> below(h, 63);
   if (h->commit > UINT64_MAX / 2) h->commit /= 2;
   h->tags.base = h->commit;
 }

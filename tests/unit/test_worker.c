@@ -1,9 +1,10 @@
 /* test_worker.c - the worker role alone, in a fabric with a scheduler: by which hop updates and models
  * go, who has which bytes, and when the caller's buffers are the caller's again. */
-#include "core/worker.h"
+#include "core/sparse/sparse_push.h"
 
-#include "core/aggregator.h"
-#include "core/prng.h"
+#include "core/reshard/reshard.h"
+#include "core/sched/aggregator.h"
+#include "core/base/rng.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -282,10 +283,9 @@ static void greet(fixture *f, uint32_t server, uint32_t generation, const mlfab_
 
 /* --- fixtures --- */
 
-static void begin(fixture *f, uint32_t scheduler) {
+static void begin_without_tensors(fixture *f, uint32_t scheduler) {
   mlfab__port port = {f, server_post, server_ready, server_drop, server_detach, no_event};
   mlfab__port hop = {f, hop_post, hop_ready, hop_drop, hop_detach, no_event};
-  mlfab_error error;
   memset(f, 0, sizeof *f);
   f->now = 1000000000;
   assert_int_equal(mlfab__env_init(&f->env, NULL), 0);
@@ -301,6 +301,12 @@ static void begin(fixture *f, uint32_t scheduler) {
   assert_int_equal(mlfab__worker_init(&f->worker, &f->env, &f->config, RANK, &port, &hop, &f->stats,
                                       &f->requests),
                    0);
+  mlfab__reshard_worker_attach(&f->worker);
+}
+
+static void begin(fixture *f, uint32_t scheduler) {
+  mlfab_error error;
+  begin_without_tensors(f, scheduler);
   assert_int_equal(mlfab__worker_tensor(&f->worker, 0, MLFAB_F32, SHARD / 4, &error), 0);
   assert_int_equal(mlfab__worker_tensor(&f->worker, 1, MLFAB_F32, 512, &error), 0);
   assert_int_equal(mlfab__worker_tensor(&f->worker, 2, MLFAB_F32, SHARD / 4 - 512, &error), 0);
@@ -331,8 +337,8 @@ static void define(fixture *f, const mlfab_model_options *options) {
   mlfab__request_end(&f->requests, mlfab__request_find(&f->requests, request));
   uint64_t from, to;
   mlfab__layout_run(&f->worker.layout, 1, 0, &from, &to);
-  assert_int_equal(from, SHARD);
-  assert_int_equal(to, BYTES);
+  assert_int_equal(from, f->worker.layout.bytes / SERVERS);
+  assert_int_equal(to, f->worker.layout.bytes);
 }
 
 static int open_worker(void **state) {
@@ -426,9 +432,7 @@ static mlfab__request *push_first_shard(fixture *f) {
 
 static void test_announce(void **state) {
   fixture *f = *state;
-  mlfab_push_options options;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   options.norm = 2.5;
   uint32_t all = MLFAB_ALL, part[2] = {0, 1};
   push_some(f, &all, 1, &options);
@@ -462,7 +466,7 @@ static void test_clip_sparse(void **state) {
   fixture *f = *state;
   const uint64_t indices[3] = {0, 5, 4000};
   const float values[3] = {2.0f, 3.0f, 6.0f};
-  mlfab_push_options options = {.size = sizeof options, .clip_norm = 3.5};
+  mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .clip_norm = 3.5};
   mlfab_error error;
   assert_int_equal(
       mlfab__worker_push_sparse(&f->worker, 0, indices, values, 3, &options, f->now, NULL, &error),
@@ -477,11 +481,9 @@ static void test_clip_sparse(void **state) {
 static void test_norm_is_checked(void **state) {
   fixture *f = *state;
   static const double wrong[] = {-1.0, 1e308 * 10.0, -(1e308 * 10.0)};
-  mlfab_push_options options;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   mlfab_buf buf = buffer(0, weights);
   mlfab_error error;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
   for (uint32_t i = 0; i <= MLFAB__COUNT(wrong); i++) {
     options.norm = i < MLFAB__COUNT(wrong) ? wrong[i] : wrong[1] - wrong[1]; /* and NaN */
     assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
@@ -583,6 +585,29 @@ static void test_no_merge_over_a_gap(void **state) {
   assert_int_equal(push_one(f, small)->result.seq, 4);
   assert_int_equal(f->worker.norder, 2);
   assert_int_equal(f->worker.updates[f->worker.order[0]].members, 2);
+}
+
+/* An update of all tensors is added to one of all; so much of one tensor there is not. */
+static void test_merge_of_all(void **state) {
+  enum { EACH = 1024 };
+  static fixture f;
+  mlfab_buf all = {.tensor = MLFAB_ALL, .data = weights, .count = 2 * EACH};
+  mlfab_buf wrong = {.tensor = 0, .data = weights, .count = 2 * EACH};
+  mlfab_error error;
+  (void)state;
+  begin_without_tensors(&f, MLFAB_SCHEDULER_NONE);
+  for (uint32_t t = 0; t < 2; t++)
+    assert_int_equal(mlfab__worker_tensor(&f.worker, t, MLFAB_F32, EACH, &error), 0);
+  define(&f, NULL);
+  for (uint32_t i = 1; i <= 3; i++) {
+    assert_int_equal(mlfab__worker_push(&f.worker, &all, 1, NULL, f.now, NULL, &error), 0);
+    assert_int_equal(f.worker.norder, 1);
+    assert_int_equal(f.stats.pushes_merged, i - 1);
+    assert_int_not_equal(mlfab__worker_push(&f.worker, &wrong, 1, NULL, f.now, NULL, &error), 0);
+    assert_int_equal(f.stats.pushes_merged, i - 1);
+  }
+  mlfab__worker_free(&f.worker);
+  assert_int_equal(f.env.bytes, 0);
 }
 
 /* --- the way of an update --- */
@@ -1059,9 +1084,7 @@ static void test_dropped(void **state) {
   assert_int_equal(mlfab__worker_status(&f->worker, 1, &status), 0);
   assert_int_equal(status, MLFAB_ERR_DROPPED);
   /* It was applied nowhere: it may be pushed again, under a number of its own. */
-  mlfab_push_options options;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   options.retry_seq = 1;
   uint32_t all = MLFAB_ALL;
   assert_int_equal(push_some(f, &all, 1, &options)->result.seq, 2);
@@ -1255,7 +1278,7 @@ static void test_lost_drop(void **state) {
 /* The caller's count is compared with the library's before anything is sent. */
 static void test_progress_is_checked(void **state) {
   fixture *f = *state;
-  mlfab_push_options options = {.size = sizeof options, .progress = 2};
+  mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .progress = 2};
   mlfab_buf buf = buffer(MLFAB_ALL, weights);
   mlfab_error error;
   assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
@@ -1849,7 +1872,7 @@ typedef struct play_group { /* a number of a server, as its aggregator sees it *
 
 typedef struct play {
   fixture f;
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab__window windows[SERVERS];
   uint32_t generations[SERVERS];
   uint64_t numbers[SERVERS];
@@ -1869,7 +1892,7 @@ typedef struct play {
 /* What stands at each eighth byte of an update. */
 static uint64_t play_word(uint64_t seq, uint64_t at) { return seq << 32 | at; }
 
-static uint32_t below(play *p, uint32_t n) { return (uint32_t)mlfab__prng_below(&p->prng, n); }
+static uint32_t below(play *p, uint32_t n) { return (uint32_t)mlfab__rng_below(&p->prng, n); }
 
 static letter *play_send(mailbox *box, uint8_t type) {
   assert_true(box->n < PLAY_QUEUE);
@@ -1889,7 +1912,7 @@ static void play_decide(play *p, uint32_t s, uint64_t seq, int code) {
   }
   if (part->state == PLAY_GROUPED) p->groups[s][part->group].over = 1;
   part->state = PLAY_DECIDED;
-  mlfab__dedup_decide(&p->windows[s], seq, 1, code);
+  mlfab__windows_decide(&p->windows[s], seq, 1, code);
   letter *l = play_send(&p->from_server[s], MLFAB__PUSH_ACK);
   mlfab__push_ack m = {seq, 1, p->generations[s], code, seq, 3, 0};
   l->bytes = mlfab__encode_push_ack(l->meta, &m);
@@ -2269,7 +2292,7 @@ static void play_seed(uint64_t seed, uint64_t totals[5]) {
   begin(&p->f, MLFAB_SCHEDULER_BESIDE);
   define(&p->f, NULL);
   p->f.posted = play_posted;
-  mlfab__prng_seed(&p->prng, seed);
+  mlfab__rng_seed(&p->prng, seed);
   for (uint32_t s = 0; s < SERVERS; s++) p->generations[s] = 1;
   for (uint32_t i = 0; i < 2000; i++) {
     play_step(p, 0);
@@ -2322,7 +2345,7 @@ typedef struct walk_server {
 
 typedef struct walk {
   fixture f;
-  mlfab__prng prng;
+  mlfab__rng prng;
   walk_server servers[SERVERS];
   uint8_t down[SERVERS], wanted[WORKERS];
   mailbox from_server[SERVERS], from_hop[WORKERS];
@@ -2331,7 +2354,7 @@ typedef struct walk {
   mlfab__request *request;
 } walk;
 
-static uint32_t walk_below(walk *w, uint32_t n) { return (uint32_t)mlfab__prng_below(&w->prng, n); }
+static uint32_t walk_below(walk *w, uint32_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
 
 static void walk_posted(fixture *f, uint32_t server, uint8_t type, const void *meta,
                         uint32_t bytes) {
@@ -2521,7 +2544,7 @@ static void test_pulls_at_random(void **state) {
     begin(&w->f, MLFAB_SCHEDULER_BESIDE);
     define(&w->f, NULL);
     w->f.posted = walk_posted;
-    mlfab__prng_seed(&w->prng, seed);
+    mlfab__rng_seed(&w->prng, seed);
     for (uint32_t i = 0; i < 3000; i++) walk_step(w, 0);
     for (uint32_t i = 0; i < 50000 && w->request; i++) walk_step(w, 1);
     if (w->request) print_message("MLFAB_SEED=%llu\n", (unsigned long long)seed);
@@ -2560,7 +2583,7 @@ static uint64_t scan_part(const fixture *f, uint32_t tensors, uint32_t s, uint8_
 }
 
 /* One part: announced and granted by and by, until all of it has come. */
-static void check_part(fixture *f, mlfab__prng *prng, uint32_t tensors, uint32_t s) {
+static void check_part(fixture *f, mlfab__rng *prng, uint32_t tensors, uint32_t s) {
   static uint8_t wanted[BYTES], got[BYTES];
   static mlfab__segment segments[MLFAB__SEGMENTS_MAX], told[MLFAB__SEGMENTS_MAX];
   static uint64_t versions[MLFAB__SLICES_MAX];
@@ -2583,7 +2606,7 @@ static void check_part(fixture *f, mlfab__prng *prng, uint32_t tensors, uint32_t
     assert_int_equal(at, granted);
     report_all(f, LOAN_LIVE, 0, s);
     if (at == bytes) break;
-    granted = mlfab__min(bytes, granted + 4 + 4 * mlfab__prng_below(prng, SHARD / 4));
+    granted = mlfab__min(bytes, granted + 4 + 4 * mlfab__rng_below(prng, SHARD / 4));
     grant(f, s, m.seq, granted);
     assert_int_equal(take(f, 0, s), 1);
   }
@@ -2594,9 +2617,9 @@ static void check_part(fixture *f, mlfab__prng *prng, uint32_t tensors, uint32_t
 /* Servers have come and gone: what a server owns is anywhere, and it gets that and nothing else. */
 static void test_scattered_slices(void **state) {
   fixture *f = *state;
-  mlfab__prng prng;
+  mlfab__rng prng;
   mlfab_error error;
-  mlfab__prng_seed(&prng, 3);
+  mlfab__rng_seed(&prng, 3);
   for (uint32_t i = 0; i < BYTES; i += 4) {
     float x = (float)(i + 1);
     memcpy(weights + i, &x, 4);
@@ -2606,7 +2629,7 @@ static void test_scattered_slices(void **state) {
     mlfab_buf bufs[3];
     mlfab_request request;
     for (uint32_t i = 0; i < f->worker.layout.nslices; i++) {
-      if (mlfab__prng_below(&prng, 2)) server = (uint32_t)mlfab__prng_below(&prng, SERVERS);
+      if (mlfab__rng_below(&prng, 2)) server = (uint32_t)mlfab__rng_below(&prng, SERVERS);
       owner[i] = server;
     }
     mlfab__layout_assign(&f->worker.layout, owner);
@@ -2633,6 +2656,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_planned_takes_no_credit, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_planned_is_not_merged, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_no_merge_over_a_gap, open_worker, close_worker),
+      cmocka_unit_test(test_merge_of_all),
       cmocka_unit_test_setup_teardown(test_by_hop, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_grant_of_the_server, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_hop_and_back, open_worker, close_worker),

@@ -3,7 +3,7 @@
 #ifndef MLFAB_TEST_VECTOR_H
 #define MLFAB_TEST_VECTOR_H
 
-#include "core/link.h"
+#include "core/sched/network.h"
 
 #include <math.h>
 #include <setjmp.h>

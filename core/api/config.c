@@ -1,0 +1,371 @@
+/* config.c - filling a configuration from the environment. Layer 6: the one place that reads it.
+ *
+ * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
+ * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
+#include "../base/env.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Where a setting goes, and what its text may be: a word of a list, a whole number in low..high in `unit`, a real
+ * number from 0 to `most`, or a text. */
+enum config_kind { CONFIG_NUMBER, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
+
+typedef struct config_word {
+  const char *word; /* NULL: the end of the list */
+  uint64_t value;
+} config_word;
+
+typedef struct config_setting {
+  const char *name; /* in the environment with MLFAB_ in front, in capitals */
+  uint8_t kind;
+  uint16_t at, bytes; /* of the member */
+  uint64_t low, high, unit;
+  const config_word *words; /* or NULL */
+  double most;
+} config_setting;
+
+#define CONFIG_WORDS(...) ((const config_word[]){__VA_ARGS__, {NULL, 0}})
+#define CONFIG_AT(type, member) \
+  (uint16_t) offsetof(type, member), (uint16_t)sizeof(((type *)0)->member)
+#define CONFIG_U(name, type, member, low, high, unit) \
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0 }
+#define CONFIG_W(name, type, member, low, high, ...) \
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0 }
+#define CONFIG_R(name, type, member, most) \
+  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most }
+#define CONFIG_T(name, type, member, kind) \
+  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0 }
+
+enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
+#define CONFIG_HUGE 1.7976931348623157e308
+#define CONFIG_TIME(name, member) CONFIG_U(name, mlfab_config, member, 1, CONFIG_DAY_MS, CONFIG_MS)
+
+static const config_setting config_settings[] = {
+    CONFIG_U("workers", mlfab_config, workers, 1, 65536, 1),
+    CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
+    CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
+    CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
+    CONFIG_U("order_by_rate", mlfab_config, order_by_rate, 0, 1, 1),
+    CONFIG_T("coordinator", mlfab_config, coordinator, CONFIG_TEXT),
+    CONFIG_T("job", mlfab_config, job, CONFIG_TEXT),
+    CONFIG_T("job_secret", mlfab_config, secret, CONFIG_SECRET),
+    CONFIG_T("listen", mlfab_config, listen, CONFIG_TEXT),
+    CONFIG_T("socket_ifname", mlfab_config, ifname, CONFIG_TEXT),
+    CONFIG_TIME("timeout_ms", timeout_ns),
+    CONFIG_TIME("heartbeat_ms", heartbeat_ns),
+    CONFIG_TIME("silent_death_ms", silent_death_ns),
+    CONFIG_U("seed", mlfab_config, seed, 1, UINT64_MAX, 1),
+    CONFIG_W("transport", mlfab_config, transports, 1, 0, {"auto", 0}, {"tcp", MLFAB_USE_TCP},
+             {"shm", MLFAB_USE_SHM}),
+    CONFIG_W("progress", mlfab_config, progress, 1, 0, {"thread", MLFAB_PROGRESS_THREAD},
+             {"hand", MLFAB_PROGRESS_HAND}),
+    CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
+    CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
+             {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),
+    /* Not from 0 on: no update has a delay below 0. */
+    CONFIG_W("delay_bound", mlfab_config, schedule.delay_bound, 1, UINT64_MAX - 1,
+             {"none", MLFAB_UNBOUNDED}),
+    CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
+    CONFIG_TIME("plan_ahead_ms", schedule.plan_ahead_ns),
+};
+
+static const config_setting config_model[] = {
+    CONFIG_W("optimizer", mlfab_model_options, optimizer, 1, 0, {"sgd", MLFAB_OPTIMIZER_SGD},
+             {"momentum", MLFAB_OPTIMIZER_MOMENTUM}, {"adadelay", MLFAB_OPTIMIZER_ADADELAY},
+             {"adam", MLFAB_OPTIMIZER_ADAM}, {"rmsprop", MLFAB_OPTIMIZER_RMSPROP},
+             {"adagrad", MLFAB_OPTIMIZER_ADAGRAD}),
+    CONFIG_R("gamma", mlfab_model_options, gamma, 1.0),
+    CONFIG_R("beta1", mlfab_model_options, beta1, 1.0),
+    CONFIG_R("beta2", mlfab_model_options, beta2, 1.0),
+    CONFIG_R("epsilon", mlfab_model_options, epsilon, CONFIG_HUGE),
+    CONFIG_R("weight_decay", mlfab_model_options, weight_decay, CONFIG_HUGE),
+    CONFIG_W("consistency", mlfab_model_options, consistency.kind, 1, 0,
+             {"async", MLFAB_SYNC_ASYNC}, {"bsp", MLFAB_SYNC_BSP}, {"ssp", MLFAB_SYNC_SSP},
+             {"dsps", MLFAB_SYNC_DSPS}, {"drop", MLFAB_SYNC_DROP}, {"pssp", MLFAB_SYNC_PSSP},
+             {"pssp_dynamic", MLFAB_SYNC_PSSP_DYNAMIC}),
+    CONFIG_U("staleness", mlfab_model_options, consistency.staleness, 0, INT64_MAX, 1),
+    CONFIG_U("need", mlfab_model_options, consistency.need, 1, 65536, 1),
+    CONFIG_R("chance", mlfab_model_options, consistency.chance, 1.0),
+    CONFIG_R("alpha", mlfab_model_options, consistency.alpha, CONFIG_HUGE),
+    CONFIG_U("mean", mlfab_model_options, mean, 0, 1, 1),
+    CONFIG_U("slices", mlfab_model_options, slices, 1, 4096, 1),
+    CONFIG_U("tags", mlfab_model_options, tags, 1, 65536, 1),
+};
+
+static const config_setting config_filter[] = {
+    CONFIG_R("filter_threshold", mlfab_filter, threshold, CONFIG_HUGE),
+    CONFIG_R("filter_decay", mlfab_filter, decay, CONFIG_HUGE),
+    CONFIG_R("filter_drop", mlfab_filter, drop, 1.0),
+    CONFIG_R("filter_top", mlfab_filter, top, 1.0),
+    CONFIG_W("filter_half", mlfab_filter, half, 1, 0, {"none", MLFAB_HALF_NONE},
+             {"f16", MLFAB_HALF_F16}, {"bf16", MLFAB_HALF_BF16}),
+};
+
+/* --- one setting --- */
+
+static int config_bad(mlfab_error *error, const char *name, const char *value, const char *want) {
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s='%.100s': %s", name, value, want);
+}
+
+/* A whole number in low..high. */
+static int config_number(const char *name, const char *text, uint64_t low, uint64_t high,
+                         uint64_t *value_p, mlfab_error *error) {
+  char *end, want[80];
+  errno = 0;
+  unsigned long long value = strtoull(text, &end, 10);
+  /* Digits only: strtoull would take blanks and signs. */
+  if (*end || text[0] < '0' || text[0] > '9' || errno || value < low || value > high) {
+    snprintf(want, sizeof want, "not a whole number in %llu..%llu", (unsigned long long)low,
+             (unsigned long long)high);
+    return config_bad(error, name, text, want);
+  }
+  *value_p = value;
+  return 0;
+}
+
+static int config_real(const char *name, const char *text, double most, double *value_p,
+                       mlfab_error *error) {
+  char *end, want[80];
+  double value = strtod(text, &end);
+  if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
+    snprintf(want, sizeof want,
+             most < CONFIG_HUGE ? "not a number from 0 to %g" : "not a number from 0 on", most);
+    return config_bad(error, name, text, want);
+  }
+  *value_p = value;
+  return 0;
+}
+
+/* One of the words, or a number where the setting has a range. */
+static int config_choice(const config_setting *s, const char *name, const char *text,
+                         uint64_t *value_p, mlfab_error *error) {
+  char want[128] = "not one of:";
+  for (const config_word *w = s->words; w && w->word; w++) {
+    if (!strcmp(text, w->word)) return *value_p = w->value, 0;
+    size_t at = strlen(want);
+    snprintf(want + at, sizeof want - at, " %s", w->word);
+  }
+  if (s->low > s->high) return config_bad(error, name, text, want);
+  int code = config_number(name, text, s->low, s->high, value_p, error);
+  *value_p *= code ? 1 : s->unit;
+  return code;
+}
+
+/* Sets the member from a text; `name`: what errors call it. On errors nothing has changed. */
+static int config_put(void *base, const config_setting *s, const char *name, const char *text,
+                      mlfab_error *error) {
+  char *member = (char *)base + s->at;
+  uint64_t value = 0;
+  double real = 0.0;
+  uint32_t small;
+  int code = 0;
+  switch (s->kind) {
+    case CONFIG_TEXT:
+      if (strlen(text) >= s->bytes) return config_bad(error, name, text, "too long");
+      memcpy(member, text, strlen(text) + 1);
+      return 0;
+    case CONFIG_SECRET: /* what is wrong is not told: errors are logged */
+      if (strlen(text) >= s->bytes)
+        return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: not 32 hexadecimal digits", name);
+      memcpy(member, text, strlen(text) + 1);
+      return 0;
+    case CONFIG_REAL:
+      code = config_real(name, text, s->most, &real, error);
+      if (!code) memcpy(member, &real, sizeof real);
+      return code;
+    default:
+      code = config_choice(s, name, text, &value, error);
+      small = (uint32_t)value;
+      if (!code)
+        memcpy(member, s->bytes == sizeof small ? (void *)&small : (void *)&value, s->bytes);
+      return code;
+  }
+}
+
+static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
+                      const char *value, mlfab_error *error) {
+  if (!base || !name || !value)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "what is to be set, name or value is NULL");
+  for (size_t i = 0; i < n; i++) {
+    if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
+  }
+  return config_bad(error, name, value, "there is no such setting");
+}
+
+/* Sets those members from the environment that are as in `initial`. */
+static int config_environment(void *base, const void *initial, const config_setting *settings,
+                              size_t n, mlfab_error *error) {
+  int code = 0;
+  for (size_t i = 0; i < n && !code; i++) {
+    const config_setting *s = &settings[i];
+    char name[64] = "MLFAB_";
+    for (size_t k = 0; s->name[k]; k++)
+      name[6 + k] =
+          (char)(s->name[k] >= 'a' && s->name[k] <= 'z' ? s->name[k] - 'a' + 'A' : s->name[k]);
+    const char *text = getenv(name);
+    int given = memcmp((const char *)base + s->at, (const char *)initial + s->at, s->bytes) != 0;
+    if (text && *text && !given) code = config_put(base, s, name, text, error);
+  }
+  return code;
+}
+
+/* --- what is not a setting of its own --- */
+
+static const config_setting config_roles =
+    CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
+             {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
+
+/* Roles need to know whether servers are processes of their own. */
+static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
+  uint64_t roles = 0;
+  int code = config_choice(&config_roles, name, text, &roles, error);
+  if (code) return code;
+  if (roles == MLFAB_ROLE_SERVER && !c->dedicated)
+    return config_bad(error, name, text, "needs MLFAB_DEDICATED=1");
+  if (roles == MLFAB_ROLE_SCHEDULER || c->dedicated) c->roles = (uint32_t)roles;
+  return 0;
+}
+
+/* Rank and size from the first source that has a rank. */
+static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
+  static const char *const sources[][2] = {{"MLFAB_RANK", "MLFAB_WORKERS"},
+                                           {"RANK", "WORLD_SIZE"},
+                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                           {"PMI_RANK", "PMI_SIZE"},
+                                           {"SLURM_PROCID", "SLURM_NTASKS"}};
+  for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
+    uint64_t rank = 0, size = 0;
+    const char *text = getenv(sources[i][0]), *world = getenv(sources[i][1]);
+    if (world && !*world) world = NULL;
+    if (i == 1 && (!text || !*text) && world)
+      return config_bad(error, sources[i][1], world, "is set, but not RANK beside it");
+    if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
+    int code = config_number(sources[i][0], text, 0, INT32_MAX, &rank, error);
+    if (code) return code;
+    if (!rank_given) c->rank = (int32_t)rank;
+    if (c->workers) return 0;
+    if (!world && i > 0)
+      return config_bad(error, sources[i][0], text,
+                        "is set, but not the size of the world beside it");
+    if (!world) return 0;
+    code = config_number(sources[i][1], world, 1, 65536, &size, error);
+    if (!code) c->workers = (uint32_t)size;
+    return code;
+  }
+  return 0;
+}
+
+static int config_master(mlfab_config *c, mlfab_error *error) {
+  const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+  uint64_t number = 0;
+  if (c->coordinator[0] || !host || !*host) return 0;
+  if (!port || !*port) return config_bad(error, "MASTER_ADDR", host, "is set, but not MASTER_PORT");
+  int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
+  if (code) return code;
+  int bare6 = strchr(host, ':') && host[0] != '[';
+  int n = snprintf(c->coordinator, sizeof c->coordinator, bare6 ? "tcp:[%s]:%u" : "tcp:%s:%u", host,
+                   (unsigned)number);
+  if (n < (int)sizeof c->coordinator) return 0;
+  c->coordinator[0] = 0;
+  return config_bad(error, "MASTER_ADDR", host, "too long");
+}
+
+MLFAB_API void mlfab_config_init(mlfab_config *config) {
+  if (!config) return;
+  memset(config, 0, sizeof *config);
+  config->size = sizeof *config;
+  mlfab_schedule_init(&config->schedule);
+}
+
+MLFAB_API void mlfab_schedule_init(mlfab_schedule *schedule) {
+  if (!schedule) return;
+  memset(schedule, 0, sizeof *schedule);
+  schedule->size = sizeof *schedule;
+  schedule->delay_bound = MLFAB_UNBOUNDED;
+}
+
+MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) {
+  if (!config || config->size != sizeof *config) {
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "config is NULL or was not initialised");
+  }
+  mlfab_config c = *config, initial;
+  const char *role = getenv("MLFAB_ROLE");
+  int rank_given = c.rank != 0;
+  mlfab_config_init(&initial);
+  /* Of this size it means all defaults, and so it would after the environment, too. */
+  if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
+  int code =
+      config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
+  if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
+  if (!code) code = config_rank(&c, rank_given, error_p);
+  if (!code) code = config_master(&c, error_p);
+  if (!code) *config = c;
+  return code;
+}
+
+MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
+                               mlfab_error *error_p) {
+  uint64_t rank = 0;
+  if (config && config->size != sizeof *config)
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "config was not initialised");
+  if (config && name && value && !strcmp(name, "role"))
+    return config_role(config, name, value, error_p);
+  if (!config || !name || !value || strcmp(name, "rank") != 0)
+    return config_set(config, config_settings, MLFAB__COUNT(config_settings), name, value, error_p);
+  int code = config_number(name, value, 0, INT32_MAX, &rank, error_p);
+  if (!code) config->rank = (int32_t)rank;
+  return code;
+}
+
+MLFAB_API int mlfab_model_options_set(mlfab_model_options *options, const char *name,
+                                      const char *value, mlfab_error *error_p) {
+  if (options && options->size != sizeof *options)
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the options were not initialised");
+  int code = config_set(options, config_model, MLFAB__COUNT(config_model), name, value, error_p);
+  if (!code) options->consistency.size = sizeof options->consistency;
+  return code;
+}
+
+MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_error *error_p) {
+  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
+  if (!options || options->size != sizeof *options)
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the options are NULL or were not initialised");
+  mlfab_model_options made = *options;
+  /* Where `sync` says the model, it was chosen. */
+  int chosen = made.sync != 0 && made.consistency.size == 0;
+  int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
+  if (code) return code;
+  if (chosen) made.consistency = options->consistency;
+  if (!chosen) made.consistency.size = sizeof made.consistency;
+  *options = made;
+  return 0;
+}
+
+MLFAB_API int mlfab_filter_set(mlfab_filter *filter, const char *name, const char *value,
+                               mlfab_error *error_p) {
+  if (filter && filter->size != sizeof *filter)
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the filter was not initialised");
+  return config_set(filter, config_filter, MLFAB__COUNT(config_filter), name, value, error_p);
+}
+
+MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) {
+  const mlfab_filter initial = {.size = sizeof initial};
+  if (!filter || filter->size != sizeof *filter)
+    return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the filter is NULL or was not initialised");
+  mlfab_filter made = *filter;
+  int code =
+      config_environment(&made, &initial, config_filter, MLFAB__COUNT(config_filter), error_p);
+  if (!code) *filter = made;
+  return code;
+}
+
+#undef CONFIG_WORDS
+#undef CONFIG_AT
+#undef CONFIG_U
+#undef CONFIG_W
+#undef CONFIG_R
+#undef CONFIG_T
+#undef CONFIG_TIME
+#undef CONFIG_HUGE

@@ -1,0 +1,1097 @@
+/* context.c - a context: a node, its transports, a lock and perhaps a thread.
+ *
+ * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
+ * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
+ * moves spins a little, looks on between others' turns on the processor for as long as being woken
+ * would cost, then sleeps in the transport without the lock (`sleeping`). Others who wait
+ * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
+ * the sleeper comes back.
+ *
+ * The progress thread does the same while nobody waits. Two threads that drive only wake each other, so it
+ * stays aside for waiters, and for callers that come again and again and move things themselves (`parked`;
+ * `brisk`: less than CONTEXT_GRACE_NS lies between two calls). What it does (`thread_is`):
+ *
+ *    NONE     There is none: only callers drive.
+ *    DRIVES   It looks.
+ *    LISTENS  It sleeps in the transport. A waiter that comes wakes it.
+ *    ASIDE    It sleeps on `changed` for CONTEXT_GRACE_NS: something is under way, others drive.
+ *    DOZES    It sleeps on `changed` for longer: somebody waits, or nothing is under way.
+ *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and others may want something of this node.
+ *
+ *    DRIVES  --nothing moved, spun--> LISTENS --something came, woken--> DRIVES
+ *    DRIVES  --parked, or somebody waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
+ *
+ *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends
+ *                    in one sleep of LISTENS; calls have driven since it went aside, and are brisk.
+ *            1 -> 0: it comes back, nobody waits, and no call has driven since it went aside.
+ *
+ * Invariants. (1) Where work is left behind and nobody waits, somebody looks soon: a call that leaves work wakes
+ * a thread that DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most
+ * one thread is in a transport's wait (`sleeping`). */
+#include "context.h"
+
+#include "../base/rng.h"
+#include "../kernels/reduce.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#endif
+
+enum {
+  CONTEXT_BATCH = 64,
+  CONTEXT_LINK_BITS = 24,
+  CONTEXT_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
+  CONTEXT_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
+  CONTEXT_GRACE_NS = 200000, /* without a call after which it takes over again */
+  CONTEXT_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
+  CONTEXT_YIELD_NS =
+      200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
+  CONTEXT_STACK_BYTES =
+      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+  CONTEXT_DRAIN_NS =
+      10000000, /* between two looks whether all have left a context that is closed */
+  CONTEXT_CLOCK_EVERY = 16,
+  CONTEXT_LOOK_EVERY = 64
+};
+
+static uint64_t context_monotonic(void *user) {
+  struct timespec t;
+  (void)user;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void context_no_log(void *user, int level, const char *line) {
+  (void)user;
+  (void)level;
+  (void)line;
+}
+
+/* A new file beside `path` that nobody else writes to, with the mode of any new file. Its descriptor, or -1
+ * with errno. mkstemp would make it the owner's alone. */
+static int context_beside(const char *path, char *name, size_t room) {
+  uint64_t salt =
+      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* another in every thread */
+  int fd = -1;
+  errno = EEXIST;
+  for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
+    int n = snprintf(name, room, "%s.%ld-%08x.part", path, (long)getpid(),
+                     (unsigned)(mlfab__mix(salt + i) >> 32));
+    if (n < 0 || (size_t)n >= room) {
+      errno = ENAMETOOLONG;
+      return -1;
+    }
+    if (MLFAB__PLANTED(88)) snprintf(name, room, "%s.part", path);
+    fd = open(name, O_WRONLY | O_CREAT | (MLFAB__PLANTED(88) ? 0 : O_EXCL) | O_CLOEXEC, 0666);
+  }
+  return fd;
+}
+
+static int context_write(int fd, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(fd, data, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return fsync(fd);
+}
+
+/* Writes beside the file and renames: a reader sees the old file or the new one, and of several that are
+ * written at a time the one that was renamed last. */
+static int context_store(void *user, const char *path, const void *data, size_t bytes) {
+  (void)user;
+  char name[4096];
+  struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return MLFAB_ERR_IO;
+  }
+  int fd = context_beside(path, name, sizeof name);
+  if (fd < 0) return MLFAB_ERR_IO;
+  int failed = context_write(fd, data, bytes), why = errno;
+  if (close(fd) && !failed) failed = 1, why = errno;
+  if (!failed && rename(name, path)) failed = 1, why = errno;
+  if (!failed) return 0;
+  unlink(name);
+  errno = why;
+  return MLFAB_ERR_IO;
+}
+
+/* --- forks --- */
+
+/* How many times this process is a child of one that had used the library. Counted in the child, before
+ * it runs anything else: contexts of other counts are its parents'. */
+static uint32_t context_forks;
+static int context_fork_error;
+static pthread_once_t context_once = PTHREAD_ONCE_INIT;
+
+static void context_forked(void) { context_forks++; }
+
+static void context_watch_forks(void) {
+  context_fork_error = pthread_atfork(NULL, NULL, context_forked);
+}
+
+/* What is simulated is whole in a child too, and nobody else's. */
+static int context_is_child(const mlfab *ctx) {
+  return ctx->forks != context_forks && !ctx->simulated;
+}
+
+MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx) {
+  if (MLFAB__UNLIKELY(!ctx)) return MLFAB_ERR_ARGUMENT;
+  return MLFAB__UNLIKELY(context_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx) {
+  return ctx->hooks.clock(ctx->hooks.user);
+}
+
+/* --- moving --- */
+
+static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
+  char address[256];
+  for (const char *at = list; *at;) {
+    size_t n = strcspn(at, " ");
+    if (n > 0 && n < sizeof address) {
+      memcpy(address, at, n);
+      address[n] = 0;
+      for (uint32_t t = 0; t < ctx->ntransports; t++) {
+        const mlfab__context_transport *transport = &ctx->transports[t];
+        if (transport->table->reach(transport->self, address))
+          return transport->table->connect(transport->self, address, token);
+      }
+    }
+    at += n + (at[n] == ' ');
+  }
+  return MLFAB_ERR_ADDRESS;
+}
+
+static int context_action(mlfab *ctx, const mlfab_action *action) {
+  if (action->kind == MLFAB_ACTION_CONNECT)
+    return context_reach(ctx, action->address, action->token);
+  mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
+  uint32_t link = action->link & ((1u << CONTEXT_LINK_BITS) - 1);
+  switch (action->kind) {
+    case MLFAB_ACTION_SEND:
+      return transport->table->send(transport->self, link, action->head, action->head_bytes,
+                                    action->bulk, action->bulk_bytes, action->token);
+    case MLFAB_ACTION_DETACH:
+      return transport->table->detach(transport->self, link, action->token);
+    case MLFAB_ACTION_PROBE:
+      return transport->table->probe ? transport->table->probe(transport->self, link)
+                                     : MLFAB_ERR_UNSUPPORTED;
+    case MLFAB_ACTION_DISCONNECT:
+      transport->table->disconnect(transport->self, link);
+      if (transport->links > 0) transport->links--;
+      return 0;
+    default:
+      return MLFAB_ERR_INTERNAL;
+  }
+}
+
+/* Carries out what the node wants. */
+static int context_actions(mlfab *ctx, uint64_t now) {
+  mlfab_action action;
+  int moved = 0;
+  while (mlfab_node_next(ctx->node, now, &action)) {
+    mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
+    moved = 1;
+  }
+  for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
+    ctx->transports[t].table->flush(ctx->transports[t].self);
+  return moved;
+}
+
+/* Hands at most a batch of one transport's events to the node. The clock is read with the first. */
+static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
+  mlfab__context_transport *transport = &ctx->transports[t];
+  mlfab_io_event event;
+  int moved = 0;
+  while (moved < CONTEXT_BATCH && transport->table->poll(transport->self, &event)) {
+    if (*now_p == 0) *now_p = mlfab__context_now(ctx);
+    mlfab_io_event mapped = event;
+    if (event.link) mapped.link = event.link | (t << CONTEXT_LINK_BITS);
+    if (event.kind == MLFAB_IO_UP) {
+      mapped.caps = transport->table->caps;
+      transport->links++;
+    }
+    if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
+    mlfab_node_event(ctx->node, &mapped, *now_p);
+    transport->table->release(transport->self, &event);
+    /* What is no longer lent must be out of the transport's hands before the next event writes
+     * it. */
+    if (ctx->node->actions_count > 0) context_actions(ctx, *now_p);
+    moved++;
+  }
+  return moved;
+}
+
+/* --- measuring --- */
+
+/* What passed on one more transport of this node. */
+static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
+  sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
+  sum->bytes_in += one->bytes_in;
+  sum->bytes_out += one->bytes_out;
+  if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
+  if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
+  if (one->nominal > sum->nominal) sum->nominal = one->nominal;
+  sum->limited_in &= one->limited_in;
+  sum->limited_out &= one->limited_out;
+}
+
+/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network
+ * since it was told last. What stays within the host takes nothing of a network link. */
+static void context_measure(mlfab *ctx, uint64_t now) {
+  mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
+  if (now < ctx->measure_ns) return;
+  ctx->measure_ns = mlfab__add_sat(now, ctx->heartbeat_ns / 2);
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    mlfab_measure one = {0};
+    if (!transport->table->measure || transport->table->caps & MLFAB_CAP_LOCAL) continue;
+    if (transport->table->measure(transport->self, now, &one) == 1) context_measure_add(&sum, &one);
+  }
+  if (!sum.elapsed_ns) return;
+  mlfab_io_event event = {.kind = MLFAB_IO_MEASURED, .measure = &sum};
+  mlfab_node_event(ctx->node, &event, now);
+}
+
+/* --- looking --- */
+
+/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two
+ * calls, and of `tell`, which is readable when something has moved inside another call, or by the
+ * thread, since mlfab_progress last returned. */
+static void context_tell(mlfab *ctx) {
+  uint64_t one = 1;
+  if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
+}
+
+/* A transport that only listens, while others have all the links, costs a system call a look: it is
+ * looked at now and then, and after every sleep. */
+static int context_quiet(const mlfab *ctx, uint32_t t) {
+  uint32_t links = 0;
+  if (ctx->transports[t].links > 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0) return 0;
+  for (uint32_t i = 0; i < ctx->ntransports; i++) links += ctx->transports[i].links;
+  return links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
+}
+
+/* --- memory that workers of one host share --- */
+
+MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
+  mlfab__shm_coll_name name;
+  if (ctx->arena_tried) return ctx->arena != NULL;
+  ctx->arena_tried = 1;
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll) return 0;
+  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
+  ctx->node->comm.arena_pid = name.pid;
+  ctx->node->comm.arena_fd = name.fd;
+  ctx->node->comm.arena_nonce = name.nonce;
+  ctx->node->comm.arena_bytes = name.bytes;
+  return 1;
+}
+
+/* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
+ * node has something to send. */
+static int context_map(mlfab *ctx) {
+  mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
+  mlfab__comm *comm = &ctx->node->comm;
+  if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
+  int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
+  for (uint32_t i = 0; ok && i < comm->members; i++) {
+    const mlfab__membership_member *m = &comm->list[i];
+    names[i] = (mlfab__shm_coll_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
+  }
+  ok = ok && !ctx->shm_coll->join(ctx->arena, names, comm->members, comm->me, comm->epoch);
+  mlfab__comm_mapped(comm, ok);
+  mlfab__node_return(ctx->node, 0, NULL);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory) {
+  if (!memory->shared) mlfab__free_aligned(&ctx->env, memory->at, (size_t)memory->bytes);
+  mlfab__free(&ctx->env, memory, sizeof *memory);
+}
+
+/* --- a look --- */
+
+/* Reading the clock costs as much as looking at a ring, so that a waiter who looks again and again
+ * does it only now and then. */
+MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
+  uint64_t now = 0;
+  int moved = 0;
+  ctx->looks++;
+  ctx->quiet_looks++;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (context_quiet(ctx, t)) continue;
+    moved |= context_events(ctx, t, &now) > 0;
+  }
+  if (now == 0 && (ctx->idle_looks++ % CONTEXT_CLOCK_EVERY == 0 || ctx->simulated))
+    now = mlfab__context_now(ctx);
+  if (now != 0) {
+    ctx->now_ns = now;
+    context_measure(ctx, now);
+    if (now >= mlfab_node_deadline(ctx->node)) {
+      /* A deadline may have ended what somebody waits for, though nothing is to be sent. */
+      mlfab_node_tick(ctx->node, now);
+      moved = 1;
+    }
+  }
+  moved |= context_map(ctx);
+  moved |= context_actions(ctx, ctx->now_ns);
+  if (moved) {
+    ctx->idle_looks = 0;
+    ctx->moves++;
+    if (ctx->thread_is) context_tell(ctx);
+  }
+  if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
+  return moved;
+}
+
+/* --- sleeping --- */
+
+/* The one transport that has links, if listening ones can wait for the next slice of time. */
+static mlfab__context_transport *context_only(mlfab *ctx) {
+  mlfab__context_transport *only = NULL;
+  if (ctx->ntransports == 1) return &ctx->transports[0];
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    if (ctx->transports[t].links == 0) continue;
+    if (only) return NULL;
+    only = &ctx->transports[t];
+  }
+  return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
+}
+
+/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is
+ * there. */
+static int context_arm(mlfab *ctx, struct pollfd *fds) {
+  int pending = 0;
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    mlfab__context_transport *transport = &ctx->transports[t];
+    fds[t].fd = transport->table->fd(transport->self);
+    fds[t].events = POLLIN;
+    fds[t].revents = 0;
+    pending |= transport->table->arm(transport->self, 1);
+  }
+  return pending;
+}
+
+static void context_disarm(mlfab *ctx) {
+  for (uint32_t t = 0; t < ctx->ntransports; t++) {
+    ctx->transports[t].table->arm(ctx->transports[t].self, 0);
+  }
+}
+
+static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
+  uint64_t ms = (timeout + 999999) / 1000000;
+  poll(fds, n, ms > 1000 ? 1000 : (int)ms);
+}
+
+/* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
+static void context_sleep(mlfab *ctx, uint64_t until) {
+  uint64_t now = mlfab__context_now(ctx);
+  until = mlfab__min(until, mlfab_node_deadline(ctx->node));
+  if (until <= now && !ctx->simulated) return;
+  uint64_t timeout = until > now ? until - now : 0;
+  mlfab__context_transport *only = context_only(ctx);
+  if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
+  int many = !only && ctx->ntransports > 0;
+  if (many && context_arm(ctx, fds)) timeout = 0;
+  ctx->sleeping = 1;
+  pthread_mutex_unlock(&ctx->lock);
+  if (ctx->ntransports == 0) {
+    struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
+    nanosleep(&t, NULL);
+  } else if (only) {
+    only->table->wait(only->self, timeout);
+  } else {
+    context_sleep_many(fds, ctx->ntransports, timeout);
+  }
+  pthread_mutex_lock(&ctx->lock);
+  if (many) context_disarm(ctx);
+  ctx->sleeping = 0;
+  ctx->quiet_looks = UINT32_MAX;
+  if (ctx->waiters > 0 || ctx->parked) pthread_cond_broadcast(&ctx->changed);
+}
+
+MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx) {
+  for (uint32_t t = 0; t < ctx->ntransports; t++)
+    ctx->transports[t].table->wake(ctx->transports[t].self);
+}
+
+static void context_cond_wait(mlfab *ctx, uint64_t ns) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  uint64_t at = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec + ns;
+  t.tv_sec = (time_t)(at / 1000000000u);
+  t.tv_nsec = (long)(at % 1000000000u);
+  pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
+}
+
+/* Rather than to sleep? */
+static int context_looks_on(const mlfab *ctx, uint64_t idle_ns) {
+  return !ctx->simulated && ctx->ntransports > 0 &&
+         idle_ns < mlfab__add_sat(ctx->spin_ns, CONTEXT_YIELD_NS);
+}
+
+/* Others get in between two looks: threads that wait too, now and then those that call, and other
+ * processes, which may be what is waited for. */
+static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
+  int spun = idle_ns >= ctx->spin_ns;
+  int yields = spun || ctx->idle_looks % CONTEXT_CLOCK_EVERY == 0;
+  if (!yields && ctx->waiters < 2) return;
+  pthread_mutex_unlock(&ctx->lock);
+  if (yields) sched_yield();
+  pthread_mutex_lock(&ctx->lock);
+  if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
+}
+
+/* closed: whether the context was when the wait began; it ends when that changes. */
+static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
+                         int closed) {
+  uint64_t idle_since = 0;
+  int holds;
+  ctx->waiters++;
+  while (!(holds = test(ctx, what)) && ctx->closed == closed) {
+    if (mlfab__context_pump(ctx)) {
+      idle_since = 0;
+      if (ctx->now_ns < deadline) continue;
+      holds = test(ctx, what);
+      break;
+    }
+    uint64_t now = ctx->simulated ? mlfab__context_now(ctx) : ctx->now_ns;
+    if (now >= deadline) break;
+    if (idle_since == 0) idle_since = now;
+    if (ctx->sleeping) {
+      /* Somebody else listens. The thread is asked to step aside. */
+      if (ctx->thread_is == MLFAB__THREAD_LISTENS) mlfab__context_wake(ctx);
+      context_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
+    } else if (context_looks_on(ctx, now - idle_since)) {
+      context_let_others(ctx, now - idle_since);
+    } else {
+      context_sleep(ctx, deadline);
+    }
+  }
+  ctx->waiters--;
+  if (ctx->waiters > 0) pthread_cond_broadcast(&ctx->changed);
+  return holds;
+}
+
+MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
+                                         void *what) {
+  return context_until(ctx, deadline, test, what, 0);
+}
+
+MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
+  if (!ctx->closed) return code;
+  return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_CLOSED,
+                     "the context was closed by another thread");
+}
+
+/* May others want something of this node at any time? */
+static int context_serves(const mlfab *ctx) {
+  /* Rounds of an open object go on without this worker's call. */
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (ctx->node->comm.objects[i].id) return 1;
+  return ctx->node->is_server;
+}
+
+/* Is anything under way that the thread should see to? */
+static int context_busy(const mlfab *ctx) {
+  const mlfab_node *node = ctx->node;
+  return context_serves(ctx) || node->requests.open > 0 ||
+         (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
+}
+
+/* Stays aside while others drive: until nobody has called and moved things for a moment, if something
+ * is under way. While calls come one upon the other (`called`: so it was the last time), being told
+ * after each of them would cost more than the call: it looks by itself now and then. 1 when others
+ * did drive. */
+static int context_step_aside(mlfab *ctx, int called) {
+  uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
+  ctx->thread_is = MLFAB__THREAD_ASIDE;
+  if (ctx->waiters > 0 || !context_busy(ctx)) {
+    int naps = called && ctx->brisk && context_serves(ctx);
+    ctx->thread_is = naps ? MLFAB__THREAD_NAPS : MLFAB__THREAD_DOZES;
+    ns = naps ? CONTEXT_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
+  }
+  context_cond_wait(ctx, ns);
+  ctx->thread_is = MLFAB__THREAD_DRIVES;
+  called = calls != ctx->calls && looks != ctx->looks;
+  if (called && ctx->brisk) ctx->parked = 1;
+  if (!called && ctx->waiters == 0) ctx->parked = 0;
+  return called;
+}
+
+static void *context_thread(void *argument) {
+  mlfab *ctx = argument;
+  uint64_t idle_since = 0;
+  int called = 0;
+  pthread_mutex_lock(&ctx->lock);
+  while (!ctx->stop) {
+    if (ctx->waiters > 0 || ctx->parked) {
+      called = context_step_aside(ctx, called);
+      idle_since = 0;
+    } else if (mlfab__context_pump(ctx)) {
+      idle_since = 0;
+    } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
+      /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
+      if (idle_since == 0) idle_since = ctx->now_ns;
+      pthread_mutex_unlock(&ctx->lock);
+      pthread_mutex_lock(&ctx->lock);
+    } else {
+      idle_since = 0;
+      ctx->calls_asleep = 0;
+      ctx->thread_is = MLFAB__THREAD_LISTENS;
+      context_sleep(ctx, MLFAB__NEVER);
+      ctx->thread_is = MLFAB__THREAD_DRIVES;
+    }
+  }
+  pthread_mutex_unlock(&ctx->lock);
+  return NULL;
+}
+
+static void context_rearm(mlfab *ctx) {
+  if (ctx->fd < 0) return;
+  int pending = ctx->moves != ctx->moves_told;
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
+    pending |= ctx->transports[t].table->arm(ctx->transports[t].self, 1);
+  }
+  if (pending) context_tell(ctx);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
+  atomic_fetch_add(&ctx->inside, 1);
+  pthread_mutex_lock(&ctx->lock);
+  ctx->now_ns = mlfab__context_now(ctx);
+  ctx->brisk = ctx->now_ns - ctx->left_ns < CONTEXT_GRACE_NS;
+  return ctx->now_ns;
+}
+
+/* Who looks after what is left? The caller, as long as it calls again and again and so moves things
+ * itself: two threads would only wake each other. Else the thread. */
+MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+  ctx->calls++;
+  if (ctx->thread_is && ctx->waiters == 0) {
+    int busy = context_busy(ctx), listens = ctx->thread_is == MLFAB__THREAD_LISTENS;
+    if (listens ? ++ctx->calls_asleep >= CONTEXT_CALLS_ASLEEP : !busy) ctx->parked = 1;
+    if (busy && (ctx->thread_is == MLFAB__THREAD_DOZES ||
+                 (ctx->thread_is == MLFAB__THREAD_NAPS && !ctx->brisk)))
+      pthread_cond_broadcast(&ctx->changed);
+  }
+  ctx->left_ns = ctx->now_ns;
+  context_rearm(ctx);
+  if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
+  /* The last that is done here: whoever closes frees when it has the lock. */
+  atomic_fetch_sub(&ctx->inside, 1);
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+/* --- opening --- */
+
+static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__context_choice *choice,
+                            char *addresses, size_t room, mlfab_error *error) {
+  mlfab_transport_options options;
+  const mlfab_transport *table = choice->table;
+  char address[256] = "";
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.allow_insecure = c->allow_insecure;
+  options.listen = choice->listen;
+  options.ifname = c->ifname;
+  options.job = c->job;
+  options.env = &ctx->hooks;
+  options.user = c->transport_user;
+  options.error = error;
+  options.timeout_ns = c->timeout_ns;
+  mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
+  int code = table->open(&options, &transport->self, address);
+  if (code)
+    return error->code
+               ? code
+               : MLFAB__FAIL(error, code, "transport %s: %s", table->name, mlfab_error_text(code));
+  transport->table = table;
+  ctx->ntransports++;
+  ctx->simulated |= (table->caps & MLFAB_CAP_VIRTUAL) != 0;
+  if (!ctx->shm_coll) ctx->shm_coll = choice->shm_coll;
+  size_t at = strlen(addresses);
+  if (!choice->publish) return 0;
+  int n = snprintf(addresses + at, room - at, "%s%s", at ? " " : "", address);
+  if (n < (int)(room - at)) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                     "transport %s: the addresses of all transports take more than %u bytes",
+                     table->name, (unsigned)room - 1);
+}
+
+static void context_free(mlfab *ctx) {
+  mlfab__env env = ctx->env;
+  for (uint32_t t = 0; t < ctx->ntransports; t++)
+    ctx->transports[t].table->close(ctx->transports[t].self);
+  mlfab_node_close(&ctx->node);
+  while (ctx->memories && !ctx->arena_runs) { /* it does in a child only */
+    mlfab__context_memory *memory = ctx->memories;
+    ctx->memories = memory->next;
+    mlfab__context_free_memory(ctx, memory);
+  }
+  if (ctx->arena && !ctx->arena_runs) ctx->shm_coll->destroy(&ctx->arena); /* and what is of it */
+  while (ctx->snapshots) {
+    mlfab__snapshot *snapshot = ctx->snapshots;
+    ctx->snapshots = snapshot->next;
+    mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
+    mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
+    mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
+  }
+  if (ctx->fd >= 0) close(ctx->fd);
+  if (ctx->tell >= 0) close(ctx->tell);
+  /* Of a child it would wait for the threads that its parent had waiting there. */
+  if (!context_is_child(ctx)) pthread_cond_destroy(&ctx->changed);
+  pthread_mutex_destroy(&ctx->lock);
+  mlfab__free(&env, ctx, sizeof *ctx);
+}
+
+static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
+  mlfab__env env;
+  int code = mlfab__env_init(&env, c->env);
+  if (code) {
+    MLFAB__FAIL(error, code, "env: allocate and release go together");
+    return NULL;
+  }
+  pthread_once(&context_once, context_watch_forks);
+  mlfab *ctx = context_fork_error ? NULL : mlfab__alloc(&env, sizeof *ctx);
+  if (!ctx) {
+    MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
+    return NULL;
+  }
+  ctx->env = env;
+  ctx->forks = context_forks;
+  ctx->hooks = env.hooks;
+  if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
+  if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
+  if (!ctx->hooks.store) ctx->hooks.store = context_store;
+  ctx->fd = ctx->tell = -1;
+  ctx->spin_ns = c->spin_ns;
+  ctx->timeout_ns = c->timeout_ns;
+  ctx->heartbeat_ns = c->heartbeat_ns;
+  ctx->measure_ns = c->scheduler != MLFAB_SCHEDULER_NONE || c->order_by_rate ? 0 : MLFAB__NEVER;
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+#if !defined(__APPLE__)
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+#endif
+  pthread_mutex_init(&ctx->lock, NULL);
+  pthread_cond_init(&ctx->changed, &attributes);
+  pthread_condattr_destroy(&attributes);
+  return ctx;
+}
+
+/* Signals that a thread sends to itself, by a fault: blocked, they kill without asking the program's
+ * handler. All others are for the program's own threads. */
+static void context_signals(sigset_t *blocked) {
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigfillset(blocked);
+  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(blocked, faults[i]);
+}
+
+static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
+  int alone = ctx->ntransports == 0;
+  sigset_t blocked, before;
+  if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
+  pthread_attr_t attributes;
+  size_t stack = 0;
+  pthread_attr_init(&attributes);
+  pthread_attr_getstacksize(&attributes, &stack);
+  if (stack < CONTEXT_STACK_BYTES) pthread_attr_setstacksize(&attributes, CONTEXT_STACK_BYTES);
+  ctx->thread_is = MLFAB__THREAD_DRIVES; /* the thread reads it */
+  context_signals(&blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked,
+                  &before); /* the thread has it from its first instruction */
+  int failed = pthread_create(&ctx->thread, &attributes, context_thread, ctx);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  if (failed) {
+    ctx->thread_is = MLFAB__THREAD_NONE;
+    return MLFAB__FAIL(error, MLFAB_ERR_IO, "the progress thread cannot be started");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
+                                        uint32_t n, mlfab **ctx_p, mlfab_error *error) {
+  char addresses[MLFAB__ADDRESSES_MAX] = "";
+  mlfab *ctx = context_new(c, error);
+  if (!ctx) return error->code;
+  uint64_t began_ns =
+      mlfab__context_now(ctx); /* finding out where to listen is a part of joining */
+  int code = 0;
+  for (uint32_t i = 0; i < n && !code; i++)
+    code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
+  if (!code) {
+    c->env = &ctx->hooks;
+    code = mlfab_node_open(c, addresses, began_ns, &ctx->node, error);
+  }
+  if (!code) {
+    context_actions(ctx, mlfab__context_now(ctx));
+    code = context_start_thread(ctx, c, error);
+  }
+  if (code) {
+    context_free(ctx);
+  } else {
+    *ctx_p = ctx;
+  }
+  return code;
+}
+
+MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
+  CONTEXT_LOOK(ctx, mlfab_node_ready(ctx->node, error_p));
+}
+
+/* --- closing --- */
+
+static int context_test_served(mlfab *ctx, void *what) {
+  (void)what;
+  return ctx->node->is_server ? mlfab__server_finished(&ctx->node->server)
+                              : mlfab__node_finished(ctx->node);
+}
+
+static int context_test_silent(mlfab *ctx, void *what) {
+  (void)what;
+  if (ctx->node->parting) return 0; /* others wait for something of ours */
+  /* A goodbye has not gone out, or has not been heard. */
+  for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
+    if (ctx->node->links[i].closing) return 0;
+  }
+  return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
+}
+
+static void context_stop_thread(mlfab *ctx) {
+  if (!ctx->thread_is) return;
+  pthread_mutex_lock(&ctx->lock);
+  ctx->stop = 1;
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+  mlfab__context_wake(ctx);
+  pthread_join(ctx->thread, NULL);
+  ctx->thread_is = MLFAB__THREAD_NONE;
+}
+
+/* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be
+ * half changed: the child then frees nothing, and the system frees it when the child ends. */
+static int context_disown(mlfab **ctx_p) {
+  mlfab *ctx = *ctx_p;
+  *ctx_p = NULL;
+  if (pthread_mutex_trylock(&ctx->lock)) return 0;
+  pthread_mutex_unlock(&ctx->lock);
+  context_free(ctx);
+  return 0;
+}
+
+/* Until all other threads have left. With the lock. */
+static void context_drain(mlfab *ctx) {
+  while (!ctx->simulated && atomic_load(&ctx->inside) > 1) {
+    pthread_cond_broadcast(&ctx->changed);
+    if (ctx->sleeping) mlfab__context_wake(ctx);
+    context_cond_wait(ctx, CONTEXT_DRAIN_NS);
+  }
+}
+
+/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. In a child of the process that
+ * opened it there is nothing left to do, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
+static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
+  mlfab *ctx = ctx_p ? *ctx_p : NULL;
+  *closed_p = NULL;
+  if (!ctx_p) return MLFAB_ERR_ARGUMENT;
+  if (!ctx) return MLFAB_ERR_CLOSED;
+  if (context_is_child(ctx)) return context_disown(ctx_p);
+  mlfab__context_enter(ctx);
+  if (ctx->closed) {
+    mlfab__context_leave(ctx);
+    return MLFAB_ERR_CLOSED;
+  }
+  ctx->closed = ctx->node->closed = 1;
+  *ctx_p = NULL;
+  context_drain(ctx);
+  *closed_p = ctx;
+  return 0;
+}
+
+static void context_end(mlfab *ctx) {
+  context_drain(ctx);
+  pthread_mutex_unlock(&ctx->lock);
+  context_stop_thread(ctx);
+  context_free(ctx);
+}
+
+MLFAB_API int mlfab_close(mlfab **ctx_p) {
+  mlfab *ctx;
+  int code = context_shut(ctx_p, &ctx);
+  if (!ctx) return code;
+  mlfab_node *node = ctx->node;
+  uint64_t now = mlfab__context_now(ctx);
+  if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
+    /* The shard that lives here is needed until the others have left too. */
+    mlfab__node_stop_working(node, now);
+    context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
+  }
+  /* Before all servers have greeted it, some may have. */
+  if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
+    now = mlfab__context_now(ctx);
+    mlfab_node_leave(node, now);
+    /* A beat for what others wait for, and one for the goodbye. */
+    context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
+  }
+  context_end(ctx);
+  return 0;
+}
+
+MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
+  mlfab *ctx;
+  int code = context_shut(ctx_p, &ctx);
+  if (ctx) context_end(ctx);
+  return code;
+}
+
+/* --- waiting for requests --- */
+
+typedef struct context_wait {
+  mlfab_request request;
+} context_wait;
+
+static int context_test_request(mlfab *ctx, void *what) {
+  const context_wait *wait = what;
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
+  return !request || request->done;
+}
+
+MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
+                                         mlfab_result *result_p) {
+  context_wait wait = {id};
+  mlfab_result result;
+  int done = 0;
+  uint64_t now = ctx->now_ns;
+  if (context_test_request(ctx, &wait)) /* others may wait for what it took no time to make */
+    mlfab__context_sent(ctx, 0);
+  else
+    context_actions(ctx, now);
+  mlfab__context_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
+                       context_test_request, &wait);
+  int code = mlfab_node_test(ctx->node, id, &done, &result);
+  if (code) return code;
+  if (!done && ctx->closed) {
+    now = mlfab__context_now(ctx);
+    mlfab_node_cancel(ctx->node, id, now);
+    context_actions(ctx, now); /* transports let go of what was lent */
+    return mlfab__context_in_vain(ctx, 0);
+  }
+  if (!done) return MLFAB_ERR_TIMEOUT;
+  if (result_p) *result_p = result;
+  /* By another thread's withdrawal, which ends all open collectives. */
+  if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
+  return result.status;
+}
+
+/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
+ * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
+MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
+  int moved = context_actions(ctx, ctx->now_ns);
+  int turn = ctx->parked && ctx->calls % CONTEXT_PUMP_EVERY == 0;
+  if (turn || (moved && ctx->sleeping)) mlfab__context_pump(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
+  CONTEXT_CHECK(ctx);
+  if (!done_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
+   * aside. */
+  if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
+  int code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
+                         mlfab_result *result_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__context_await(ctx, request, timeout_ns, result_p);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+static int context_test_flushed(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab__worker_unfinished(&ctx->node->worker) == 0;
+}
+
+MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  if (!ctx->node->is_worker) {
+    int wrong =
+        MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE, "flush: this node is not a worker");
+    mlfab__context_leave(ctx);
+    return wrong;
+  }
+  uint64_t start = mlfab__context_now(ctx);
+  uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
+  int code = 0;
+  if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
+    char waited[24];
+    code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                        mlfab__context_now(ctx) - start,
+                        "flush: after %s %u updates are not decided by every server",
+                        mlfab__duration(waited, mlfab__context_now(ctx) - start),
+                        mlfab__worker_unfinished(&ctx->node->worker));
+    code = mlfab__context_in_vain(ctx, code);
+  } else if (ctx->node->requests.abandoned_code) {
+    code = ctx->node->requests.abandoned_code;
+    ctx->node->requests.abandoned_code = 0;
+  }
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+/* Has anything moved since? */
+static int context_test_moved(mlfab *ctx, void *what) {
+  const uint64_t *before = what;
+  return ctx->moves != *before;
+}
+
+/* Empties the descriptor: what was told is taken in by the call that begins. */
+static void context_untell(mlfab *ctx) {
+  uint64_t count;
+  if (ctx->fd < 0) return;
+  if (read(ctx->tell, &count, sizeof count) < 0) count = 0; /* nothing was told */
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
+    ctx->transports[t].table->arm(ctx->transports[t].self, 0);
+  }
+  ctx->idle_looks = 0; /* deadlines count: somebody slept until one */
+}
+
+MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  context_untell(ctx);
+  uint64_t before = ctx->moves;
+  int moved = mlfab__context_pump(ctx) || (ctx->fd >= 0 && before != ctx->moves_told);
+  if (!moved && timeout_ns > 0) {
+    moved = mlfab__context_until(ctx, mlfab__add_sat(mlfab__context_now(ctx), timeout_ns),
+                                 context_test_moved, &before);
+  }
+  ctx->moves_told = ctx->moves;
+  mlfab__context_leave(ctx);
+  return moved;
+}
+
+MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
+  CONTEXT_CHECK(ctx);
+  if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  *at_ns_p = mlfab_node_deadline(ctx->node);
+  mlfab__context_leave(ctx);
+  return 0;
+}
+
+MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  if (!ctx->node->is_server && !ctx->node->is_scheduler) {
+    int wrong = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                            "serve: this node is neither server nor scheduler");
+    mlfab__context_leave(ctx);
+    return wrong;
+  }
+  uint64_t deadline =
+      timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
+  int served = mlfab__context_until(ctx, deadline, context_test_served, NULL);
+  int code =
+      served ? 0
+             : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                            timeout_ns, "serve: the deadline passed, and workers are still here");
+  if (!served) code = mlfab__context_in_vain(ctx, code);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+/* --- descriptors, numbers --- */
+
+#if defined(__linux__)
+static int context_open_fd(mlfab *ctx) {
+  int fds[MLFAB__CONTEXT_TRANSPORTS + 1], n = 0, code = 0;
+  int fd = epoll_create1(EPOLL_CLOEXEC);
+  ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  fds[n++] = ctx->tell;
+  /* The thread, where there is one, listens to the transports. */
+  for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
+    fds[n++] = ctx->transports[t].table->fd(ctx->transports[t].self);
+  }
+  for (int i = 0; i < n && !code; i++) {
+    struct epoll_event event;
+    memset(&event, 0, sizeof event);
+    event.events = EPOLLIN;
+    if (fds[i] < 0) code = i == 0 ? MLFAB_ERR_IO : MLFAB_ERR_UNSUPPORTED;
+    if (!code && (fd < 0 || epoll_ctl(fd, EPOLL_CTL_ADD, fds[i], &event))) code = MLFAB_ERR_IO;
+  }
+  if (!code) {
+    ctx->fd = fd;
+    ctx->moves_told = ctx->moves;
+    return 0;
+  }
+  if (fd >= 0) close(fd);
+  if (ctx->tell >= 0) close(ctx->tell);
+  ctx->tell = -1;
+  return MLFAB__FAIL(&ctx->node->requests.last, code, "fd: %s",
+                     code == MLFAB_ERR_IO ? strerror(errno) : "the transport has no descriptor");
+}
+#else
+static int context_open_fd(mlfab *ctx) {
+  return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_UNSUPPORTED, "fd: only on Linux");
+}
+#endif
+
+MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
+  CONTEXT_CHECK(ctx);
+  if (!fd_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  int code = ctx->fd >= 0 ? 0 : context_open_fd(ctx);
+  if (!code) *fd_p = ctx->fd;
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
+                         uint32_t *servers_p) {
+  CONTEXT_CHECK(ctx);
+  const mlfab_config *c = &ctx->node->config;
+  if (rank_p) *rank_p = ctx->node->is_worker ? c->rank : -1;
+  if (workers_p) *workers_p = c->workers;
+  if (servers_p) *servers_p = c->servers;
+  return 0;
+}
+
+MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
+  if (ctx && error_p && context_is_child(ctx)) {
+    MLFAB__FAIL(error_p, MLFAB_ERR_STATE,
+                "this process is a child of the one that opened the context: it can only close it");
+    return 0;
+  }
+  CONTEXT_LOOK(ctx, mlfab_node_last_error(ctx->node, error_p));
+}
+
+MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
+  CONTEXT_LOOK(ctx, mlfab_node_stats(ctx->node, stats_p, size));
+}

@@ -1,0 +1,183 @@
+/* context_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
+ *
+ * A function that a schedule computes runs under the lock, in whatever thread drives the context.
+ * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
+ * triggers runs when the function has returned. */
+#include "context.h"
+
+/* A schedule is freed by the node when the context is closed, if it is open then. */
+struct mlfab_dag {
+  mlfab__user_dag script;
+  mlfab *ctx;
+};
+
+/* The context whose lock this thread holds for the user's function. */
+static _Thread_local const mlfab *dag_inside;
+
+static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t round) {
+  const mlfab_dag *dag = self;
+  const mlfab *outer = dag_inside;
+  dag_inside = dag->ctx;
+  int code = fn(user, round);
+  dag_inside = outer;
+  return code;
+}
+
+static void dag_gone(void *self) {
+  mlfab_dag *dag = self;
+  mlfab *ctx = dag->ctx;
+  mlfab__user_dag_free(&dag->script);
+  mlfab__free(&ctx->env, dag, sizeof *dag);
+}
+
+/* Around every call that touches the schedule. Leave waits for the request, where there is one. */
+static int dag_enter(mlfab *ctx, mlfab_error *error) {
+  mlfab__context_enter(ctx);
+  return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
+}
+
+static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_error *error) {
+  code = mlfab__node_return(ctx->node, code, error);
+  if (!code && request)
+    code = mlfab__context_await(ctx, request, 0, NULL);
+  else
+    mlfab__context_sent(ctx, 0);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+/* `call` may use dag and error, and have `request` waited for. */
+#define DAG_CALL(call)                    \
+  mlfab_error error;                      \
+  mlfab_request request = 0;              \
+  if (!dag) return MLFAB_ERR_ARGUMENT;    \
+  CONTEXT_CHECK(dag->ctx);                \
+  int code = dag_enter(dag->ctx, &error); \
+  if (!code) code = call;                 \
+  return dag_leave(dag->ctx, code, request, &error)
+
+MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
+  mlfab_error error;
+  mlfab_dag *dag = NULL;
+  CONTEXT_CHECK(ctx);
+  int code = dag_enter(ctx, &error);
+  if (!code && !dag_p) code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "dag_p is NULL");
+  if (!code) {
+    dag = mlfab__alloc(&ctx->env, sizeof *dag);
+    if (!dag) code = MLFAB__FAIL(&error, MLFAB_ERR_MEMORY, "a schedule: out of memory");
+  }
+  if (!code) {
+    const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
+    dag->ctx = ctx;
+    mlfab__user_dag_init(&dag->script, &ctx->node->comm, &user);
+    *dag_p = dag;
+  }
+  return dag_leave(ctx, code, 0, &error);
+}
+
+MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
+                             uint64_t bytes, uint32_t *op_p) {
+  /* What is sent is only read. */
+  const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
+  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_SEND, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
+                             uint32_t *op_p) {
+  const mlfab__user_dag_message message = {rank, tag, data, bytes, 0, 0};
+  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+                                    uint64_t count, int dtype, int op, uint32_t *op_p) {
+  const mlfab__user_dag_message message = {rank, tag, data, count, dtype, op};
+  DAG_CALL(
+      mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+  DAG_CALL(mlfab__user_dag_compute(&dag->script, fn, user, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
+  DAG_CALL(mlfab__user_dag_nop(&dag->script, op_p, &error));
+}
+
+MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
+  DAG_CALL(mlfab__user_dag_after(&dag->script, op, dependency, &error));
+}
+
+MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
+  DAG_CALL(mlfab__user_dag_set(&dag->script, op, need, flags, &error));
+}
+
+MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
+  mlfab_error error;
+  mlfab_request request = 0;
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  CONTEXT_CHECK(dag->ctx);
+  mlfab *ctx = dag->ctx;
+  int code = dag_enter(ctx, &error);
+  if (!code) {
+    (void)mlfab__context_arena(ctx);
+    code =
+        mlfab__user_dag_open(&dag->script, persistent, timeout_ns, ctx->now_ns, &request, &error);
+  }
+  code = mlfab__node_return(ctx->node, code, &error);
+  if (!code) {
+    code = mlfab__context_await(ctx, request, 0, NULL);
+    ctx->now_ns = mlfab__context_now(ctx);
+    mlfab__user_dag_opened(&dag->script, code, ctx->now_ns);
+    mlfab__node_return(ctx->node, 0, NULL);
+    mlfab__context_sent(ctx, 0);
+  }
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
+  DAG_CALL(mlfab__user_dag_start(&dag->script, timeout_ns, dag->ctx->now_ns, request_p, &error));
+}
+
+MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
+  DAG_CALL(
+      mlfab__user_dag_wait(&dag->script, round, timeout_ns, dag->ctx->now_ns, &request, &error));
+}
+
+/* Under the lock that the caller of the computing function has: what it sets off is sent there. */
+static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
+  mlfab_error error;
+  int code = mlfab__user_dag_trigger(&dag->script, op, 1, 0, &error);
+  if (code) dag->ctx->node->requests.last = error;
+  return code;
+}
+
+MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
+  if (dag && dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
+  DAG_CALL(mlfab__user_dag_trigger(&dag->script, op, 0, dag->ctx->now_ns, &error));
+}
+
+static int dag_test_given_back(mlfab *ctx, void *what) {
+  (void)ctx;
+  return !mlfab__user_dag_lends(what);
+}
+
+MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+  if (!dag_p) return MLFAB_ERR_ARGUMENT;
+  mlfab_dag *dag = *dag_p;
+  if (!dag) return MLFAB_ERR_CLOSED;
+  mlfab *ctx = dag->ctx;
+  CONTEXT_CHECK(ctx);
+  uint64_t now = mlfab__context_enter(ctx);
+  /* A persistent one may have begun to send for a round that nobody will ask for. */
+  if (dag->script.persistent)
+    mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
+                         &dag->script);
+  dag_gone(dag);
+  mlfab__node_return(ctx->node, 0, NULL);
+  mlfab__context_sent(ctx, 0);
+  mlfab__context_leave(ctx);
+  *dag_p = NULL;
+  return 0;
+}
+#undef DAG_CALL

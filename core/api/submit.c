@@ -1,0 +1,459 @@
+/* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
+ * all of them do is submit_call. */
+#include "../kernels/reduce.h"
+#include "context.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* Submits a call with the lock. waits: waits for its request and ends it; else *request_p is its handle. */
+static int submit_locked(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                         mlfab_result *result_p) {
+  mlfab__collective shared;
+  mlfab_request request = 0;
+  int collective = call->kind >= MLFAB_CALL_ALLREDUCE;
+  int arena = collective && mlfab__context_arena(ctx) && waits;
+  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p,
+                                arena ? &shared : NULL);
+  if (!code && arena && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
+  if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
+  return mlfab__context_sent(ctx, code);
+}
+
+static int submit_call(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                       mlfab_result *result_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = submit_locked(ctx, call, waits, request_p, result_p);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
+#define SUBMIT(call_kind, result_p, ...)                                                      \
+  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
+  return submit_call(ctx, &call, 1, NULL, result_p)
+#define SUBMIT_START(call_kind, request_p, ...)                                               \
+  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
+  return submit_call(ctx, &call, 0, request_p, NULL)
+#define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
+
+/* --- model, push, pull --- */
+
+MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
+  SUBMIT_AT_ONCE(TENSOR_ADD, .tensor = id, .dtype = dtype, .count = count);
+}
+
+static int submit_model(mlfab *ctx, const mlfab_model_options *options, const mlfab_buf *bufs,
+                        uint32_t n) {
+  SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
+}
+
+/* What mlfab_open_env left to the environment. */
+static int submit_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_filter filter = {.size = sizeof filter};
+  const mlfab_filter none = filter;
+  mlfab_error error;
+  int code = mlfab_model_options_from_env(&options, &error);
+  if (!code) code = mlfab_filter_from_env(&filter, &error);
+  if (code) {
+    mlfab__context_enter(ctx);
+    ctx->node->requests.last = error;
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  code = submit_model(ctx, &options, bufs, n);
+  if (!code && memcmp(&filter, &none, sizeof filter) != 0)
+    code = mlfab_set_filter(ctx, MLFAB_ALL, &filter);
+  return code;
+}
+
+MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
+                                const mlfab_buf *bufs, uint32_t n) {
+  CONTEXT_CHECK(ctx);
+  return !options && ctx->from_env ? submit_model_from_env(ctx, bufs, n)
+                                   : submit_model(ctx, options, bufs, n);
+}
+
+MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_push_options *options, mlfab_result *result_p) {
+  SUBMIT(PUSH, result_p, .options = options, .bufs = bufs, .n = n);
+}
+
+MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_push_options *options, mlfab_request *request_p) {
+  SUBMIT_START(PUSH, request_p, .options = options, .bufs = bufs, .n = n);
+}
+
+/* What is pushed is only read. */
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p) {
+  SUBMIT(PUSH_SPARSE, result_p, .options = options, .tensor = tensor, .indices = indices,
+         .data = (void *)(uintptr_t)values, .count = count);
+}
+
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options, mlfab_request *request_p) {
+  SUBMIT_START(PUSH_SPARSE, request_p, .options = options, .tensor = tensor, .indices = indices,
+               .data = (void *)(uintptr_t)values, .count = count);
+}
+
+MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_pull_options *options, mlfab_result *result_p) {
+  SUBMIT(PULL, result_p, .options = options, .bufs = bufs, .n = n);
+}
+
+MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_pull_options *options, mlfab_request *request_p) {
+  SUBMIT_START(PULL, request_p, .options = options, .bufs = bufs, .n = n);
+}
+
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
+  SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
+}
+
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
+  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
+}
+
+MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
+  CONTEXT_CALL(ctx, mlfab_node_cancel(ctx->node, request, ctx->now_ns));
+}
+
+MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
+  CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
+}
+
+/* --- the fabric --- */
+
+MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
+  SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns) {
+  SUBMIT(BROADCAST, NULL, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
+  SUBMIT(JOIN, NULL, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns) {
+  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
+         .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns) {
+  SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
+}
+
+MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
+  CONTEXT_CALL(ctx, mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, ctx->now_ns));
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
+}
+
+/* --- collectives --- */
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  SUBMIT(ALLREDUCE, NULL, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options) {
+  SUBMIT(ALLREDUCE_LIST, NULL, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  SUBMIT_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options) {
+  SUBMIT(REDUCE_SCATTER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p) {
+  SUBMIT_START(REDUCE_SCATTER, request_p, .options = options, .data = data, .counts = counts,
+               .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options) {
+  SUBMIT(ALLGATHER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  SUBMIT_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
+               .dtype = dtype);
+}
+
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  SUBMIT_START(BROADCAST, request_p, .options = options, .root = root, .data = data,
+               .count = bytes);
+}
+
+MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
+                                  mlfab_request *request_p) {
+  SUBMIT_START(BARRIER, request_p, .options = options);
+}
+
+/* --- partial and stochastic reductions --- */
+
+/* Opens an object, and waits until it is open for all. Closed again: a partial one that fails; a stochastic one
+ * where the workers have no graph, on all of them. */
+static int submit_open(mlfab *ctx, mlfab_call *open, uint32_t *id_p) {
+  uint32_t id = 0;
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  open->size = sizeof *open;
+  open->id_p = id_p ? &id : NULL;
+  int code = submit_locked(ctx, open, 1, NULL, NULL);
+  mlfab_call then = {.size = sizeof then, .id = id};
+  if (code && id && open->kind == MLFAB_CALL_PARTIAL_OPEN) {
+    then.kind = MLFAB_CALL_PARTIAL_CLOSE;
+    (void)submit_locked(ctx, &then, 0, NULL, NULL);
+  } else if (!code && open->kind == MLFAB_CALL_STOCHASTIC_OPEN) {
+    then.kind = MLFAB_CALL_STOCHASTIC_STATE;
+    code = submit_locked(ctx, &then, 0, NULL, NULL);
+  }
+  mlfab__context_leave(ctx);
+  if (!code) *id_p = id;
+  return code;
+}
+
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p) {
+  mlfab_call call = {.kind = MLFAB_CALL_PARTIAL_OPEN,
+                     .options = options,
+                     .count = count,
+                     .dtype = dtype,
+                     .timeout_ns = timeout_ns};
+  return submit_open(ctx, &call, id_p);
+}
+
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p) {
+  SUBMIT(PARTIAL_REDUCE, NULL, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
+  SUBMIT_START(PARTIAL_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+               .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
+  SUBMIT(PARTIAL_FLUSH, NULL, .id = id, .data = data, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns) {
+  SUBMIT(PARTIAL_RESYNC, NULL, .id = id, .data = model, .count = count, .dtype = dtype,
+         .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
+  SUBMIT_AT_ONCE(PARTIAL_CLOSE, .id = id);
+}
+
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p) {
+  mlfab_call call = {.kind = MLFAB_CALL_STOCHASTIC_OPEN,
+                     .options = options,
+                     .count = count,
+                     .dtype = dtype,
+                     .timeout_ns = timeout_ns};
+  return submit_open(ctx, &call, id_p);
+}
+
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p) {
+  SUBMIT(STOCHASTIC_REDUCE, NULL, .id = id, .data = data, .info_p = info_p,
+         .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  SUBMIT_START(STOCHASTIC_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+               .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
+  SUBMIT_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
+}
+#undef SUBMIT
+#undef SUBMIT_START
+#undef SUBMIT_AT_ONCE
+
+/* --- snapshots --- */
+
+static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
+  mlfab__snapshot *snapshot = ctx->snapshots;
+  while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
+    snapshot = snapshot->next;
+  return snapshot;
+}
+
+static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
+  mlfab__snapshot *snapshot = submit_find_snapshot(ctx, buf);
+  const mlfab__layout *layout = &ctx->node->worker.layout;
+  if (!snapshot) {
+    const mlfab__tensor *tensor =
+        buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
+    snapshot = mlfab__alloc(&ctx->env, sizeof *snapshot);
+    if (!snapshot) return MLFAB_ERR_MEMORY;
+    snapshot->tensor = buf->tensor;
+    snapshot->dtype = (int)(tensor ? tensor->dtype : layout->uniform_dtype);
+    snapshot->count = buf->count;
+    snapshot->bytes = buf->count * mlfab__dtype_bytes(snapshot->dtype);
+    snapshot->before = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
+    snapshot->difference = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
+    if (!snapshot->before || !snapshot->difference) {
+      mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
+      mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
+      mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
+      return MLFAB_ERR_MEMORY;
+    }
+    snapshot->next = ctx->snapshots;
+    ctx->snapshots = snapshot;
+  }
+  memcpy(snapshot->before, buf->data, snapshot->bytes);
+  return 0;
+}
+
+/* Are these whole tensors of a model that stands? */
+static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  mlfab__worker *worker = &ctx->node->worker;
+  mlfab__source *sources = NULL;
+  uint32_t nsources, room = 0;
+  mlfab_error *last = &ctx->node->requests.last;
+  if (!ctx->node->is_worker || !worker->stands)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "snapshot: before the model exists");
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
+  mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
+  return code;
+}
+
+MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = submit_check_bufs(ctx, bufs, n);
+  for (uint32_t i = 0; i < n && !code; i++) code = submit_snapshot(ctx, &bufs[i]);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_push_options *options, mlfab_result *result_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = submit_check_bufs(ctx, bufs, n);
+  for (uint32_t i = 0; i < n && !code; i++) {
+    if (!submit_find_snapshot(ctx, &bufs[i]))
+      code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                         "push_difference: no snapshot of tensor %u", bufs[i].tensor);
+  }
+  mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
+  if (!code && !list) code = MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < n && !code; i++) {
+    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
+    mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
+                           snapshot->count);
+    list[i] = bufs[i];
+    list[i].data = snapshot->difference;
+  }
+  const mlfab_call push = {
+      .size = sizeof push, .kind = MLFAB_CALL_PUSH, .options = options, .bufs = list, .n = n};
+  if (!code) code = submit_locked(ctx, &push, 1, NULL, result_p);
+  for (uint32_t i = 0; i < n && !code; i++) {
+    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
+    memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
+  }
+  mlfab__free(&ctx->env, list, n * sizeof *list);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+/* --- saving --- */
+
+/* The safetensors header: one JSON object, offsets within the data that follow it. The data lie
+ * as in the flat model, where every element is aligned. Returns its bytes. */
+static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t room) {
+  size_t at = 0;
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
+    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
+                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
+                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
+    at += (size_t)n;
+  }
+  if (text) memcpy(text + at, "}", 2);
+  return at + 1;
+}
+
+MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
+  CONTEXT_CHECK(ctx);
+  if (!path) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  const mlfab__layout *layout = &ctx->node->worker.layout;
+  mlfab_error *last = &ctx->node->requests.last;
+  int code = 0;
+  if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
+    code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  size_t header = submit_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
+  size_t bytes = 8 + padded + layout->bytes;
+  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
+  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
+  if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
+  if (!code) {
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+    submit_save_header(layout, (char *)file + 8, padded + 1);
+    memset(file + 8 + header, ' ', padded - header);
+    for (uint32_t i = 0; i < layout->ntensors; i++) {
+      const mlfab__tensor *t = &layout->tensors[i];
+      bufs[i].tensor = t->id;
+      bufs[i].count = t->count;
+      bufs[i].data = file + 8 + padded + t->offset;
+    }
+    const mlfab_call pull = {
+        .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
+    code = submit_locked(ctx, &pull, 1, NULL, NULL);
+  }
+  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
+  errno = 0;
+  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  pthread_mutex_lock(&ctx->lock);
+  if (failed)
+    code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
+                       number ? strerror(number) : "env.store failed");
+  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
+  mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  mlfab__context_leave(ctx);
+  return code;
+}

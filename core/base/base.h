@@ -1,0 +1,87 @@
+/* base.h - macros and little helpers that every file uses. Layer 0.
+ *
+ * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built one by one (tests of internals). Nothing here allocates or does I/O. */
+#ifndef MLFAB__BASE_H
+#define MLFAB__BASE_H
+
+/* Linux and POSIX declarations under -std=c11; before the first system header. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include "../../mlfab.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <string.h>
+
+#ifndef MLFAB__INTERNAL
+#define MLFAB__INTERNAL
+#endif
+
+/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
+ * on the machines that it runs on. */
+#if defined(__SANITIZE_THREAD__)
+#define MLFAB__TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MLFAB__TSAN 1
+#endif
+#endif
+#ifndef MLFAB__TSAN
+#define MLFAB__TSAN 0
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define MLFAB__PRINTF(at, first) __attribute__((__format__(__printf__, at, first)))
+#define MLFAB__UNUSED __attribute__((__unused__))
+#define MLFAB__LIKELY(x) __builtin_expect(!!(x), 1)
+#define MLFAB__UNLIKELY(x) __builtin_expect(!!(x), 0)
+#else
+#define MLFAB__PRINTF(at, first)
+#define MLFAB__UNUSED
+#define MLFAB__LIKELY(x) (x)
+#define MLFAB__UNLIKELY(x) (x)
+#endif
+
+/* Planted bugs: -DMLFAB_PLANT=n breaks one invariant on purpose, and the tests must notice. */
+#ifndef MLFAB_PLANT
+#define MLFAB_PLANT 0
+#endif
+#define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
+
+/* Transports that are compiled in; 0 leaves one out. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_TCP
+#define MLFAB_WITH_TCP 1
+#endif
+#ifndef __linux__
+#undef MLFAB_WITH_SHM
+#define MLFAB_WITH_SHM 0
+#elif !defined(MLFAB_WITH_SHM)
+#define MLFAB_WITH_SHM 1
+#endif
+
+#define MLFAB__COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define MLFAB__NEVER UINT64_MAX
+
+static inline uint64_t mlfab__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t mlfab__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* a + b, or MLFAB__NEVER instead of wrapping round. */
+static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* Tested on bits: -ffast-math lets a compiler assume that x - x is 0. */
+MLFAB__UNUSED static inline int mlfab__finite(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (bits >> 52 & 0x7ff) != 0x7ff;
+}
+
+/* The value of a caller's struct member that its `size` may be too old to have. */
+#define MLFAB__HAS(ptr, type, member) \
+  ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
+
+#endif

@@ -1,0 +1,150 @@
+/* env.c - memory, log and error records on top of the hooks that a node was given. Layer 0.
+ *
+ * The default allocator is the only thing here that reaches the C library's state. Clocks and files
+ * are not touched: they belong to the driver.
+ *
+ * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
+ * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+#include "env.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define ENV_ALIGNMENT 64u /* a cache line, and the widest vector */
+
+static void *env_default_allocate(void *user, size_t bytes) {
+  (void)user;
+  return malloc(bytes);
+}
+
+static void env_default_release(void *user, void *memory, size_t bytes) {
+  (void)user;
+  (void)bytes;
+  free(memory);
+}
+
+MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given) {
+  memset(env, 0, sizeof *env);
+  if (given != NULL) {
+    size_t known = given->size < sizeof env->hooks ? given->size : sizeof env->hooks;
+    /* A size that does not even hold the first members was never set. */
+    if (known < offsetof(mlfab_env, user)) return MLFAB_ERR_CONFIG;
+    memcpy(&env->hooks, given, known);
+  }
+  env->hooks.size = (uint32_t)sizeof env->hooks;
+  if (env->hooks.log_level == 0) env->hooks.log_level = MLFAB_LOG_WARN;
+  if ((env->hooks.allocate == NULL) != (env->hooks.release == NULL)) return MLFAB_ERR_CONFIG;
+  if (env->hooks.allocate == NULL) {
+    env->hooks.allocate = env_default_allocate;
+    env->hooks.release = env_default_release;
+  }
+  return 0;
+}
+
+static void *env_allocate(mlfab__env *env, size_t bytes) {
+  void *memory = env->hooks.allocate(env->hooks.user, bytes);
+  env->allocations++;
+  if (memory != NULL) env->bytes += bytes;
+  return memory;
+}
+
+MLFAB__INTERNAL void *mlfab__alloc(mlfab__env *env, size_t bytes) {
+  void *memory = bytes == 0 ? NULL : env_allocate(env, bytes);
+  if (memory != NULL) memset(memory, 0, bytes);
+  return memory;
+}
+
+MLFAB__INTERNAL void *mlfab__alloc_array(mlfab__env *env, size_t count, size_t size) {
+  if (size != 0 && count > SIZE_MAX / size) return NULL;
+  return mlfab__alloc(env, count * size);
+}
+
+MLFAB__INTERNAL void mlfab__free(mlfab__env *env, void *memory, size_t bytes) {
+  if (memory == NULL) return;
+  assert(env->bytes >= bytes);
+  env->bytes -= bytes;
+  env->hooks.release(env->hooks.user, memory, bytes);
+}
+
+MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
+                                  size_t size) {
+  if (old != NULL && need <= *room_p) return old;
+  if (need > UINT32_MAX / 2) return NULL;
+  uint64_t room = mlfab__max(mlfab__max(need, 2 * (uint64_t)*room_p), 8);
+  void *grown = mlfab__alloc_array(env, room, size);
+  if (grown == NULL) return NULL;
+  if (old != NULL) {
+    memcpy(grown, old, *room_p * size);
+    mlfab__free(env, old, *room_p * size);
+  }
+  *room_p = (uint32_t)room;
+  return grown;
+}
+
+/* The hooks promise 16-byte alignment only. What they gave is remembered right before the aligned
+ * address, where the slack always has room for it. */
+#define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
+
+MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
+  unsigned char *memory, *aligned;
+  if (bytes == 0 || bytes > SIZE_MAX - ENV_SLACK) return NULL;
+  memory = env_allocate(env, bytes + ENV_SLACK);
+  if (memory == NULL) return NULL;
+  aligned = memory + sizeof(void *);
+  aligned += (ENV_ALIGNMENT - (uintptr_t)aligned % ENV_ALIGNMENT) % ENV_ALIGNMENT;
+  memcpy(aligned - sizeof(void *), &memory, sizeof memory);
+  return aligned;
+}
+
+MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t bytes) {
+  void *original;
+  if (memory == NULL) return;
+  memcpy(&original, (unsigned char *)memory - sizeof(void *), sizeof original);
+  mlfab__free(env, original, bytes + ENV_SLACK);
+}
+
+MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
+                                 uint64_t waited_ns, const char *format, ...) {
+  va_list arguments;
+  if (error == NULL) return code;
+  memset(error, 0, sizeof *error);
+  error->code = code;
+  error->rank = rank;
+  error->is_server = is_server != 0;
+  error->waited_ns = waited_ns;
+  va_start(arguments, format);
+  vsnprintf(error->text, sizeof error->text, format, arguments);
+  va_end(arguments);
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *format, ...) {
+  char line[512];
+  va_list arguments;
+  if (env->hooks.log == NULL || level > (int)env->hooks.log_level) return;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  env->hooks.log(env->hooks.user, level, line);
+}
+
+MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
+  static const char *const names[] = {"ns", "us", "ms", "s"};
+  uint64_t unit = 1;
+  unsigned which = 0;
+  while (which < 3 && ns / unit >= 1000) {
+    unit *= 1000;
+    which++;
+  }
+  /* One decimal below a hundred, cut and not rounded, so that 999.99 ms does not read 1000 ms. */
+  uint64_t whole = ns / unit, tenth = unit == 1 ? 0 : ns % unit / (unit / 10);
+  if (whole < 100 && tenth != 0) {
+    snprintf(buffer, 24, "%u.%u %s", (unsigned)whole, (unsigned)tenth, names[which]);
+  } else {
+    snprintf(buffer, 24, "%llu %s", (unsigned long long)whole, names[which]);
+  }
+  return buffer;
+}
+
+#undef ENV_ALIGNMENT
+#undef ENV_SLACK

@@ -1,0 +1,22 @@
+/* rng.h - seeded random numbers (splitmix64, xoshiro256**) and hashes. Layer 0. Same seed, same numbers. */
+#ifndef MLFAB__RNG_H
+#define MLFAB__RNG_H
+
+#include "base.h"
+
+typedef struct mlfab__rng {
+  uint64_t s[4];
+} mlfab__rng;
+
+MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed);
+MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
+/* Uniform in 0..bound-1 without bias; bound 0 gives 0. */
+MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
+/* Uniform in [0, 1). */
+MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
+/* A good 64-bit mix of x: hashing, counter-based draws. */
+MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
+/* FNV-1a with a mix at the end: names of jobs, signatures, traces. */
+MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
+
+#endif

@@ -1,0 +1,77 @@
+/* barrier.h - the barrier: workers ask, server 0 counts and answers.
+ *
+ * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
+ * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
+ * every live worker that is not done has asked for n or a later one. It answers by the number of the
+ * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing. A process that
+ * came late counts from what is over (`base`).
+ *
+ * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
+ * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
+ * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
+ * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
+ * cancel, or by the death of server 0. */
+#ifndef MLFAB__BARRIER_H
+#define MLFAB__BARRIER_H
+
+#include "../node/port.h"
+#include "../base/request.h"
+
+/* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
+#define MLFAB__BARRIER_MISSING ((uint64_t)1 << 63)
+
+typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
+  uint8_t gone, done;
+  uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+} mlfab__barrier_entry;
+
+typedef struct mlfab__barrier_server {
+  mlfab__env *env;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  mlfab__barrier_entry *entries;
+  uint64_t over;
+  int32_t missing; /* told to those who wait */
+} mlfab__barrier_server;
+
+typedef struct mlfab__barrier_worker {
+  mlfab__port port; /* peer 0 is server 0 */
+  mlfab__requests *requests;
+  const mlfab_config *config;
+  uint64_t over; /* barriers that have succeeded */
+  uint32_t open; /* requests */
+  int32_t missing;
+  int dead; /* server 0 is */
+} mlfab__barrier_worker;
+
+/* Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
+                                               const mlfab_config *config, const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said
+ * DONE. */
+MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
+                                                 int fresh);
+MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
+                                                const mlfab__frame_in *frame);
+
+MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
+                                                const mlfab_config *config, const mlfab__port *port,
+                                                mlfab__requests *requests);
+/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
+MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error);
+MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
+                                             int code, uint64_t now_ns);
+/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
+MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
+                                                const mlfab__frame_in *frame, uint64_t now_ns);
+
+#endif

@@ -1,0 +1,1498 @@
+/* comm.c - the communicator: epochs, calls and failures. See comm.h. */
+#include "comm.h"
+
+#include <stdio.h>
+
+/* What a member adds in a nanosecond, for choosing algorithms: the same for all, as the rest of
+ * it is. */
+static const double comm_add_bytes_per_ns = 4.0;
+static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
+
+static void comm_begin(mlfab__comm *comm);
+static void comm_begin_waiting(mlfab__comm *comm);
+static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
+
+MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     const mlfab__port *down, mlfab__requests *requests) {
+  const mlfab__stream_user user = {comm, mlfab__engine_deliver, mlfab__engine_given_back};
+  memset(comm, 0, sizeof *comm);
+  comm->env = env;
+  comm->config = config;
+  comm->requests = requests;
+  comm->up = *up;
+  comm->rank = rank;
+  comm->missing = comm->left_rank = MLFAB_NO_RANK;
+  comm->arena_fd = -1;
+  mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
+  return 0;
+}
+
+static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (!slot) return;
+  mlfab__dag_free(&slot->play.dag);
+  mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
+  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  mlfab__free(comm->env, slot, sizeof *slot);
+}
+
+static void comm_forget_list(mlfab__comm *comm) {
+  mlfab__free(comm->env, comm->list, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list);
+  comm->list = NULL;
+}
+
+static void comm_ignore(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+  (void)self, (void)play, (void)status, (void)now_ns;
+}
+
+MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
+  if (!comm->env) return;
+  comm->ending = 1;
+  mlfab__streams_free(&comm->streams);
+  for (mlfab__engine *play = comm->armed; play; play = play->next) play->over = comm_ignore;
+  mlfab__engine_end_all(comm, MLFAB_ERR_CLOSED);
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object object = comm->objects[i];
+    comm->objects[i].id = 0;
+    if (object.id && object.free_self) object.free_self(object.self);
+  }
+  mlfab__comm_sweep(comm);
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
+  comm_forget_list(comm);
+  mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
+  for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
+    while (comm->pool[class]) {
+      void *block = comm->pool[class];
+      memcpy(&comm->pool[class], block, sizeof(void *));
+      mlfab__free_aligned(comm->env, block, (size_t)MLFAB__COMM_BLOCK << class);
+    }
+  }
+  memset(comm, 0, sizeof *comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
+  comm->depth++;
+  if (now_ns) comm->now_ns = now_ns;
+}
+
+/* --- what server 0 is told --- */
+
+static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_t bytes) {
+  comm->up.post(comm->up.self, 0, type, meta, bytes);
+}
+
+/* Alone: no roll is kept, and nobody is told. */
+static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
+
+static void comm_ask(mlfab__comm *comm) {
+  const mlfab__membership_ask ask = {.epoch = comm->over_epoch,
+                                     .arena_pid = comm->arena_pid,
+                                     .arena_fd = comm->arena_fd,
+                                     .arena_nonce = comm->arena_nonce,
+                                     .arena_bytes = comm->arena_bytes,
+                                     .host = comm->host,
+                                     .in = comm->link_in,
+                                     .out = comm->link_out,
+                                     .round = comm->round,
+                                     .objects = comm->objects_opened};
+  uint8_t meta[128];
+  comm_post(comm, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
+}
+
+static void comm_say_ready(mlfab__comm *comm) {
+  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
+  uint8_t meta[16];
+  comm_post(comm, MLFAB__MEMBERSHIP_READY, meta, mlfab__encode_membership_ready(meta, &ready));
+}
+
+static void comm_say_failed(mlfab__comm *comm) {
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  comm->fail.epoch = comm->epoch;
+  comm_post(comm, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &comm->fail));
+}
+
+static void comm_say_leaving(mlfab__comm *comm) {
+  int knows = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  const mlfab__membership_leave leave = {knows ? comm->epoch : 0, (int32_t)comm->rank, comm->calls};
+  uint8_t meta[32];
+  comm_post(comm, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
+}
+
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  const mlfab__membership_call call = {comm->epoch, channel, number};
+  uint8_t meta[32];
+  if (comm->phase != MLFAB__COMM_IN || comm_alone(comm)) return;
+  comm_post(comm, MLFAB__MEMBERSHIP_STUCK, meta, mlfab__encode_membership_call(meta, &call));
+}
+
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
+}
+
+/* A worker alone is its own epoch. */
+static void comm_form_alone(mlfab__comm *comm) {
+  comm->epoch++;
+  comm->members = 1;
+  comm->me = 0;
+  comm->ranks[0] = comm->rank;
+  comm->go = (mlfab__membership_go){.epoch = comm->epoch, .round = comm->round};
+  comm->phase = MLFAB__COMM_IN;
+  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
+    comm->later = 1;
+    mlfab__comm_fail_memory(comm);
+  } else {
+    comm_begin(comm);
+  }
+}
+
+/* Takes part from now on. */
+static void comm_join(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
+  if (comm_alone(comm)) {
+    comm_form_alone(comm);
+    return;
+  }
+  comm->phase = MLFAB__COMM_ASKED;
+  comm->missing = MLFAB_NO_RANK;
+  comm_ask(comm);
+}
+
+/* --- calls in words --- */
+
+static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past *past) {
+  unsigned long long count = past->count;
+  if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
+  } else if (past->user) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu elements of %u bytes (its own reducer)",
+             past->words, count, past->width);
+  } else if (past->kind == MLFAB__COLLECTIVE_BROADCAST) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu bytes from worker %d", past->words,
+             count * past->width, (int)past->root);
+  } else if (past->kind == MLFAB__COLLECTIVE_ALLGATHER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
+             past->dtype ? mlfab__element_name(past->dtype) : "bytes");
+  } else {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
+             mlfab__element_name(past->dtype), mlfab__op_name(past->op));
+  }
+  return text;
+}
+
+/* What is known of a call of this epoch, or NULL. */
+static mlfab__comm_past *comm_past(mlfab__comm *comm, uint64_t number) {
+  if (number >= comm->calls || comm->calls - number > MLFAB__COMM_PAST) return NULL;
+  return &comm->past[number % MLFAB__COMM_PAST];
+}
+
+static mlfab__comm_slot *comm_slot_of(mlfab__comm *comm, uint64_t number) {
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE && slot->number == number) return slot;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_slot *slot = comm_slot_of(comm, number);
+  if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  return slot != NULL || number >= comm->calls;
+}
+
+/* --- the end of a call, of an epoch --- */
+
+static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  slot->blocks = NULL;
+  slot->blocks_room = 0;
+  slot->state = MLFAB__SLOT_FREE;
+}
+
+static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__request *request = mlfab__request_find(comm->requests, slot->request);
+  comm_close_slot(comm, slot);
+  comm->collectives++;
+  if (request)
+    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
+  comm_begin_waiting(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  const mlfab_error *verdict = &comm->verdict;
+  if (!request || request->done) return;
+  comm->owed = 0;
+  comm->collectives_failed++;
+  mlfab__request_finish(comm->requests, request, verdict->code, verdict->rank, verdict->is_server,
+                        now_ns, "%s", verdict->text);
+}
+
+static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_server,
+                             const char *text) {
+  memset(&comm->verdict, 0, sizeof comm->verdict);
+  comm->verdict.code = code;
+  comm->verdict.rank = rank;
+  comm->verdict.is_server = is_server;
+  snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
+}
+
+/* Everything that is open ends with the verdict. Afterwards numbers begin at 0. */
+static void comm_end(mlfab__comm *comm) {
+  comm->ending = 1;
+  comm->failing = 0;
+  comm->owed = !MLFAB__PLANTED(66);
+  comm->depth++;
+  mlfab__streams_end(&comm->streams);
+  mlfab__engine_end_all(comm, comm->verdict.code);
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+    mlfab__comm_end_request(comm, slot->request, comm->now_ns);
+    comm_close_slot(comm, slot);
+  }
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
+  }
+  comm->depth--;
+  comm->calls = 0;
+  comm->left = 0;
+  comm->arena_asked = comm->ready = 0;
+  comm->ending = 0;
+}
+
+/* A failure of ours takes effect here, and is told: now, or where it is one of calls that wait
+ * for an epoch, as soon as it is listed. */
+static void comm_act_on_failure(mlfab__comm *comm) {
+  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  if (comm_alone(comm)) {
+    comm->phase = MLFAB__COMM_OUT;
+    comm_end(comm);
+    comm_join(comm);
+    return;
+  }
+  if (stands) comm->phase = MLFAB__COMM_FAILED;
+  comm_end(comm);
+  if (stands) {
+    comm_say_failed(comm);
+  } else {
+    comm->untold = 1;
+    comm_join(comm);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
+  comm->depth--;
+  if (comm->depth == 0 && comm->failing) comm_act_on_failure(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
+  if (comm->failing || comm->ending || comm->dead) return;
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
+  comm->failing = 1;
+  comm->fail.code = code;
+  comm->fail.rank = rank;
+  snprintf(comm->fail.text, sizeof comm->fail.text, "%s", text);
+  comm_set_verdict(comm, code, rank, 0, text);
+  mlfab__comm_enter(comm, 0);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
+  if (!comm->owed) return 0;
+  comm->owed = 0;
+  if (error) *error = comm->verdict;
+  return 1;
+}
+
+/* --- what a call must be --- */
+
+static int comm_refuse(mlfab_error *error, int code, const mlfab__comm_call *call,
+                       const char *what) {
+  return MLFAB__FAIL(error, code, "%s: %s", call->words, what);
+}
+
+MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
+                                            mlfab_error *error) {
+  if (comm->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "%s: server 0 is dead", what);
+  if (comm->leaving)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "%s: this worker takes no further part", what);
+  if (comm->config->workers > MLFAB__MEMBERSHIP_MEMBERS_MAX)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %u workers, the limit is %u", what,
+                       comm->config->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
+                                            uint64_t count, uint32_t width, mlfab_error *error) {
+  if (count == 0) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: no elements", what);
+  if (count <= comm->config->model_max_bytes / width) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                     "%s: %llu elements, the limit is %llu bytes (model_max_bytes)", what,
+                     (unsigned long long)count, (unsigned long long)comm->config->model_max_bytes);
+}
+
+MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, uint32_t width,
+                                           mlfab_error *error) {
+  if (!data) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: data is NULL", what);
+  if ((uintptr_t)data % width == 0) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: data is not aligned to its elements", what);
+}
+
+MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
+                                           mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0,
+                      "%s: worker %u has NaN or infinity in its data", what, comm->rank);
+}
+
+static int comm_adds(const mlfab__comm_call *call) {
+  return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
+         call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
+}
+
+/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
+ * reducer. */
+static uint32_t comm_width(const mlfab__comm_call *call) {
+  if (comm_adds(call) && call->reduce) return call->width;
+  return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
+}
+
+static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
+  if (call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
+  if (comm_adds(call) && call->reduce) {
+    if (call->width >= 1 && call->width <= 65536) return 0;
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "%s: element_bytes is %u, and must be 1..65536 with a reducer", call->words,
+                       call->width);
+  }
+  if (!comm_width(call))
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
+                       call->dtype);
+  if (!comm_adds(call)) return 0;
+  if (call->op < MLFAB_SUM || call->op > MLFAB_PRODUCT)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "%s: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)", call->words,
+                       call->op);
+  if (call->op == MLFAB_MEAN && call->dtype == MLFAB_I64)
+    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
+  return 0;
+}
+
+static int comm_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_error *error) {
+  const mlfab_vec *vec = &call->vecs[i];
+  uint32_t width = comm_width(call), line = width & (0u - width);
+  if (vec->count > 0 && !vec->data)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffer %u is NULL and has %llu elements",
+                       call->words, i, (unsigned long long)vec->count);
+  if ((uintptr_t)vec->data % (line < 8 ? line : 8))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffer %u is not aligned to its elements",
+                       call->words, i);
+  return 0;
+}
+
+/* Sorted by address, neighbours must not overlap. Lists are mostly sorted already. */
+static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
+  uint32_t order[MLFAB__COMM_BUFS], n = 0, width = comm_width(call);
+  for (uint32_t i = 0; i < call->n; i++) {
+    uint32_t at = n;
+    if (call->vecs[i].count == 0) continue;
+    uintptr_t data = (uintptr_t)call->vecs[i].data;
+    for (; at > 0 && (uintptr_t)call->vecs[order[at - 1]].data > data; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    n++;
+  }
+  for (uint32_t i = 1; i < n; i++) {
+    const mlfab_vec *low = &call->vecs[order[i - 1]], *high = &call->vecs[order[i]];
+    if ((uintptr_t)high->data - (uintptr_t)low->data < low->count * width)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffers %u and %u overlap", call->words,
+                         order[i - 1], order[i]);
+  }
+  return 0;
+}
+
+/* The buffers, and how many elements they have together. */
+static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
+                              uint64_t *count_p, mlfab_error *error) {
+  uint32_t width = (uint32_t)mlfab__max(comm_width(call), 1);
+  uint64_t count = 0, blocks = 0;
+  if (call->n > MLFAB__COMM_BUFS)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %u buffers, the limit is %d", call->words,
+                       call->n, MLFAB__COMM_BUFS);
+  for (uint32_t i = 0; i < call->n; i++) {
+    int wrong = comm_check_buffer(call, i, error);
+    if (wrong) return wrong;
+    count = mlfab__add_sat(count, call->vecs[i].count);
+  }
+  for (uint32_t r = 0; call->counts && r < comm->config->workers; r++)
+    blocks = mlfab__add_sat(blocks, call->counts[r]);
+  if (call->counts && (blocks != count || call->n != 1))
+    return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
+  int code = mlfab__comm_check_count(comm, call->words, count, width, error);
+  *count_p = count;
+  return code ? code : comm_check_overlap(call, error);
+}
+
+static int comm_is_member(const mlfab__comm *comm, uint32_t rank) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (comm->ranks[i] == rank) return 1;
+  }
+  return 0;
+}
+
+/* A rank that the call speaks of and that is no member of this epoch: it, or NO_RANK. */
+static int32_t comm_stranger(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  if (call->kind == MLFAB__COLLECTIVE_BROADCAST && !comm_is_member(comm, (uint32_t)call->root))
+    return call->root;
+  if (!call->counts || comm->members == comm->config->workers) return MLFAB_NO_RANK;
+  for (uint32_t r = 0; r < comm->config->workers; r++) {
+    if (call->counts[r] > 0 && !comm_is_member(comm, r)) return (int32_t)r;
+  }
+  return MLFAB_NO_RANK;
+}
+
+static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *call,
+                            mlfab_error *error) {
+  if (call->kind == MLFAB__COLLECTIVE_BROADCAST &&
+      (call->root < 0 || (uint32_t)call->root >= comm->config->workers))
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
+                        "%s: root %d is not one of %u workers", call->words, (int)call->root,
+                        comm->config->workers);
+  /* Who has not seen yet that somebody is gone is told that first. */
+  int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed ? comm_stranger(comm, call)
+                                                                  : (int32_t)MLFAB_NO_RANK;
+  if (stranger != MLFAB_NO_RANK)
+    return mlfab__error(error, MLFAB_ERR_ARGUMENT, stranger, 0, 0,
+                        "%s: worker %d does not take part any more, and is the root or has a block",
+                        call->words, (int)stranger);
+  return 0;
+}
+
+static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t count,
+                                       uint32_t members) {
+  return (mlfab__algorithm_task){.kind = call->kind,
+                                 .algorithm = call->algorithm,
+                                 .ordered = call->ordered && call->reduce,
+                                 .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_MEAN,
+                                 .members = members,
+                                 .width = comm_width(call),
+                                 .count = count,
+                                 .segment = MLFAB__COMM_SEGMENT,
+                                 .after = MLFAB__DAG_NONE};
+}
+
+static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                uint64_t count, mlfab_error *error) {
+  if (call->algorithm > MLFAB_ALGORITHM_PLANNED)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
+                       call->words, call->algorithm);
+  if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
+  mlfab__algorithm_task task = comm_task(call, count, comm->config->workers);
+  if (call->algorithm == MLFAB_ALGORITHM_PLANNED
+          ? call->kind == MLFAB__COLLECTIVE_ALLREDUCE && !task.ordered
+          : mlfab__algorithm_cost(&task, call->algorithm, 1.0, 1.0, 1.0) >= 0.0)
+    return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "%s: cannot be done by algorithm %d",
+                     call->words, call->algorithm);
+}
+
+static int comm_check(const mlfab__comm *comm, const mlfab__comm_call *call, uint64_t *count_p,
+                      mlfab_error *error) {
+  *count_p = 0;
+  int code = mlfab__comm_check_state(comm, call->words, error);
+  if (!code) code = comm_check_type(call, error);
+  if (!code && call->kind != MLFAB__COLLECTIVE_BARRIER)
+    code = comm_check_buffers(comm, call, count_p, error);
+  if (!code) code = comm_check_ranks(comm, call, error);
+  if (!code) code = comm_check_algorithm(comm, call, *count_p, error);
+  return code;
+}
+
+/* Is what this worker brings finite? */
+static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  uint64_t from = 0;
+  int brings = call->kind != MLFAB__COLLECTIVE_BROADCAST || (uint32_t)call->root == comm->rank;
+  if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
+  if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
+    for (uint32_t i = 0; i < call->n; i++) {
+      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data, call->vecs[i].count)) return 0;
+    }
+    return 1;
+  }
+  for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
+  return mlfab__combine_finite(call->dtype,
+                               (const uint8_t *)call->vecs[0].data + from * comm_width(call),
+                               call->counts[comm->rank]);
+}
+
+/* --- a call begins --- */
+
+static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *call,
+                               uint64_t count) {
+  int own = comm_adds(call) && call->reduce != NULL;
+  const uint64_t of[] = {call->kind,
+                         own ? 0 : (uint64_t)call->dtype,
+                         own || !comm_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
+                         (uint64_t)own,
+                         own && call->ordered,
+                         comm_width(call),
+                         count,
+                         call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
+                         call->algorithm,
+                         call->salt};
+  uint64_t hash = mlfab__hash(0, of, sizeof of);
+  if (call->counts)
+    hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);
+  return hash ? hash : 1;
+}
+
+/* A free entry: its index, COMM_CALLS when all are open, or COMM_CALLS + 1 without memory. */
+static uint32_t comm_free_entry(mlfab__comm *comm, const mlfab__comm_call *call) {
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE) continue;
+    if (!slot) {
+      slot = comm->slots[i] = mlfab__alloc(comm->env, sizeof *slot);
+      if (!slot) return MLFAB__COMM_CALLS + 1;
+      slot->comm = comm;
+      mlfab__dag_init(&slot->play.dag, comm->env);
+    }
+    if (call->counts && !slot->counts) {
+      slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
+      if (!slot->counts) return MLFAB__COMM_CALLS + 1;
+    }
+    return i;
+  }
+  return MLFAB__COMM_CALLS;
+}
+
+static void comm_note_past(mlfab__comm *comm, const mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  comm->past[slot->number % MLFAB__COMM_PAST] =
+      (mlfab__comm_past){.signature = slot->signature,
+                         .count = slot->count,
+                         .words = call->words,
+                         .dtype = call->dtype,
+                         .op = call->op,
+                         .width = comm_width(call),
+                         .root = call->root,
+                         .kind = call->kind,
+                         .user = comm_adds(call) && call->reduce != NULL};
+}
+
+static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__comm_call *call,
+                           uint64_t count) {
+  uint32_t width = comm_width(call);
+  slot->state = MLFAB__SLOT_WAITING;
+  slot->wanted = 0;
+  slot->call = *call;
+  slot->count = count;
+  slot->signature = comm_signature(comm, call, count);
+  slot->stuck_ns = comm->now_ns;
+  slot->missing = MLFAB_NO_RANK;
+  for (uint32_t i = 0; i < call->n; i++)
+    slot->vecs[i] = (mlfab_vec){call->vecs[i].data, call->vecs[i].count * width};
+  slot->call.vecs = slot->vecs;
+  if (call->counts) {
+    memcpy(slot->counts, call->counts, comm->config->workers * sizeof *slot->counts);
+    slot->call.counts = slot->counts;
+  }
+  slot->number = comm->calls++;
+  comm_note_past(comm, slot);
+}
+
+static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                          uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
+  uint32_t entry = comm_free_entry(comm, call);
+  if (entry > MLFAB__COMM_CALLS) return comm_refuse(error, MLFAB_ERR_MEMORY, call, "out of memory");
+  if (entry == MLFAB__COMM_CALLS)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "%s: %d collectives are under way", call->words,
+                       MLFAB__COMM_CALLS);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, entry, comm->now_ns,
+                          timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
+  comm->slots[entry]->request = *request_p = request->id;
+  comm_fill_slot(comm, comm->slots[entry], call, count);
+  comm_begin_waiting(comm); /* the request tells how that goes */
+  comm_join(comm);
+  return 0;
+}
+
+static int comm_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                           mlfab_error *error) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "%.60s of %llu elements: worker %u has NaN or infinity in its data",
+           call->words, (unsigned long long)count, comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, text);
+  comm->owed = 0; /* it is seen here */
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s", text);
+}
+
+MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error) {
+  uint64_t count;
+  int code = comm_check(comm, call, &count, error);
+  if (code) return code;
+  if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  comm->now_ns = now_ns;
+  if (!call->outside && !comm_finite(comm, call)) return comm_refuse_nan(comm, call, count, error);
+  mlfab__comm_enter(comm, now_ns);
+  code = comm_open_slot(comm, call, count, timeout_ns, request_p, error);
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* The members' blocks in their order, and their lengths. Those that are neighbours become one. */
+static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
+  uint32_t n = 0, width = comm_width(&slot->call);
+  uint8_t *data = slot->vecs[0].data, *end = NULL;
+  slot->blocks = mlfab__comm_block(comm, comm->members * sizeof *slot->blocks);
+  if (!slot->blocks) return MLFAB_ERR_MEMORY;
+  slot->blocks_room = comm->members;
+  for (uint32_t m = 0; m < comm->members; m++) {
+    uint64_t from = 0;
+    for (uint32_t r = 0; r < comm->ranks[m]; r++) from += slot->counts[r];
+    lengths[m] = slot->counts[comm->ranks[m]];
+    uint8_t *at = data + from * width;
+    if (n > 0 && at == end) {
+      slot->blocks[n - 1].count += lengths[m] * width;
+    } else {
+      slot->blocks[n++] = (mlfab_vec){at, lengths[m] * width};
+    }
+    end = at + lengths[m] * width;
+  }
+  slot->play.spaces[0] = (mlfab__comm_space){slot->blocks, n};
+  return 0;
+}
+
+/* Windows of a parent with so many children are within what they may have staged. */
+static uint32_t comm_tree_segment(uint32_t children) {
+  uint64_t all = (uint64_t)MLFAB__COMM_WINDOWS / MLFAB__COMM_WINDOW / mlfab__max(children, 1);
+  return (uint32_t)mlfab__min(MLFAB__COMM_SEGMENT, mlfab__max(all / 64 * 64, 4096));
+}
+
+/* Its schedule; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
+static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
+                         uint32_t children) {
+  const mlfab__comm_call *call = &slot->call;
+  mlfab__algorithm_task task = comm_task(call, slot->count, comm->members);
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : comm_bytes_per_ns;
+  uint64_t *lengths = NULL, bytes = comm->members * sizeof *lengths;
+  uint32_t end, tag, culprit;
+  int code = 0;
+  task.me = comm->me;
+  task.tree = tree;
+  if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
+  if (tree) task.segment = comm_tree_segment(children);
+  slot->play.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
+  for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
+    if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
+  }
+  if (call->counts) {
+    lengths = mlfab__comm_block(comm, bytes);
+    code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
+    task.counts = lengths;
+  }
+  mlfab__dag_clear(&slot->play.dag);
+  if (!code) {
+    task.algorithm =
+        mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, comm_add_bytes_per_ns);
+    code = mlfab__algorithm_build(&slot->play.dag, &task, &end, &tag);
+  }
+  if (!code) code = mlfab__dag_seal(&slot->play.dag, &culprit);
+  mlfab__comm_release(comm, lengths, bytes);
+  return code;
+}
+
+static void comm_slot_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+  mlfab__comm_slot *slot = self;
+  (void)play, (void)now_ns;
+  if (status == 0) comm_finish_slot(slot->comm, slot);
+}
+
+/* Where others might only receive, some calls wait for them all the same. */
+static int comm_is_eager(const mlfab__comm_slot *slot) {
+  uint8_t kind = slot->call.kind;
+  int ahead = kind != MLFAB__COLLECTIVE_ALLREDUCE && kind != MLFAB__COLLECTIVE_BARRIER;
+  return slot->count * comm_width(&slot->call) <= MLFAB__COMM_EAGER &&
+         !(ahead && slot->number % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
+}
+
+static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int code, int32_t rank,
+                           const char *what) {
+  char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
+  comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
+  snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
+  mlfab__comm_fail(comm, code, rank, text);
+}
+
+/* Does it go by a tree of the scheduler? The same for all members. */
+static int comm_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3) return 0;
+  if (call->algorithm == MLFAB_ALGORITHM_PLANNED) return 1;
+  return call->algorithm == MLFAB_ALGORITHM_AUTO && !(call->reduce && call->ordered) &&
+         comm->config->scheduler != MLFAB_SCHEDULER_NONE &&
+         slot->count * comm_width(call) > comm->config->eager_bytes;
+}
+
+static void comm_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
+  const mlfab__tree_ask ask = {.number = MLFAB__COMM_TREE(comm->epoch, slot->number),
+                               .bytes = slot->count * comm_width(&slot->call)};
+  uint8_t meta[64];
+  comm_post(comm, MLFAB__TREE_ASK, meta, mlfab__encode_tree_ask(meta, &ask, NULL));
+}
+
+/* Runs as a schedule, up and down `tree` where there is one. Not 0: the epoch fails. */
+static int comm_begin_play(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
+                           uint32_t children) {
+  mlfab__engine *play = &slot->play;
+  const mlfab__comm_call *call = &slot->call;
+  slot->state = MLFAB__SLOT_PLAIN;
+  int code = comm_schedule(comm, slot, tree, children);
+  if (!code) {
+    play->channel = 0;
+    play->number = slot->number;
+    play->signature = slot->signature;
+    play->eager = (uint8_t)comm_is_eager(slot);
+    play->dtype = call->dtype;
+    play->op = call->op;
+    play->width = comm_width(call);
+    play->reduce = comm_adds(call) ? call->reduce : NULL;
+    play->reduce_user = call->reduce_user;
+    play->compute = NULL;
+    play->over = comm_slot_over;
+    play->self = slot;
+    code = mlfab__comm_arm(comm, play, comm->now_ns);
+  }
+  if (code) comm_fail_call(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
+  return code;
+}
+
+/* Not 0: the epoch fails. */
+static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (comm->members == 1) {
+    comm_finish_slot(comm, slot);
+  } else if (comm_is_planned(comm, slot)) {
+    slot->state = MLFAB__SLOT_PLANNING;
+    comm_ask_tree(comm, slot);
+  } else {
+    return comm_begin_play(comm, slot, NULL, 0);
+  }
+  return 0;
+}
+
+/* The tree of a call that waits for it. 0, or FRAME. */
+static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__tree_plan plan;
+  uint32_t children = 0;
+  int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, NULL);
+  uint64_t number = code ? 0 : plan.number - MLFAB__COMM_TREE(comm->epoch, 0);
+  mlfab__comm_slot *slot =
+      code || comm->phase != MLFAB__COMM_IN ? NULL : comm_slot_of(comm, number);
+  if (!slot || slot->state != MLFAB__SLOT_PLANNING || comm->failing) return code;
+  if (plan.nodes > 0 && plan.nodes != comm->members) return MLFAB_ERR_FRAME;
+  uint64_t bytes = MLFAB__TREE_NODES_MAX * sizeof(mlfab__tree_node);
+  mlfab__tree_node *tree = plan.nodes > 0 ? mlfab__comm_block(comm, bytes) : NULL;
+  if (plan.nodes > 0 && !tree) {
+    mlfab__comm_fail_memory(comm);
+    return 0;
+  }
+  if (tree) code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, tree);
+  if (tree && !code && mlfab__algorithm_check_tree(tree, plan.nodes, &children))
+    code = MLFAB_ERR_FRAME;
+  if (!code) (void)comm_begin_play(comm, slot, tree, children);
+  mlfab__comm_release(comm, tree, bytes);
+  return code;
+}
+
+/* What the call that begins now opens has a channel from here on, whether or not it is still there. */
+static void comm_open_object(mlfab__comm *comm, uint32_t id) {
+  mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  comm->objects_opened++;
+  if (!object) return;
+  object->channel = (uint32_t)comm->objects_opened;
+  object->stuck_ns = comm->now_ns;
+  if (object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+}
+
+/* A call of an epoch that stands. Not 0: the epoch fails. */
+static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  int32_t stranger = comm_stranger(comm, &slot->call);
+  slot->stuck_ns = comm->now_ns;
+  if (comm->left && slot->number >= comm->left_calls) {
+    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+    return MLFAB_ERR_PEER_CLOSED;
+  }
+  if (stranger != MLFAB_NO_RANK) {
+    comm_fail_call(comm, slot, MLFAB_ERR_ARGUMENT, stranger,
+                   "does not take part, and is the root or has a block");
+    return MLFAB_ERR_ARGUMENT;
+  }
+  if (slot->call.opens) comm_open_object(comm, slot->call.opens);
+  if (comm->failing) { /* the object could not begin: it is not open, and may go until the tick */
+    comm->later = 1;
+    return comm->verdict.code;
+  }
+  if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
+    slot->state = MLFAB__SLOT_OUTSIDE;
+    slot->wanted = (uint8_t)mlfab__engine_came(comm, slot->number);
+    return 0;
+  }
+  if (slot->call.outside) { /* its numbers have not been looked at */
+    comm_turn_plain(comm, slot);
+    return 0;
+  }
+  return comm_begin_plain(comm, slot);
+}
+
+static int comm_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
+  const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
+  return !object || !object->stands || object->stands(object->self);
+}
+
+/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
+ * so what others hold up here holds up what follows, before that takes all of their credit. */
+static void comm_begin_waiting(mlfab__comm *comm) {
+  if (comm->beginning || comm->ending) return;
+  comm->beginning = 1;
+  while (comm->phase == MLFAB__COMM_IN && !comm->failing) {
+    mlfab__comm_slot *first = NULL;
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+      mlfab__comm_slot *slot = comm->slots[i];
+      if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+      oldest = mlfab__min(oldest, slot->number);
+      if (slot->state == MLFAB__SLOT_WAITING && (!first || slot->number < first->number))
+        first = slot;
+    }
+    if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
+    if (!comm_may_begin(comm, &first->call)) break;
+    (void)comm_begin_call(comm, first);
+  }
+  comm->beginning = 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm_begin_waiting(comm); }
+
+/* --- outside calls --- */
+
+static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__request *request) {
+  mlfab__comm_slot *slot = request->slot < MLFAB__COMM_CALLS ? comm->slots[request->slot] : NULL;
+  return slot && slot->state != MLFAB__SLOT_FREE && slot->request == request->id ? slot : NULL;
+}
+
+/* It is run as a schedule after all. */
+static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_call call = slot->call;
+  mlfab_vec vecs[MLFAB__COMM_BUFS];
+  vecs[0] = (mlfab_vec){NULL, 0}; /* a call without buffers */
+  uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
+  for (uint32_t i = 0; i < call.n; i++)
+    vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
+  call.vecs = vecs;
+  /* For this worker it is over; others may not know yet. */
+  if (comm->go.arena) comm->go.arena = 2;
+  if (comm_finite(comm, &call)) {
+    (void)comm_begin_plain(comm, slot);
+  } else {
+    comm_fail_call(comm, slot, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
+                   "has NaN or infinity in its data");
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uint64_t *number_p,
+                                        uint64_t *signature_p) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  if (!slot) return MLFAB_ERR_REQUEST;
+  if (slot->state == MLFAB__SLOT_WAITING) return 0;
+  if (slot->state == MLFAB__SLOT_OUTSIDE && slot->wanted) {
+    mlfab__comm_enter(comm, 0);
+    comm_turn_plain(comm, slot);
+    mlfab__comm_exit(comm);
+    return request->done && request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  }
+  if (slot->state != MLFAB__SLOT_OUTSIDE) return MLFAB_ERR_UNSUPPORTED;
+  *number_p = slot->number;
+  *signature_p = slot->signature;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (!request) return MLFAB_ERR_REQUEST;
+  if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
+  const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  return slot && slot->state == MLFAB__SLOT_OUTSIDE && !slot->wanted ? 0 : MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
+                                        uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  mlfab__comm_slot *slot = request ? comm_slot_by_request(comm, request) : NULL;
+  if (!slot || slot->state != MLFAB__SLOT_OUTSIDE) return; /* it has ended meanwhile */
+  mlfab__comm_enter(comm, now_ns);
+  if (code == 0) {
+    comm_finish_slot(comm, slot);
+  } else if (code == MLFAB_ERR_SHAPE) {
+    /* All have called: server 0 compares what, and its verdict names both calls. */
+    mlfab__comm_stuck(comm, 0, slot->number);
+  } else if (code == MLFAB_ERR_NOT_FINITE) {
+    comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
+  } else {
+    comm_fail_call(comm, slot, code, rank, mlfab_error_text(code));
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* --- calls that do not end --- */
+
+/* Whom this call waits for, and why as far as known. */
+static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
+                            const char **why_p) {
+  *why_p = "has not called it";
+  if (slot->missing != MLFAB_NO_RANK) return slot->missing;
+  if (comm->phase != MLFAB__COMM_IN) {
+    *why_p = "takes no part yet";
+    return comm->missing;
+  }
+  *why_p = "is awaited";
+  return mlfab__engine_awaits(comm, &slot->play);
+}
+
+/* A request is withdrawn, which ends the epoch: of `what`, with this number of what it counts. A deadline
+ * blames who is awaited, if that is known. */
+static void comm_withdraw(mlfab__comm *comm, const mlfab__request *request, int code,
+                          const char *what, const char *counts, uint64_t number, int32_t awaited,
+                          const char *why) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  unsigned long long which = number;
+  mlfab__duration(waited, comm->now_ns - request->started_ns);
+  if (code != MLFAB_ERR_TIMEOUT) {
+    awaited = (int32_t)comm->rank;
+    snprintf(text, sizeof text, "%.120s (%s %llu): withdrawn by worker %u after %s", what, counts,
+             which, comm->rank, waited);
+  } else if (awaited == MLFAB_NO_RANK) {
+    snprintf(text, sizeof text, "%.120s (%s %llu): worker %u's deadline passed after %s", what,
+             counts, which, comm->rank, waited);
+  } else {
+    snprintf(text, sizeof text,
+             "%.120s (%s %llu): worker %u's deadline passed after %s: worker %d %s", what, counts,
+             which, comm->rank, waited, (int)awaited, why);
+  }
+  mlfab__comm_fail(comm, code, awaited, text);
+}
+
+MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  const char *why = "";
+  mlfab__comm_enter(comm, now_ns);
+  if (request->slot < MLFAB__COMM_CALLS) {
+    const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+    char words[MLFAB__TEXT_MAX];
+    if (slot) {
+      int32_t rank = comm_awaited(comm, slot, &why);
+      comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+      comm_withdraw(comm, request, code, words, "number", slot->number, rank, why);
+    }
+  } else {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+    uint64_t number = 0;
+    if (object) {
+      int32_t rank = object->awaited(object->self, &number, &why);
+      comm_withdraw(comm, request, code, object->what, object->counts, number, rank, why);
+    }
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* --- frames of server 0 --- */
+
+/* The members as listed: 0, or what is wrong with them. */
+static int comm_take_members(mlfab__comm *comm, const mlfab__membership_list *list,
+                             const mlfab__membership_member *members) {
+  uint32_t me = list->members;
+  if (list->members == 0) return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < list->members; i++) {
+    if (members[i].rank >= comm->config->workers) return MLFAB_ERR_FRAME;
+    for (uint32_t k = 0; k < i; k++) {
+      if (members[k].rank == members[i].rank) return MLFAB_ERR_FRAME;
+    }
+    if (members[i].rank == comm->rank) me = i;
+  }
+  if (me == list->members) return MLFAB_ERR_FRAME;
+  comm->members = list->members;
+  comm->me = me;
+  for (uint32_t i = 0; i < list->members; i++) comm->ranks[i] = members[i].rank;
+  return 0;
+}
+
+/* Do all share this host, and have they memory for each other? */
+static int comm_has_arena(const mlfab__comm *comm) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
+  }
+  return 1;
+}
+
+/* An epoch is to begin: frames of it are taken from now on. */
+static void comm_listed(mlfab__comm *comm) {
+  memset(&comm->go, 0, sizeof comm->go);
+  comm->phase = MLFAB__COMM_LISTED;
+  comm->left = 0;
+  comm->ready = 0;
+  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
+    comm->later = 1;
+    mlfab__comm_fail_memory(comm);
+    return;
+  }
+  comm->arena_asked = comm_has_arena(comm);
+  if (comm->arena_asked) return;
+  comm->ready = 1;
+  comm_say_ready(comm);
+}
+
+/* 0, or FRAME. */
+static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_list list;
+  mlfab__membership_member *members =
+      mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *members);
+  if (!members) { /* as if it had not come */
+    mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
+    return 0;
+  }
+  int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
+  int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
+  if (fresh) code = comm_take_members(comm, &list, members);
+  if (!fresh || code) {
+    mlfab__free(comm->env, members, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *members);
+    return code;
+  }
+  comm_forget_list(comm);
+  comm->list = members;
+  comm->epoch = list.epoch;
+  if (comm->untold) {
+    comm->untold = 0;
+    comm->phase = MLFAB__COMM_FAILED;
+    comm_say_failed(comm);
+  } else {
+    comm_listed(comm);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
+  if (comm->phase != MLFAB__COMM_LISTED || !comm->arena_asked) return;
+  comm->arena_asked = 0;
+  comm->go.arena = ok != 0;
+  comm->ready = 1;
+  comm_say_ready(comm);
+}
+
+/* The epoch stands: what was called meanwhile begins. */
+static void comm_begin(mlfab__comm *comm) {
+  comm->in_ns = comm->now_ns;
+  comm->epochs++;
+  mlfab__comm_enter(comm, 0);
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->missing = MLFAB_NO_RANK;
+    object->stuck_ns = comm->now_ns;
+    if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+  }
+  comm->later = comm->failing;
+  comm_begin_waiting(comm);
+  mlfab__comm_exit(comm);
+}
+
+static void comm_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
+  if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
+  comm->go = *go;
+  comm->go.arena = go->arena != 0;
+  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
+  comm->phase = MLFAB__COMM_IN;
+  comm_begin(comm);
+}
+
+/* The verdict. What has failed here already is not failed by it. */
+static void comm_on_over(mlfab__comm *comm, const mlfab__membership_over *over) {
+  int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
+  if (over->epoch <= comm->over_epoch) return;
+  comm->over_epoch = over->epoch;
+  if (comm->phase == MLFAB__COMM_OUT) return;
+  if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+  comm->phase = MLFAB__COMM_OUT;
+  if (!told || comm->owed) comm_set_verdict(comm, over->code, over->rank, 0, over->text);
+  if (!told) comm_end(comm);
+  comm_join(comm);
+}
+
+/* A member has left: which call it is the first not to have called. */
+static void comm_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
+  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  if (!stands || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank) return;
+  if (!comm->left || in->calls < comm->left_calls ||
+      (in->calls == comm->left_calls && in->rank < comm->left_rank)) {
+    comm->left_calls = in->calls;
+    comm->left_rank = in->rank;
+  }
+  if (!comm->left) comm->left_ns = comm->now_ns;
+  comm->left = 1;
+  if (comm->phase != MLFAB__COMM_IN) return;
+  for (uint64_t number = comm->left_calls; number < comm->calls; number++) {
+    const mlfab__comm_slot *slot = comm_slot_of(comm, number);
+    if (slot) comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+  }
+}
+
+static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
+  mlfab__membership_tell tell = {.epoch = in->epoch, .channel = in->channel, .number = in->number};
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (in->channel == 0) {
+    const mlfab__comm_past *past = comm_past(comm, in->number);
+    tell.called = in->number < comm->calls;
+    if (past) {
+      tell.signature = past->signature;
+      comm_words(tell.text, past);
+    }
+  } else {
+    mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
+    tell.called = object && (!object->called || object->called(object->self, in->number));
+    snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
+             in->channel);
+    for (const mlfab__engine *play = comm->armed; play; play = play->next) {
+      if (play->channel == in->channel && play->number == in->number)
+        tell.signature = play->signature;
+    }
+  }
+  comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
+}
+
+static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
+  int forms = comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED;
+  if (in->epoch == 0) {
+    if (forms) comm->missing = in->rank;
+    return;
+  }
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
+  mlfab__comm_slot *slot = in->channel ? NULL : comm_slot_of(comm, in->number);
+  if (object) object->missing = in->rank;
+  if (slot) slot->missing = in->rank;
+}
+
+/* 0, FRAME, or 1: not of this role. */
+static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  union {
+    mlfab__membership_go membership_go;
+    mlfab__membership_over membership_over;
+    mlfab__membership_leave membership_leave;
+    mlfab__membership_call membership_call;
+    mlfab__membership_missing membership_missing;
+  } in;
+  int code;
+#define COMM_DECODE(name) mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name)
+  switch (frame->type) {
+    case MLFAB__MEMBERSHIP_LIST:
+      return comm_on_list(comm, frame);
+    case MLFAB__TREE_PLAN:
+      return comm_on_tree(comm, frame);
+    case MLFAB__MEMBERSHIP_GO:
+      code = COMM_DECODE(membership_go);
+      if (!code) comm_on_go(comm, &in.membership_go);
+      return code;
+    case MLFAB__MEMBERSHIP_OVER:
+      code = COMM_DECODE(membership_over);
+      if (!code) comm_on_over(comm, &in.membership_over);
+      return code;
+    case MLFAB__MEMBERSHIP_LEFT:
+      code = COMM_DECODE(membership_leave);
+      if (!code) comm_on_left(comm, &in.membership_leave);
+      return code;
+    case MLFAB__MEMBERSHIP_ASK:
+      code = COMM_DECODE(membership_call);
+      if (!code) comm_on_ask(comm, &in.membership_call);
+      return code;
+    case MLFAB__MEMBERSHIP_MISSING:
+      code = COMM_DECODE(membership_missing);
+      if (!code) comm_on_missing(comm, &in.membership_missing);
+      return code;
+    default:
+      return 1;
+  }
+#undef COMM_DECODE
+}
+
+MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
+                                             uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int code = comm_roll_frame(comm, frame);
+  mlfab__comm_exit(comm);
+  if (code == MLFAB_ERR_FRAME)
+    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME, "a frame of the roll that does not parse");
+  return code != 1;
+}
+
+/* --- frames of members --- */
+
+MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_member_frame(&comm->streams, rank, frame);
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
+                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+/* --- coming, going, time --- */
+
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+  if (comm->leaving) return;
+  comm->leaving = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (comm->phase == MLFAB__COMM_OUT || comm_alone(comm)) return;
+  comm_say_leaving(comm);
+  if (comm->phase == MLFAB__COMM_ASKED) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
+    comm->phase = MLFAB__COMM_OUT;
+    comm->untold = 0;
+    comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
+    comm_end(comm);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    if (comm->slots[i] && comm->slots[i]->state != MLFAB__SLOT_FREE) return 0;
+  }
+  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
+    if (play->moved) return 0;
+  }
+  return mlfab__streams_quiet(&comm->streams);
+}
+
+MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
+  if (comm->dead || comm_alone(comm)) return;
+  if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
+  if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
+  if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
+  if (comm->leaving) comm_say_leaving(comm);
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    if (comm->slots[i] && comm->slots[i]->state == MLFAB__SLOT_PLANNING)
+      comm_ask_tree(comm, comm->slots[i]);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
+  if (comm->dead) return;
+  comm->dead = 1;
+  if (comm_alone(comm)) return;
+  comm->now_ns = now_ns;
+  comm->phase = MLFAB__COMM_OUT;
+  comm->untold = 0;
+  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
+  comm_end(comm);
+  comm->owed = 0; /* every later call hears it */
+}
+
+/* Says which call seems to be stuck: the first, as later ones may wait for it. */
+static void comm_say_stuck(mlfab__comm *comm) {
+  uint64_t beat = comm->config->heartbeat_ns;
+  mlfab__comm_slot *first = NULL;
+  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
+    mlfab__comm_slot *slot = comm->slots[i];
+    if (slot && slot->state != MLFAB__SLOT_FREE && (!first || slot->number < first->number))
+      first = slot;
+  }
+  if (first && comm->now_ns - first->stuck_ns >= beat) {
+    first->stuck_ns = comm->now_ns;
+    mlfab__comm_stuck(comm, 0, first->number);
+  }
+}
+
+/* The lowest round of an object that is armed, or NULL. */
+static const mlfab__engine *comm_oldest_play(const mlfab__comm *comm, uint32_t channel) {
+  const mlfab__engine *oldest = NULL;
+  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
+    if (play->channel == channel && (!oldest || play->number < oldest->number)) oldest = play;
+  }
+  return oldest;
+}
+
+/* A request of an object has been open for long. */
+static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
+                                const mlfab__request *request) {
+  uint64_t beat = comm->config->heartbeat_ns;
+  uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
+  const mlfab__engine *play = comm_oldest_play(comm, object->channel);
+  if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
+  } else if ((play || object->frame) &&
+             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+    object->stuck_ns = comm->now_ns;
+    mlfab__comm_stuck(comm, object->channel, play ? play->number : object->waits_for);
+  }
+}
+
+static void comm_look_at_objects(mlfab__comm *comm) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    uint32_t slot = MLFAB__COMM_REQUEST(object->id);
+    mlfab__request *r = NULL;
+    while (object->id && !comm->failing &&
+           (r = mlfab__request_of(comm->requests, MLFAB__REQUEST_COLLECTIVE, slot, r)))
+      comm_look_at_object(comm, object, r);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+  char text[96], waited[24];
+  uint64_t since;
+  if (!comm->streams.epoch || !mlfab__stream_hop_missing(&comm->streams, rank, now_ns, &since))
+    return 0;
+  if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
+    mlfab__duration(waited, now_ns - since);
+    snprintf(text, sizeof text, "worker %u cannot be reached, says worker %u after %s", rank,
+             comm->rank, waited);
+    comm->now_ns = now_ns;
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank, text);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm) {
+  return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
+}
+
+MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  if (comm->phase == MLFAB__COMM_IN) {
+    comm_say_stuck(comm);
+    comm_look_at_objects(comm);
+  }
+  if (comm->later && comm->phase == MLFAB__COMM_OUT) {
+    comm->later = 0;
+    comm_join(comm);
+  }
+  if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
+  mlfab__comm_exit(comm);
+}
+
+/* --- objects --- */
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
+  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id == id) return &comm->objects[i];
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
+  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object) {
+  mlfab__comm_object *entry = comm->objects;
+  while (entry < comm->objects + MLFAB__COMM_OBJECTS && entry->id) entry++;
+  if (entry == comm->objects + MLFAB__COMM_OBJECTS) return NULL;
+  *entry = *object;
+  entry->id = ++comm->objects_added;
+  entry->channel = 0;
+  entry->upto = 0;
+  entry->missing = MLFAB_NO_RANK;
+  entry->stuck_ns = comm->now_ns;
+  return entry;
+}
+
+MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, const mlfab__comm_object *object,
+                                            const char *opening, uint64_t salt, uint64_t timeout_ns,
+                                            uint64_t now_ns, mlfab__comm_object **object_p,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm_object *entry = mlfab__comm_object_add(comm, object);
+  *object_p = entry;
+  if (!entry)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %d objects are open", object->what,
+                       MLFAB__COMM_OBJECTS);
+  const mlfab__comm_call call = {
+      .kind = MLFAB__COLLECTIVE_BARRIER, .salt = salt, .opens = entry->id, .words = opening};
+  int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (!code) return 0;
+  mlfab__comm_object_remove(comm, entry);
+  *object_p = NULL;
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
+                                               uint64_t timeout_ns, uint64_t now_ns,
+                                               mlfab_request *request_p, mlfab_error *error) {
+  mlfab__request *request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
+                                                MLFAB__COMM_REQUEST(object->id), now_ns,
+                                                timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "%s: too many requests are open", object->what);
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL void *mlfab__comm_object_self(mlfab__comm *comm, uint32_t id,
+                                              void (*kind)(void *self)) {
+  const mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
+  return object && object->free_self == kind ? object->self : NULL;
+}
+
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object) {
+  mlfab__comm_enter(comm, 0);
+  if (object->channel) {
+    mlfab__engine_close(comm, object);
+    comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
+        (mlfab__comm_closed){object->channel, object->ahead, object->upto};
+  }
+  object->id = object->channel = 0;
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave) {
+  grave->next = comm->graves;
+  comm->graves = grave;
+}
+
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
+  while (comm->graves) {
+    mlfab__comm_grave *grave = comm->graves;
+    comm->graves = grave->next;
+    grave->free_self(grave->self);
+  }
+  mlfab__streams_trim(&comm->streams);
+}
+
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object) {
+  return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
+}

@@ -1,0 +1,762 @@
+/* engine.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
+#include "comm.h"
+
+#include <stdio.h>
+
+enum {
+  ENGINE_POOL = 8 << 20,        /* bytes of free blocks that are kept */
+  ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
+};
+
+/* --- blocks --- */
+
+static uint32_t engine_class(uint64_t bytes) {
+  uint32_t class = 0;
+  while ((uint64_t)MLFAB__COMM_BLOCK << class < bytes) class ++;
+  return class;
+}
+
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes) {
+  uint32_t class = engine_class(bytes);
+  if (class >= MLFAB__COMM_CLASSES) return mlfab__alloc_aligned(comm->env, bytes);
+  void *block = comm->pool[class];
+  if (!block) return mlfab__alloc_aligned(comm->env, (size_t)MLFAB__COMM_BLOCK << class);
+  memcpy(&comm->pool[class], block, sizeof(void *));
+  comm->pooled -= (uint64_t)MLFAB__COMM_BLOCK << class;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes) {
+  uint32_t class = engine_class(bytes);
+  uint64_t room = class < MLFAB__COMM_CLASSES ? (uint64_t)MLFAB__COMM_BLOCK << class : bytes;
+  if (!block) return;
+  if (class >= MLFAB__COMM_CLASSES || comm->pooled + room > ENGINE_POOL) {
+    mlfab__free_aligned(comm->env, block, room);
+    return;
+  }
+  memcpy(block, &comm->pool[class], sizeof(void *));
+  comm->pool[class] = block;
+  comm->pooled += room;
+}
+
+/* --- stretches of the plays' memory --- */
+
+typedef struct engine_walk {
+  const mlfab_vec *vec;
+  uint64_t skip, left;
+} engine_walk;
+
+static engine_walk engine_walk_begin(const mlfab__engine *play, const mlfab__dag_op *op,
+                                     uint64_t offset, uint64_t bytes) {
+  engine_walk walk = {play->spaces[op->space].vecs, op->at + offset, bytes};
+  if (bytes > 0) {
+    for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
+  }
+  return walk;
+}
+
+/* The next piece that lies together: *bytes_p of them, or NULL. */
+static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
+  if (walk->left == 0) return NULL;
+  while (walk->skip == walk->vec->count) {
+    walk->vec++;
+    walk->skip = 0;
+  }
+  uint8_t *piece = (uint8_t *)walk->vec->data + walk->skip;
+  *bytes_p = mlfab__min(walk->vec->count - walk->skip, walk->left);
+  walk->skip += *bytes_p;
+  walk->left -= *bytes_p;
+  return piece;
+}
+
+/* --- sending --- */
+
+static mlfab__coll engine_head(const mlfab__engine *play, uint32_t tag, uint32_t flags,
+                               uint64_t total) {
+  return (mlfab__coll){.channel = play->channel,
+                       .number = play->number,
+                       .tag = tag,
+                       .flags = flags,
+                       .signature = play->signature,
+                       .total = total};
+}
+
+/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+static int engine_send_part(mlfab__comm *comm, mlfab__engine *play, uint32_t peer,
+                            mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
+  int borrow = !copy && n > MLFAB__STREAM_LEND;
+  int code =
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
+  head->offset += n;
+  if (!code && borrow) play->lent++;
+  return code;
+}
+
+/* A message of several stretches: small ones go as one. */
+static int engine_send_list(mlfab__comm *comm, mlfab__engine *play, const mlfab__dag_op *op,
+                            mlfab__coll *head) {
+  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  uint64_t n, gathered = 0;
+  int code = 0;
+  for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
+    int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
+    if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
+    if (small && !comm->gather) return MLFAB_ERR_MEMORY;
+    if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
+      code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+      gathered = 0;
+    }
+    if (small) {
+      memcpy(comm->gather + gathered, piece, n);
+      gathered += n;
+    } else if (!code) {
+      code = engine_send_part(comm, play, op->peer, head, piece, n, op->copy);
+    }
+  }
+  if (!code && gathered > 0)
+    code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+  return code;
+}
+
+static int engine_is_eager(const mlfab__engine *play, uint64_t bytes) {
+  return play->eager || bytes == 0;
+}
+
+/* Has the peer asked for it? */
+static int engine_has_credit(const mlfab__engine *play, const mlfab__dag_op *op) {
+  const mlfab__comm_peer *peer = &play->peers[op->peer];
+  if (engine_is_eager(play, op->bytes)) return 1;
+  return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
+}
+
+static void engine_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__coll head = engine_head(
+      play, op->tag, engine_is_eager(play, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? engine_send_part(comm, play, op->peer, &head, NULL, 0, 1)
+                            : engine_send_list(comm, play, op, &head);
+  play->moved = 1;
+  if (code) {
+    mlfab__comm_fail_memory(comm);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+/* A SEND that may run: at once, or when the peer takes its bytes. */
+static void engine_may_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  mlfab__comm_peer *peer = &play->peers[op->peer];
+  if (engine_has_credit(play, op)) {
+    engine_send(comm, play, id);
+    return;
+  }
+  play->recvs[id].next = 0;
+  if (peer->last) {
+    play->recvs[peer->last - 1].next = id + 1;
+  } else {
+    peer->first = id + 1;
+  }
+  peer->last = id + 1;
+}
+
+static void engine_is_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+                            uint32_t credit) {
+  mlfab__comm_peer *peer = &play->peers[member];
+  uint32_t next, id = peer->first;
+  peer->ready = 1;
+  peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
+  peer->first = peer->last = 0;
+  for (; id != 0; id = next) {
+    next = play->recvs[id - 1].next;
+    engine_may_send(comm, play, id - 1);
+  }
+}
+
+static void engine_say_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
+  mlfab__comm_peer *peer = &play->peers[member];
+  peer->told = 1;
+  peer->given = peer->paced ? play->step + play->window : 0;
+  mlfab__coll head = engine_head(play, peer->given, MLFAB__COLL_READY, 0);
+  if (mlfab__stream_send(&comm->streams, member, &head, NULL, 0, 1, 0))
+    mlfab__comm_fail_memory(comm);
+}
+
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
+ * whom there is anything to do, also where they need not know: so they learn that this call is a
+ * plain one. */
+static void engine_tell_ready(mlfab__comm *comm, mlfab__engine *play) {
+  int all = play->channel == 0 && comm->go.arena;
+  if (play->eager && !all) return;
+  for (uint32_t id = 0; id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
+    if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
+    if (!play->peers[op->peer].told) engine_say_ready(comm, play, op->peer);
+  }
+}
+
+/* --- pacing --- */
+
+/* Raises the credit of those who are paced, once it is worth a message. */
+static void engine_raise(mlfab__comm *comm, mlfab__engine *play) {
+  uint32_t worth = (uint32_t)mlfab__max(play->window / 2, 1);
+  for (uint32_t m = 0; m < comm->members; m++) {
+    const mlfab__comm_peer *peer = &play->peers[m];
+    if (peer->paced && play->step + play->window - peer->given >= worth)
+      engine_say_ready(comm, play, m);
+  }
+}
+
+/* Whom a new play paces. What is eager goes at once. */
+static void engine_pace(mlfab__engine *play) {
+  uint64_t most = 0;
+  play->paced = play->behind = play->step = play->window = 0;
+  for (uint32_t id = 0; id < play->dag.nops && !play->eager; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    if (!op->paced || op->kind != MLFAB__DAG_RECV_REDUCE) continue;
+    play->paced += !play->peers[op->peer].paced;
+    play->peers[op->peer].paced = 1;
+    most = mlfab__max(most, op->bytes);
+  }
+  play->behind = play->paced;
+  play->step_bytes = play->paced * most;
+}
+
+/* The oldest play that is paced and newer than `than`, or NULL. */
+static mlfab__engine *engine_next_paced(const mlfab__comm *comm, const mlfab__engine *than) {
+  mlfab__engine *oldest = NULL;
+  for (mlfab__engine *play = comm->armed; play; play = play->next) {
+    if (!play->paced || (than && play->number <= than->number)) continue;
+    if (!oldest || play->number < oldest->number) oldest = play;
+  }
+  return oldest;
+}
+
+/* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
+static void engine_open_windows(mlfab__comm *comm, const mlfab__engine *fresh) {
+  const mlfab__engine *first = engine_next_paced(comm, NULL);
+  for (mlfab__engine *play = engine_next_paced(comm, NULL); play && !comm->ending;
+       play = engine_next_paced(comm, play)) {
+    uint32_t before = play->window;
+    while (play->window < MLFAB__COMM_WINDOW &&
+           (comm->window_bytes + play->step_bytes <= MLFAB__COMM_WINDOWS ||
+            (play == first && play->window == 0))) {
+      play->window++;
+      comm->window_bytes += play->step_bytes;
+    }
+    if (play->window > before && play != fresh) engine_raise(comm, play);
+  }
+}
+
+/* Nothing more of it is awaited. */
+static void engine_close_window(mlfab__comm *comm, mlfab__engine *play) {
+  comm->window_bytes -= play->window * play->step_bytes;
+  play->paced = play->window = 0;
+}
+
+/* A paced message of this peer is in the sum. */
+static void engine_added(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
+  if (!play->paced || play->peers[member].added++ != play->step || --play->behind > 0) return;
+  play->step++;
+  for (uint32_t m = 0; m < comm->members; m++)
+    play->behind += play->peers[m].paced && play->peers[m].added == play->step;
+  engine_raise(comm, play);
+}
+
+/* --- what came --- */
+
+static int engine_reduces_by_user(const mlfab__engine *play, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && play->reduce != NULL;
+}
+
+/* The type and operation of a RECV_REDUCE that is not the user's. */
+static int engine_reduction(const mlfab__engine *play, const mlfab__dag_op *op, int *dtype_p) {
+  int which = op->reduce - 1;
+  *dtype_p = play->dtype;
+  if (op->reduce == 0) return play->op;
+  if (which / 16) {
+    *dtype_p = which / 16;
+  } else if (which % 16 == MLFAB__OP_OR) {
+    *dtype_p = MLFAB_I64;
+  }
+  return which % 16;
+}
+
+/* May these bytes go to their place as they are? They begin and end with elements: frames are
+ * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
+static int engine_fits(const mlfab__engine *play, const mlfab__dag_op *op, const void *bytes) {
+  int dtype;
+  if (op->kind == MLFAB__DAG_RECV) return 1;
+  if (engine_reduces_by_user(play, op)) return 0;
+  (void)engine_reduction(play, op, &dtype);
+  return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
+}
+
+/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
+ * changed; the user's reducer is only called with it. */
+static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t offset,
+                         const uint8_t *bytes, uint64_t n, uint8_t *stage) {
+  engine_walk walk = engine_walk_begin(play, op, offset, n);
+  uint64_t k;
+  int dtype, reduction = engine_reduction(play, op, &dtype);
+  for (uint8_t *piece; (piece = engine_walk_next(&walk, &k)) != NULL; bytes += k) {
+    if (op->kind == MLFAB__DAG_RECV) {
+      memcpy(piece, bytes, k);
+    } else if (!engine_reduces_by_user(play, op)) {
+      mlfab__combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
+                     k / mlfab__element_bytes(dtype), 0);
+    } else if (op->left) {
+      play->reduce(play->reduce_user, piece, bytes, k / play->width);
+    } else {
+      play->reduce(play->reduce_user, stage, piece, k / play->width);
+      memcpy(piece, stage, k);
+    }
+    if (stage) stage += k;
+  }
+}
+
+static void engine_drop_stage(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (!recv->stage) return;
+  if (recv->eager && comm->streams.epoch)
+    mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
+  mlfab__comm_release(comm, recv->stage, op->bytes);
+  recv->stage = NULL;
+  play->staged--;
+}
+
+/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+static void engine_settle(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  if (recv->stage && (recv->whole || engine_fits(play, op, recv->stage))) {
+    uint8_t *stage = recv->stage + recv->from;
+    engine_apply(play, op, recv->from, stage, recv->got - recv->from, stage);
+    engine_drop_stage(comm, play, id);
+  }
+  if (!recv->whole) return;
+  mlfab__dag_done(&play->dag, id);
+  if (op->paced) engine_added(comm, play, op->peer);
+}
+
+static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
+  mlfab__port *down = &comm->streams.down;
+  down->drop(down->self, comm->ranks[member], MLFAB_ERR_FRAME, text);
+}
+
+static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                              const mlfab__dag_op *op) {
+  char text[160];
+  snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
+           (unsigned long long)op->bytes);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
+/* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
+static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint32_t member,
+                              const mlfab__coll *head) {
+  char text[160];
+  if (play->channel == 0) {
+    engine_wrong(comm, member, "a message that no schedule receives");
+    return;
+  }
+  snprintf(text, sizeof text,
+           "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
+           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
+  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+}
+
+/* Bytes for the RECV `id`. */
+static void engine_take(mlfab__comm *comm, mlfab__engine *play, uint32_t id,
+                        const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
+  mlfab__comm_recv *recv = &play->recvs[id];
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int runs = mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && engine_fits(play, op, bytes);
+  recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
+  if (direct) {
+    engine_apply(play, op, recv->got, bytes, n, NULL);
+  } else if (n > 0) {
+    if (!recv->stage) {
+      recv->stage = mlfab__comm_block(comm, op->bytes);
+      if (!recv->stage) {
+        mlfab__comm_fail_memory(comm);
+        return;
+      }
+      recv->from = recv->got;
+      play->staged++;
+    }
+    memcpy(recv->stage + recv->got, bytes, n);
+  }
+  recv->got += n;
+  recv->whole = recv->got == op->bytes;
+  if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
+  if (runs && recv->whole) engine_settle(comm, play, id);
+}
+
+static void engine_run(mlfab__comm *comm, mlfab__engine *play);
+
+/* Of an object whose plays are armed ahead: a READY, or anything of play 0, which its begin arms.
+ * Nobody has called it for that. */
+static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
+  return ahead && (flags & MLFAB__COLL_READY || number == 0);
+}
+
+static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
+  const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
+  return object && engine_is_ahead(object->ahead, head->flags, head->number);
+}
+
+/* A frame of an armed play. */
+static void engine_frame(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+                         const mlfab__coll *head, const void *bulk, uint32_t bytes) {
+  if (!engine_says_nothing(comm, head)) play->moved = 1;
+  if (head->signature != play->signature) {
+    mlfab__comm_stuck(comm, play->channel, play->number);
+    return;
+  }
+  if (head->flags & MLFAB__COLL_READY) {
+    engine_is_ready(comm, play, member, head->tag);
+    engine_run(comm, play);
+    return;
+  }
+  uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
+  if (id == MLFAB__DAG_NONE) {
+    engine_unexpected(comm, play, member, head);
+    return;
+  }
+  const mlfab__comm_recv *recv = &play->recvs[id];
+  if (head->total != play->dag.ops[id].bytes) {
+    engine_other_size(comm, member, head, &play->dag.ops[id]);
+  } else if (recv->whole || head->offset != recv->got ||
+             (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
+    engine_wrong(comm, member, "a message's bytes out of place");
+  } else {
+    engine_take(comm, play, id, head, bulk, bytes);
+    engine_run(comm, play);
+  }
+}
+
+static mlfab__engine *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__engine *play = comm->armed;
+  while (play && (play->channel != channel || play->number != number)) play = play->next;
+  return play;
+}
+
+/* --- what came early, or late --- */
+
+static uint32_t engine_bucket(uint32_t channel, uint64_t number) {
+  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__COMM_BUCKETS);
+}
+
+static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                        const void *bulk, uint32_t bytes) {
+  uint32_t bucket = engine_bucket(head->channel, head->number);
+  if (!(head->flags & (MLFAB__COLL_READY | MLFAB__COLL_EAGER))) {
+    engine_wrong(comm, member, "bytes of a call that were not asked for");
+    return;
+  }
+  mlfab__comm_stage *stage =
+      comm->stage_count < ENGINE_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
+  if (!stage) {
+    mlfab__comm_fail_memory(comm);
+    return;
+  }
+  *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
+  if (bytes > 0) memcpy(stage + 1, bulk, bytes);
+  if (comm->stages[bucket]) {
+    comm->stage_ends[bucket]->next = stage;
+  } else {
+    comm->stages[bucket] = stage;
+  }
+  comm->stage_ends[bucket] = stage;
+  comm->stage_count++;
+}
+
+MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number) {
+  const mlfab__comm_stage *stage = comm->stages[engine_bucket(0, number)];
+  while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
+  return stage != NULL;
+}
+
+/* Those of one play that came early, in their order, out of the bucket. */
+static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  uint32_t bucket = engine_bucket(channel, number);
+  mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
+  comm->stage_ends[bucket] = NULL;
+  for (mlfab__comm_stage *stage = *kept, *next; stage; stage = next) {
+    next = stage->next;
+    if (stage->head.channel == channel && stage->head.number == number) {
+      stage->next = NULL;
+      *picked_end = stage;
+      picked_end = &stage->next;
+    } else {
+      *kept = stage;
+      kept = &stage->next;
+      comm->stage_ends[bucket] = stage;
+    }
+  }
+  *kept = NULL;
+  return picked;
+}
+
+static void engine_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
+  comm->stage_count--;
+  mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
+}
+
+static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
+  char text[64];
+  snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, channel);
+  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+}
+
+/* A frame of an object that is closed here: of what is over, or of a round in which it is
+ * missing. */
+static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    const mlfab__comm_closed *closed = &comm->closed[i];
+    if (closed->channel == head->channel && head->number >= closed->upto &&
+        !engine_is_ahead(closed->ahead, head->flags, head->number))
+      engine_fail_closed(comm, head->channel);
+  }
+}
+
+/* A frame for which no play is armed: 1 when it is kept, or is an object's. */
+static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                        const void *bulk, uint32_t bytes) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
+  if (object && object->frame) {
+    object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
+    return 1;
+  }
+  if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
+                         : object && head->number < object->upto)
+    return 0;
+  if (head->channel && !object && head->channel <= comm->objects_opened) {
+    engine_closed(comm, head);
+    return 0;
+  }
+  engine_keep(comm, member, head, bulk, bytes);
+  return 1;
+}
+
+static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                           uint32_t bytes) {
+  if (head->flags & MLFAB__COLL_EAGER && bytes > 0)
+    mlfab__stream_consumed(&comm->streams, member, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                           const void *bulk, uint32_t bytes) {
+  mlfab__comm *comm = self;
+  mlfab__engine *play = engine_find(comm, head->channel, head->number);
+  if (comm->failing || comm->ending) return;
+  mlfab__comm_enter(comm, 0);
+  if (play && play->running) {
+    engine_frame(comm, play, member, head, bulk, bytes);
+  } else if (play || !engine_other(comm, member, head, bulk, bytes)) {
+    engine_consume(comm, member, head, bytes); /* late: the play went on without it */
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* Delivers what came early for a play that is armed now. It may be over before the last. */
+static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__comm_stage *stage = engine_pick(comm, channel, number);
+  for (mlfab__comm_stage *next; stage; stage = next) {
+    next = stage->next;
+    mlfab__engine_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
+    engine_forget(comm, stage);
+  }
+}
+
+/* --- running --- */
+
+static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
+                          const mlfab__dag_op *op) {
+  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  uint64_t n;
+  for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
+    mlfab__combine_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+}
+
+static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
+  const mlfab__dag_op *op = &play->dag.ops[id];
+  int code = 0;
+  if (op->code == MLFAB__COLLECTIVE_DIVIDE) {
+    engine_divide(comm, play, op);
+  } else {
+    code = play->compute(play->self, play, op);
+  }
+  if (code) {
+    char text[96];
+    snprintf(text, sizeof text, "an operation of worker %u's schedule has failed", comm->rank);
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
+  } else {
+    mlfab__dag_done(&play->dag, id);
+  }
+}
+
+static void engine_unlink(mlfab__comm *comm, mlfab__engine *play) {
+  mlfab__engine **at = &comm->armed;
+  while (*at != play) at = &(*at)->next;
+  *at = play->next;
+  engine_close_window(comm, play);
+  play->armed = play->running = 0;
+  for (uint32_t id = 0; play->staged > 0; id++) engine_drop_stage(comm, play, id);
+  mlfab__comm_release(comm, play->recvs, play->dag.nops * sizeof *play->recvs);
+  mlfab__comm_release(comm, play->peers, comm->members * sizeof *play->peers);
+  play->recvs = NULL;
+  play->peers = NULL;
+}
+
+static void engine_run(mlfab__comm *comm, mlfab__engine *play) {
+  uint32_t id;
+  if (play->busy) return; /* it is seen to further out */
+  play->busy = 1;
+  while (play->running && !comm->failing && mlfab__dag_next(&play->dag, &id)) {
+    switch (play->dag.ops[id].kind) {
+      case MLFAB__DAG_SEND:
+        engine_may_send(comm, play, id);
+        break;
+      case MLFAB__DAG_COMPUTE:
+        engine_compute(comm, play, id);
+        break;
+      case MLFAB__DAG_NOP:
+        mlfab__dag_done(&play->dag, id);
+        break;
+      default:
+        engine_settle(comm, play, id);
+    }
+  }
+  play->busy = 0;
+  if (comm->failing) return; /* the epoch's end will end it */
+  if (mlfab__dag_finished(&play->dag)) play->running = 0;
+  if (!play->running) engine_close_window(comm, play);
+  if (play->running || play->lent > 0) return;
+  engine_unlink(comm, play);
+  engine_open_windows(comm, NULL);
+  play->over(play->self, play, 0, comm->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
+  mlfab__comm *comm = self;
+  mlfab__comm_enter(comm, 0);
+  if (cookie & 1) {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 33));
+    if (object && object->given_back)
+      object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
+  } else {
+    mlfab__engine *play = (mlfab__engine *)(uintptr_t)cookie;
+    play->lent--;
+    engine_run(comm, play);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
+    return MLFAB_ERR_STATE;
+  uint64_t recvs = play->dag.nops * sizeof *play->recvs;
+  uint64_t peers = comm->members * sizeof *play->peers;
+  play->recvs = mlfab__comm_block(comm, recvs);
+  play->peers = mlfab__comm_block(comm, peers);
+  if (!play->recvs || !play->peers) {
+    mlfab__comm_release(comm, play->recvs, recvs);
+    mlfab__comm_release(comm, play->peers, peers);
+    return MLFAB_ERR_MEMORY;
+  }
+  memset(play->recvs, 0, recvs);
+  memset(play->peers, 0, peers);
+  play->armed = play->running = 1;
+  play->busy = play->moved = 0;
+  play->lent = play->staged = 0;
+  play->next = comm->armed;
+  comm->armed = play;
+  if (object) object->upto = mlfab__max(object->upto, play->number + 1);
+  uint32_t channel = play->channel;
+  uint64_t number = play->number;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_start(&play->dag);
+  engine_pace(play);
+  engine_open_windows(comm, play);
+  engine_tell_ready(comm, play);
+  engine_run(comm, play);
+  engine_take_early(comm, channel, number);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+                                         uint64_t now_ns) {
+  if (!play->armed || !play->running) return;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_trigger(&play->dag, op);
+  engine_run(comm, play);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
+  if (!play->armed) return;
+  mlfab__comm_enter(comm, 0);
+  uint32_t lent = play->lent;
+  if (play->running && object) object->upto = mlfab__min(object->upto, play->number);
+  engine_unlink(comm, play);
+  if (lent > 0) {
+    /* Only the end of the epoch gives them back, and it must be here and now. */
+    char text[96];
+    snprintf(text, sizeof text, "worker %u has withdrawn what it had begun to send", comm->rank);
+    mlfab__streams_end(&comm->streams);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
+  for (mlfab__engine *play = comm->armed, *next; play; play = next) {
+    next = play->next;
+    if (play->channel != object->channel) continue;
+    if (play->running && play->moved && !engine_is_ahead(object->ahead, 0, play->number))
+      engine_fail_closed(comm, object->channel);
+    mlfab__comm_disarm(comm, play);
+  }
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
+          !engine_says_nothing(comm, &stage->head))
+        engine_fail_closed(comm, object->channel);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
+  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
+    for (mlfab__comm_stage *stage = comm->stages[b], *next; stage; stage = next) {
+      next = stage->next;
+      engine_forget(comm, stage);
+    }
+    comm->stages[b] = comm->stage_ends[b] = NULL;
+  }
+  while (comm->armed) {
+    mlfab__engine *play = comm->armed;
+    engine_unlink(comm, play);
+    play->lent = 0;
+    play->over(play->self, play, code, comm->now_ns);
+  }
+}
+
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play) {
+  for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
+    const mlfab__dag_op *op = &play->dag.ops[id];
+    if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}

@@ -1,0 +1,671 @@
+/* membership.c - server 0 keeps the roll of collectives. See roll.h.
+ *
+ * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
+ * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
+ * only verdicts, departures and open questions, after which a worker is silent, are repeated at
+ * its greeting. */
+#include "membership.h"
+
+#include <stdio.h>
+
+enum {
+  MEMBERSHIP_LIST_BYTES = 8,
+  MEMBERSHIP_MEMBER_BYTES = 40,
+  MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
+  MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
+  MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
+};
+static const double membership_rate_inside = 4e9; /* bytes a second */
+static const double membership_rate_unknown = 1.25e9;
+
+static void membership_check(mlfab__membership *roll);
+
+static uint32_t membership_room(const mlfab__membership *roll) {
+  return (uint32_t)mlfab__min(roll->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
+}
+
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *port) {
+  memset(roll, 0, sizeof *roll);
+  roll->env = env;
+  roll->config = config;
+  roll->port = *port;
+  roll->workers = config->workers;
+  uint32_t room = membership_room(roll);
+  roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
+  roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
+  roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
+  roll->list = mlfab__alloc(env, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  if (!roll->entries || !roll->order || !roll->table || !roll->list) return MLFAB_ERR_MEMORY;
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    roll->entries[w].alive = 1;
+    roll->entries[w].missing = MEMBERSHIP_UNTOLD;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll) {
+  if (!roll->env) return;
+  uint32_t room = membership_room(roll);
+  mlfab__free(roll->env, roll->entries, roll->workers * sizeof *roll->entries);
+  mlfab__free(roll->env, roll->order, room * sizeof *roll->order);
+  mlfab__free(roll->env, roll->table, room * sizeof *roll->table);
+  mlfab__free(roll->env, roll->list, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  memset(roll, 0, sizeof *roll);
+}
+
+static int membership_stands(const mlfab__membership *roll) {
+  return roll->phase == MLFAB__MEMBERSHIP_LISTED || roll->phase == MLFAB__MEMBERSHIP_RUNNING;
+}
+
+/* The members in their order. */
+static mlfab__membership_entry *membership_member(const mlfab__membership *roll, uint32_t i) {
+  return &roll->entries[roll->order[i]];
+}
+
+/* --- what is said --- */
+
+static void membership_post(mlfab__membership *roll, uint32_t worker, uint8_t type,
+                            const void *meta, uint32_t bytes) {
+  roll->port.post(roll->port.self, worker, type, meta, bytes);
+}
+
+/* To all members that have not left. */
+static void membership_post_all(mlfab__membership *roll, uint8_t type, const void *meta,
+                                uint32_t bytes) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->member && !entry->left) membership_post(roll, roll->order[i], type, meta, bytes);
+  }
+}
+
+/* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
+ * one than the last. */
+static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
+  mlfab__membership_over over = roll->verdict;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  uint32_t epoch = roll->entries[worker].over_owed;
+  if (epoch != over.epoch) {
+    over.epoch = epoch;
+    over.code = MLFAB_ERR_PEER_DEAD;
+    over.rank = (int32_t)worker;
+    snprintf(over.text, sizeof over.text, "worker %u was taken for dead", worker);
+  }
+  membership_post(roll, worker, MLFAB__MEMBERSHIP_OVER, meta,
+                  mlfab__encode_membership_over(meta, &over));
+}
+
+static uint32_t membership_left_meta(const mlfab__membership *roll, uint32_t worker,
+                                     uint8_t *meta) {
+  mlfab__membership_leave left = {roll->epoch, (int32_t)worker, roll->entries[worker].calls};
+  return mlfab__encode_membership_leave(meta, &left);
+}
+
+static void membership_post_go(mlfab__membership *roll, uint32_t worker) {
+  uint8_t meta[64];
+  membership_post(roll, worker, MLFAB__MEMBERSHIP_GO, meta,
+                  mlfab__encode_membership_go(meta, &roll->go));
+}
+
+/* Everything that a member of a running epoch may have missed. */
+static void membership_post_departures(mlfab__membership *roll, uint32_t worker) {
+  uint8_t meta[32];
+  for (uint32_t i = 0; i < roll->members; i++) {
+    if (membership_member(roll, i)->left && roll->order[i] != worker)
+      membership_post(roll, worker, MLFAB__MEMBERSHIP_LEFT, meta,
+                      membership_left_meta(roll, roll->order[i], meta));
+  }
+}
+
+/* --- verdicts --- */
+
+/* The epoch is over for all members. */
+static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t rank,
+                               const char *text) {
+  roll->verdict.epoch = roll->epoch;
+  roll->verdict.code = code;
+  roll->verdict.rank = rank;
+  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
+  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
+  memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  for (uint32_t i = 0; i < roll->members; i++) {
+    mlfab__membership_entry *entry = membership_member(roll, i);
+    if (!entry->member) continue; /* its process is another now */
+    entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+    entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
+    membership_post_over(roll, roll->order[i]);
+  }
+  roll->members = 0;
+  membership_check(roll);
+}
+
+/* --- forming an epoch --- */
+
+/* What a member says that its link carries; 0: it does not know. */
+static double membership_rate(const mlfab__membership_ask *ask) {
+  double rate = ask->in < ask->out ? ask->in : ask->out;
+  return rate > 0.0 && rate < 1e18 ? rate : 0.0;
+}
+
+/* Members of one host share its link: each tells what it has seen of it. */
+static void membership_look_at_hosts(mlfab__membership *roll) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    mlfab__membership_entry *entry = membership_member(roll, i);
+    entry->lead = MLFAB__NO_NODE;
+    entry->rate = 0.0;
+    for (uint32_t k = 0; k < roll->members; k++) {
+      const mlfab__membership_entry *other = membership_member(roll, k);
+      if (other->ask.host != entry->ask.host) continue;
+      if (roll->order[k] < entry->lead) entry->lead = roll->order[k];
+      if (membership_rate(&other->ask) > entry->rate) entry->rate = membership_rate(&other->ask);
+    }
+  }
+}
+
+static int membership_before(const mlfab__membership *roll, uint32_t a, uint32_t b) {
+  const mlfab__membership_entry *x = &roll->entries[a], *y = &roll->entries[b];
+  if (roll->config->order_by_rate && x->rate > y->rate) return 1;
+  if (roll->config->order_by_rate && x->rate < y->rate) return 0;
+  return x->lead != y->lead ? x->lead < y->lead : a < b;
+}
+
+static void membership_arrange(mlfab__membership *roll) {
+  membership_look_at_hosts(roll);
+  for (uint32_t i = 1; i < roll->members; i++) {
+    uint32_t worker = roll->order[i], at = i;
+    for (; at > 0 && membership_before(roll, worker, roll->order[at - 1]); at--)
+      roll->order[at] = roll->order[at - 1];
+    roll->order[at] = worker;
+  }
+}
+
+static void membership_make_list(mlfab__membership *roll) {
+  mlfab__membership_list list = {roll->epoch, roll->members};
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    const mlfab__membership_ask *ask = &entry->ask;
+    roll->table[i] = (mlfab__membership_member){
+        roll->order[i],   entry->incarnation, ask->arena_pid, ask->arena_fd,
+        ask->arena_nonce, ask->arena_bytes,   ask->host};
+  }
+  roll->list_bytes = mlfab__encode_membership_list(roll->list, &list, roll->table);
+}
+
+/* The epoch is over as it begins, for all who have asked. */
+static void membership_refuse(mlfab__membership *roll, int32_t code, int32_t rank,
+                              const char *text) {
+  roll->verdict = (mlfab__membership_over){roll->epoch, code, rank, {0}};
+  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    roll->entries[w].lost = 0;
+    if (!roll->entries[w].asked) continue;
+    roll->entries[w].asked = 0;
+    roll->entries[w].over_owed = roll->epoch;
+    membership_post_over(roll, w);
+  }
+}
+
+/* May those who have asked be an epoch? Else it is refused. */
+static int membership_may_form(mlfab__membership *roll, uint32_t asked) {
+  char text[128];
+  if (asked > membership_room(roll)) {
+    snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
+             membership_room(roll));
+    membership_refuse(roll, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    return 0;
+  }
+  for (uint32_t w = 0; w < roll->workers && !MLFAB__PLANTED(73); w++) {
+    int32_t lost = roll->entries[w].lost;
+    if (!lost) continue;
+    snprintf(text, sizeof text,
+             lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
+    membership_refuse(roll, lost, (int32_t)w, text);
+    return 0;
+  }
+  return 1;
+}
+
+/* Those who have asked are the next epoch. */
+static void membership_form(mlfab__membership *roll, uint32_t asked) {
+  roll->epoch++;
+  if (!membership_may_form(roll, asked)) return;
+  roll->phase = MLFAB__MEMBERSHIP_LISTED;
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    mlfab__membership_entry *entry = &roll->entries[w];
+    if (!entry->asked) continue;
+    entry->asked = 0;
+    entry->member = 1;
+    entry->missing = MEMBERSHIP_UNTOLD;
+    roll->order[roll->members++] = w;
+  }
+  membership_arrange(roll);
+  membership_make_list(roll);
+  membership_post_all(roll, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+}
+
+/* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
+static int32_t membership_missing(const mlfab__membership *roll) {
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    const mlfab__membership_entry *entry = &roll->entries[w];
+    if (roll->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done && !entry->asked)
+      return (int32_t)w;
+    if (roll->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
+      return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Tells those who wait who is missing, where it is another than they were told. */
+static void membership_tell_missing(mlfab__membership *roll) {
+  mlfab__membership_missing missing = {0, 0, 0, membership_missing(roll)};
+  uint8_t meta[32];
+  uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    mlfab__membership_entry *entry = &roll->entries[w];
+    int waits =
+        roll->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked : entry->member && entry->ready;
+    if (!waits || entry->left || entry->missing == missing.rank) continue;
+    entry->missing = missing.rank;
+    membership_post(roll, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
+  }
+}
+
+/* Has everybody asked who is awaited? */
+static void membership_check(mlfab__membership *roll) {
+  uint32_t asked = 0;
+  if (roll->phase != MLFAB__MEMBERSHIP_GATHERING) return;
+  for (uint32_t w = 0; w < roll->workers; w++) asked += roll->entries[w].asked;
+  if (asked > 0 && membership_missing(roll) == MLFAB_NO_RANK) membership_form(roll, asked);
+}
+
+/* What members choose their algorithms by. */
+static void membership_make_go(mlfab__membership *roll) {
+  const mlfab__membership_entry *first = membership_member(roll, 0);
+  mlfab__membership_go *go = &roll->go;
+  int inside = 1;
+  *go = (mlfab__membership_go){.epoch = roll->epoch, .arena = 1};
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    go->arena &= entry->arena;
+    go->round = mlfab__max(go->round, entry->ask.round);
+    go->objects = mlfab__max(go->objects, entry->ask.objects);
+    inside &= entry->ask.host == first->ask.host;
+    if (entry->rate > 0.0 && (go->rate <= 0.0 || entry->rate < go->rate)) go->rate = entry->rate;
+  }
+  go->latency_ns = inside ? MEMBERSHIP_LATENCY_INSIDE : MEMBERSHIP_LATENCY_BETWEEN;
+  if (inside) go->rate = membership_rate_inside;
+  if (go->rate <= 0.0) go->rate = membership_rate_unknown;
+}
+
+/* Is everybody ready who is awaited? */
+static void membership_check_ready(mlfab__membership *roll) {
+  if (roll->phase != MLFAB__MEMBERSHIP_LISTED || membership_missing(roll) != MLFAB_NO_RANK) return;
+  roll->phase = MLFAB__MEMBERSHIP_RUNNING;
+  membership_make_go(roll);
+  for (uint32_t i = 0; i < roll->members; i++) {
+    uint32_t worker = roll->order[i];
+    if (!membership_member(roll, i)->alive) continue;
+    membership_post_go(roll, worker);
+    membership_post_departures(roll, worker);
+  }
+}
+
+/* --- a call that is stuck --- */
+
+static int membership_awaited(const mlfab__membership_entry *entry) {
+  return entry->member && !entry->left;
+}
+
+static void membership_ask_all(mlfab__membership *roll, uint32_t channel, uint64_t number,
+                               uint64_t now_ns) {
+  mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  mlfab__membership_call call = {roll->epoch, channel, number};
+  uint8_t meta[32];
+  inquiry->open = 1;
+  if (inquiry->pending_channel == channel && inquiry->pending_number == number)
+    inquiry->pending = 0;
+  inquiry->channel = channel;
+  inquiry->number = number;
+  inquiry->asked_ns = mlfab__max(now_ns, 1);
+  for (uint32_t i = 0; i < roll->members; i++) membership_member(roll, i)->told = 0;
+  membership_post_all(roll, MLFAB__MEMBERSHIP_ASK, meta,
+                      mlfab__encode_membership_call(meta, &call));
+}
+
+/* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
+static void membership_answer(mlfab__membership *roll, int32_t rank) {
+  mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  mlfab__membership_missing missing = {roll->epoch, inquiry->channel, inquiry->number, rank};
+  uint8_t meta[32];
+  inquiry->open = 0;
+  membership_post_all(roll, MLFAB__MEMBERSHIP_MISSING, meta,
+                      mlfab__encode_membership_missing(meta, &missing));
+}
+
+/* Has told what it has called; 0: that is over there, and cannot have been anything else. */
+static int membership_knows(const mlfab__membership_entry *entry) {
+  return membership_awaited(entry) && entry->signature != 0;
+}
+
+/* How many have called the same as this one. */
+static uint32_t membership_agreeing(const mlfab__membership *roll, uint64_t signature) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    n += membership_knows(entry) && entry->signature == signature;
+  }
+  return n;
+}
+
+/* All have called. When not all have called the same, the verdict. */
+static void membership_compare(mlfab__membership *roll) {
+  const mlfab__membership_entry *usual = NULL, *odd = NULL;
+  uint32_t most = 0;
+  char text[MLFAB__TEXT_MAX];
+  for (uint32_t w = 0; w < roll->workers; w++) {
+    const mlfab__membership_entry *entry = &roll->entries[w];
+    if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
+    uint32_t n = membership_agreeing(roll, entry->signature);
+    if (n <= most && !MLFAB__PLANTED(68)) continue;
+    most = n;
+    usual = entry;
+    if (n == roll->members) break;
+  }
+  for (uint32_t w = 0; w < roll->workers && usual && !odd; w++) {
+    const mlfab__membership_entry *entry = &roll->entries[w];
+    if (membership_knows(entry) && entry->signature != usual->signature) odd = entry;
+  }
+  if (!odd) {
+    membership_answer(roll, MLFAB_NO_RANK);
+    return;
+  }
+  uint32_t worker = (uint32_t)(odd - roll->entries);
+  snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
+           odd->words, (uint32_t)(usual - roll->entries), usual->words);
+  membership_verdict(roll, MLFAB_ERR_SHAPE, (int32_t)worker, text);
+}
+
+/* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
+static void membership_look_at_answers(mlfab__membership *roll, int late) {
+  int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
+  if (!roll->inquiry.open) return;
+  for (uint32_t w = roll->workers; w-- > 0;) {
+    const mlfab__membership_entry *entry = &roll->entries[w];
+    if (!membership_awaited(entry)) continue;
+    if (!entry->told) {
+      silent = (int32_t)w;
+    } else if (!entry->called) {
+      missing = (int32_t)w;
+    }
+  }
+  if (silent != MLFAB_NO_RANK && !late) return;
+  if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
+    membership_answer(roll, missing != MLFAB_NO_RANK ? missing : silent);
+  } else {
+    membership_compare(roll);
+  }
+}
+
+static int membership_may_ask(const mlfab__membership *roll, uint64_t now_ns) {
+  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns / 4;
+}
+
+static void membership_stuck(mlfab__membership *roll, const mlfab__membership_call *in,
+                             uint64_t now_ns) {
+  mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  int beat = now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns;
+  int same = in->channel == inquiry->channel && in->number == inquiry->number;
+  if (inquiry->asked_ns && same && (inquiry->open || !beat)) return;
+  if (!inquiry->open && membership_may_ask(roll, now_ns)) {
+    membership_ask_all(roll, in->channel, in->number, now_ns);
+    return;
+  }
+  if (inquiry->pending &&
+      (inquiry->pending_number < in->number ||
+       (inquiry->pending_number == in->number && inquiry->pending_channel <= in->channel)))
+    return;
+  inquiry->pending = 1;
+  inquiry->pending_channel = in->channel;
+  inquiry->pending_number = in->number;
+}
+
+static void membership_tell(mlfab__membership *roll, mlfab__membership_entry *entry,
+                            const mlfab__membership_tell *in) {
+  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  if (!inquiry->open || in->channel != inquiry->channel || in->number != inquiry->number) return;
+  entry->told = 1;
+  entry->called = in->called != 0;
+  entry->signature = in->signature;
+  memcpy(entry->words, in->text, sizeof entry->words);
+  membership_look_at_answers(roll, 0);
+}
+
+/* --- what workers say --- */
+
+/* It wants to take part. */
+static void membership_asks(mlfab__membership *roll, uint32_t worker,
+                            const mlfab__membership_ask *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  if (entry->over_owed > in->epoch) { /* said before it heard of it */
+    membership_post_over(roll, worker);
+    return;
+  }
+  if (entry->done) return;
+  entry->over_owed = 0;
+  if (entry->member) { /* a repetition: the list may have been lost */
+    membership_post(roll, worker, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+    return;
+  }
+  entry->asked = 1;
+  entry->ask = *in;
+  entry->missing = MEMBERSHIP_UNTOLD;
+  if (roll->phase == MLFAB__MEMBERSHIP_IDLE) roll->phase = MLFAB__MEMBERSHIP_GATHERING;
+  if (membership_stands(roll)) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
+    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+  } else {
+    membership_check(roll);
+  }
+}
+
+static void membership_is_ready(mlfab__membership *roll, uint32_t worker,
+                                const mlfab__membership_ready *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  if (roll->phase ==
+      MLFAB__MEMBERSHIP_RUNNING) { /* a repetition: what followed may have been lost */
+    membership_post_go(roll, worker);
+    membership_post_departures(roll, worker);
+    return;
+  }
+  if (entry->ready) return;
+  entry->ready = 1;
+  entry->arena = in->arena == 1 && !entry->left;
+  membership_check_ready(roll);
+}
+
+static void membership_fails(mlfab__membership *roll, uint32_t worker,
+                             const mlfab__membership_over *in) {
+  int known = in->rank >= 0 && (uint32_t)in->rank < roll->workers;
+  membership_verdict(roll, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
+                     known ? in->rank : (int32_t)worker, in->text);
+}
+
+/* It takes no further part, and is no member: others are told when they begin one without it. */
+static void membership_lose(mlfab__membership *roll, uint32_t worker, int32_t code) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  int counted = entry->alive && !entry->done && !entry->member;
+  if (counted && !membership_stands(roll)) entry->lost = code;
+}
+
+/* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
+static void membership_leaves(mlfab__membership *roll, uint32_t worker,
+                              const mlfab__membership_leave *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  uint8_t meta[32];
+  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
+  entry->done = 1;
+  entry->asked = 0;
+  if (!entry->member) {
+    membership_check(roll);
+    return;
+  }
+  if (entry->left) return;
+  int knows = in->epoch == roll->epoch;
+  entry->left = 1;
+  entry->calls = knows ? in->calls : 0;
+  entry->arena = 0;
+  if (!knows) entry->ready = 1;
+  if (roll->phase == MLFAB__MEMBERSHIP_RUNNING)
+    membership_post_all(roll, MLFAB__MEMBERSHIP_LEFT, meta,
+                        membership_left_meta(roll, worker, meta));
+  membership_check_ready(roll);
+  membership_look_at_answers(roll, 0);
+}
+
+static void membership_broken(mlfab__membership *roll, uint32_t worker, const char *text) {
+  roll->port.drop(roll->port.self, worker, MLFAB_ERR_FRAME, text);
+}
+
+/* Frames of members about the epoch that stands. Others are of what is over. */
+#define MEMBERSHIP_DECODE(name) \
+  mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
+static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
+                                   const mlfab__frame_in *frame, uint64_t now_ns) {
+  union {
+    mlfab__membership_ready membership_ready;
+    mlfab__membership_over membership_over;
+    mlfab__membership_call membership_call;
+    mlfab__membership_tell membership_tell;
+  } in;
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
+  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
+  switch (frame->type) {
+    case MLFAB__MEMBERSHIP_READY:
+      fits = MEMBERSHIP_DECODE(membership_ready);
+      if (fits > 0 && epoch) membership_is_ready(roll, worker, &in.membership_ready);
+      break;
+    case MLFAB__MEMBERSHIP_FAIL:
+      fits = MEMBERSHIP_DECODE(membership_over);
+      if (fits > 0 && epoch) membership_fails(roll, worker, &in.membership_over);
+      break;
+    case MLFAB__MEMBERSHIP_STUCK:
+      fits = MEMBERSHIP_DECODE(membership_call);
+      if (fits > 0 && epoch && running) membership_stuck(roll, &in.membership_call, now_ns);
+      break;
+    case MLFAB__MEMBERSHIP_TELL:
+      fits = MEMBERSHIP_DECODE(membership_tell);
+      if (fits > 0 && epoch && running) membership_tell(roll, entry, &in.membership_tell);
+      break;
+    default:
+      return 0;
+  }
+  if (fits < 0) membership_broken(roll, worker, "a frame of the roll that does not parse");
+  return 1;
+}
+#undef MEMBERSHIP_DECODE
+
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+                                            const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__membership_ask ask;
+  mlfab__membership_leave leave;
+  if (frame->type == MLFAB__MEMBERSHIP) {
+    if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
+        ask.epoch > roll->epoch) {
+      membership_broken(roll, worker,
+                        "a MEMBERSHIP that does not parse, or of an epoch that never was");
+    } else if (roll->entries[worker].alive) {
+      membership_asks(roll, worker, &ask);
+    }
+    return 1;
+  }
+  if (frame->type == MLFAB__MEMBERSHIP_LEAVE) {
+    if (mlfab__decode_membership_leave(frame->meta, frame->meta_bytes, &leave)) {
+      membership_broken(roll, worker, "a MEMBERSHIP_LEAVE that does not parse");
+    } else if (roll->entries[worker].alive) {
+      membership_leaves(roll, worker, &leave);
+    }
+    return 1;
+  }
+  return membership_member_frame(roll, worker, frame, now_ns);
+}
+
+/* --- who comes and goes --- */
+
+/* What a member may have missed while it had no link. What it repeats itself is answered then. */
+static void membership_repeat(mlfab__membership *roll, uint32_t worker) {
+  const mlfab__membership_entry *entry = &roll->entries[worker];
+  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  uint8_t meta[32];
+  if (entry->over_owed) membership_post_over(roll, worker);
+  if (!entry->member || roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  membership_post_departures(roll, worker);
+  if (!inquiry->open || entry->told || entry->left) return;
+  mlfab__membership_call call = {roll->epoch, inquiry->channel, inquiry->number};
+  membership_post(roll, worker, MLFAB__MEMBERSHIP_ASK, meta,
+                  mlfab__encode_membership_call(meta, &call));
+}
+
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+                                             uint32_t incarnation, uint64_t now_ns) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  (void)now_ns;
+  if (entry->incarnation == incarnation) {
+    if (!entry->alive) entry->lost = 0;
+    entry->alive = 1;
+    entry->missing = MEMBERSHIP_UNTOLD;
+    membership_repeat(roll, worker);
+    return;
+  }
+  int ends = entry->member;
+  memset(entry, 0, sizeof *entry);
+  entry->alive = 1;
+  entry->incarnation = incarnation;
+  entry->missing = MEMBERSHIP_UNTOLD;
+  if (ends) {
+    char text[64];
+    snprintf(text, sizeof text, "worker %u is back as a new process", worker);
+    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
+                                            uint64_t now_ns) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  (void)now_ns;
+  membership_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
+  entry->alive = entry->asked = 0;
+  if (entry->member && left && entry->left) { /* as it has said */
+    entry->ready = 1;
+    membership_check_ready(roll);
+  } else if (entry->member) {
+    char text[64];
+    snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
+    membership_verdict(roll, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker,
+                       text);
+  } else {
+    membership_check(roll);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
+                                            uint64_t now_ns) {
+  (void)now_ns;
+  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
+  roll->entries[worker].done = 1;
+  roll->entries[worker].asked = 0;
+  membership_check(roll);
+}
+
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns) {
+  mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  if (roll->phase == MLFAB__MEMBERSHIP_GATHERING || roll->phase == MLFAB__MEMBERSHIP_LISTED)
+    membership_tell_missing(roll);
+  if (roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * roll->config->heartbeat_ns)
+    membership_look_at_answers(roll, 1);
+  if (!inquiry->open && inquiry->pending && membership_may_ask(roll, now_ns))
+    membership_ask_all(roll, inquiry->pending_channel, inquiry->pending_number, now_ns);
+}

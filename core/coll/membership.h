@@ -1,0 +1,118 @@
+/* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+ *
+ *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
+ *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
+ *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
+ *
+ * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
+ * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
+ * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
+ * has not called by themselves.
+ *
+ * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
+ * another: MEMBERSHIP_MISSING of epoch 0, where the rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
+ *
+ * Stuck. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, four a beat at most, and
+ * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
+ * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
+ * one that did not answer for two beats, or nobody). When all have and signatures differ, the
+ * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * lowest rank count), with both calls in words.
+ *
+ * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
+ * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
+ * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ *
+ * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
+ * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
+ * its last bytes.
+ *
+ * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
+ * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
+ * (3) Each member hears exactly one MEMBERSHIP_OVER an epoch, said again on a new link until its MEMBERSHIP
+ * tells that it knows (membership_ask.epoch); until then it is no member of another. (4) What a worker
+ * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
+ * one call under inquiry a time.
+ *
+ * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
+ * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
+ * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more is over at once,
+ * with LIMIT. */
+#ifndef MLFAB__MEMBERSHIP_H
+#define MLFAB__MEMBERSHIP_H
+
+#include "../base/env.h"
+#include "../node/port.h"
+
+enum mlfab__membership_phase {
+  MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */
+  MLFAB__MEMBERSHIP_GATHERING,
+  MLFAB__MEMBERSHIP_LISTED,
+  MLFAB__MEMBERSHIP_RUNNING
+};
+
+typedef struct mlfab__membership_entry { /* a worker */
+  uint8_t alive, done;                   /* alive: also while it is awaited at first */
+  uint8_t asked;                         /* for the epoch that forms */
+  uint8_t member, ready, arena;          /* of the epoch that stands */
+  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;       /* a member that takes no further part ... */
+  uint64_t calls;     /* ... but for so many calls */
+  uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
+  uint32_t incarnation;
+  int32_t missing; /* who it was told is missing */
+  uint32_t lead;   /* the lowest rank among the members of its host */
+  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  /* The inquiry. */
+  uint8_t told, called;
+  uint64_t signature;
+  char words[MLFAB__TEXT_MAX];
+  mlfab__membership_ask ask;
+} mlfab__membership_entry;
+
+/* Which call is under inquiry, and since when; pending: another is to be. */
+typedef struct mlfab__membership_inquiry {
+  uint8_t open, pending;
+  uint32_t channel, pending_channel;
+  uint64_t number, pending_number;
+  uint64_t asked_ns; /* 0: nothing was asked in this epoch */
+} mlfab__membership_inquiry;
+
+typedef struct mlfab__membership {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  enum mlfab__membership_phase phase;
+  uint32_t epoch; /* that stands, or was the last */
+  uint32_t members;
+  mlfab__membership_entry *entries; /* by rank */
+  uint32_t *order;                  /* members */
+  uint8_t *list;                    /* MEMBERSHIP_LIST of the epoch */
+  uint32_t list_bytes;
+  mlfab__membership_member *table; /* what it is made of */
+  mlfab__membership_go go;
+  mlfab__membership_over verdict; /* the last one */
+  mlfab__membership_inquiry inquiry;
+} mlfab__membership;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
+/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
+ * goodbye); it has said DONE. */
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+                                             uint32_t incarnation, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
+                                            uint64_t now_ns);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+                                            const mlfab__frame_in *frame, uint64_t now_ns);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
+
+#endif

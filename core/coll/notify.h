@@ -1,0 +1,137 @@
+/* notify.h - when a node of a stochastic reduce may send, may average, and must acknowledge. Layer
+ * 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages are the runner's.
+ *
+ * An edge leads from a sender to a receiver, who keeps one slot for it. A slot is stamped with the
+ * iteration in front (header, written before the first byte) and behind (footer, after the last).
+ *
+ * NOTIFY_ACK, iteration k = 1, 2, ...:
+ *    compute k; begin(k)             the model of k is there
+ *    wait_ack                        every receiver has acknowledged k - 1
+ *    send, NOTIFY(k) behind it       to each receiver; nothing is waited for in between
+ *    wait_notify                     NOTIFY(k) from every sender
+ *    reduce                          each slot's stamps are k before and after it is copied
+ *    ACK(k) to each sender           once its slot is consumed; end(k)
+ * so that on each edge:
+ *    I1 sent - consumed is 0 or 1    I3 no slot is written before it is consumed
+ *    I2 the iterations that the two ends have sent last are at most one apart
+ *    I4 what is averaged is all of one iteration
+ * and I5: in a strongly connected graph somebody can always go on. What a peer must not send is
+ * refused with FRAME, and what this side's runner must not do with STATE; both change nothing.
+ * ACK may go as soon as its own slot is consumed: the others need not be.
+ *
+ * BSP: sends without asking, then waits for a barrier of all, and averages what is there. ASYNC:
+ * without that. Slots are overwritten, so both read them as seqlocks: an input counts when it is
+ * whole (all four stamps are equal) and fresh (later than what was consumed of that edge); it may
+ * be of another iteration. The mean is over those and the node's own.
+ *
+ * Source: ASAP §4, §6.2. Departs: §6.2 waits for the ACK before the reduce, which deadlocks on any
+ * cycle; §4 is followed. */
+#ifndef MLFAB__NOTIFY_H
+#define MLFAB__NOTIFY_H
+
+#include "../base/env.h"
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__notify_out {
+  uint64_t sent, acked; /* iterations; 0: none */
+} mlfab__notify_out;
+
+typedef struct mlfab__notify_in {
+  uint64_t header, footer; /* the slot's stamps, as the peer has told them; 0: never written */
+  uint64_t consumed;       /* the last iteration that was averaged */
+  uint64_t looked;         /* this node's last iteration in which the slot was judged */
+} mlfab__notify_in;
+
+/* An iteration's inputs; whole + torn + stale are all senders. */
+typedef struct mlfab__notify_tally {
+  uint32_t whole, torn, stale;
+} mlfab__notify_tally;
+
+typedef struct mlfab__notify {
+  uint32_t mode;            /* MLFAB_NOTIFY_* */
+  uint32_t outs, ins;       /* edges; an edge's index is that of its peer in the list */
+  const uint32_t *out_peer; /* borrowed: ranks, ascending */
+  const uint32_t *in_peer;
+  mlfab__notify_out *out;
+  mlfab__notify_in *in;
+  uint64_t iteration;        /* begun; 0: none */
+  uint64_t ended;            /* iteration - 1 while one is under way */
+  uint64_t barrier;          /* BSP: passed */
+  uint32_t unacked, unsent;  /* edges that still miss this iteration's step */
+  uint32_t unheard, unknown; /* not notified; not looked at */
+  mlfab__notify_tally tally;
+} mlfab__notify;
+
+/* What is waited for, and of whom. */
+enum mlfab__notify_wait {
+  MLFAB__NOTIFY_NOTHING, /* the runner is to act: compute and begin, send, or reduce */
+  MLFAB__NOTIFY_FOR_ACK,
+  MLFAB__NOTIFY_FOR_NOTIFY,
+  MLFAB__NOTIFY_FOR_BARRIER
+};
+
+/* A slot: was there something to average? */
+enum mlfab__notify_input {
+  MLFAB__NOTIFY_STALE, /* nothing since the last time */
+  MLFAB__NOTIFY_TORN,  /* is, or was, being written */
+  MLFAB__NOTIFY_WHOLE
+};
+
+typedef struct mlfab__notify_stamps {
+  uint64_t header, footer;
+} mlfab__notify_stamps;
+
+/* The lists (mlfab__graph_peers) are borrowed. Errors: ARGUMENT (mode), MEMORY. */
+MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
+                                       const uint32_t *out_peer, uint32_t outs,
+                                       const uint32_t *in_peer, uint32_t ins);
+MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env);
+/* The index of a peer's edge, or -1: no such edge. O(log edges). */
+MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer);
+
+/* --- this side; errors: STATE --- */
+
+/* The model of iteration k is there: k is one more than what has ended. */
+MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k);
+/* 1: the model of the iteration begun may go to this receiver, and has not yet. Either none may be
+ * sent to or all that are left, so that the runner sends all in one go. */
+MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge);
+/* It, and the NOTIFY behind it, are handed to the transport. */
+MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge);
+/* BSP: all nodes have sent k. */
+MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k);
+/* 1: the slots may be looked at. */
+MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify);
+/* The slot before it is copied. Unless it is WHOLE there is nothing to copy, and consumed gets
+ * these stamps twice. */
+MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
+                                       mlfab__notify_stamps stamps);
+/* Each slot once an iteration, in any order, with its stamps as read before and after copying it:
+ * an enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p is the
+ * iteration to acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the stamps
+ * are not this iteration's, so the slot was written to when it must not be). */
+MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
+                                           mlfab__notify_stamps before, mlfab__notify_stamps after,
+                                           uint64_t *ack_p, mlfab_error *error);
+/* All slots were consumed: the iteration is over. Divide by tally.whole + 1. */
+MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally *tally_p);
+
+/* --- peers; errors: FRAME, naming the peer --- */
+
+/* The first byte of a model of iteration `header` is here: may it be written to the slot? For slots
+ * that the peer writes by itself, NOTIFY alone is told. */
+MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                          mlfab_error *error);
+/* NOTIFY: the whole of it is in the slot, which has these stamps. */
+MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
+                                           uint64_t footer, mlfab_error *error);
+/* ACK(k). */
+MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, uint64_t k,
+                                        mlfab_error *error);
+
+/* An enum mlfab__notify_wait; *rank_p is the first peer that is waited for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
+
+#endif
+#endif

@@ -1,0 +1,549 @@
+/* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
+ * keeps is partial.h's.
+ *
+ * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
+ * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
+ * play has the number round - base + 1, where base is the first round of the epoch.
+ *
+ * An epoch begins with a play that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
+ * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
+ * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
+ * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
+ * all begin with 0. A flush that is called meanwhile begins when it is over.
+ *
+ * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
+ * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
+ *
+ * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
+ * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
+ * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
+ * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
+ * here counts as carried out when the next epoch finds that it was, anywhere. */
+#include "partial_run.h"
+
+#include "partial.h"
+
+#include <stdio.h>
+
+static const double partial_run_add_bytes_per_ns = 4.0; /* as for plain calls: the same for all */
+static const double partial_run_bytes_per_ns = 1.0;
+
+struct mlfab__partial_run {
+  mlfab__comm *comm;
+  mlfab__comm_object *object;
+  uint32_t refuse_nan;
+  uint64_t signature;
+  mlfab__partial partial;
+  mlfab__engine plays[2]; /* rounds, by parity */
+  mlfab__engine settle;
+  mlfab_vec vecs[2][2], settle_vec;
+  uint64_t base;   /* the epoch's first round */
+  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch;  /* 0: none stands */
+  uint8_t known;   /* has been through an epoch */
+  uint8_t closing; /* when its last round is over, and nothing of it is borrowed any more */
+  mlfab_request request; /* the call that waits; 0: none */
+  mlfab_partial_info *info_p;
+  mlfab_request flush; /* 0: none */
+  void *flush_data;    /* where it goes */
+  mlfab__comm_grave grave;
+};
+
+/* --- rounds --- */
+
+static void partial_run_fail(const mlfab__partial_run *e, int code) {
+  char text[80];
+  snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
+           mlfab_error_text(code));
+  mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
+}
+
+static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine *play) {
+  int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
+  if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
+}
+
+/* Arms what may be armed, and starts what is due. */
+static void partial_run_go_on(mlfab__partial_run *e) {
+  mlfab__comm *comm = e->comm;
+  mlfab__partial *partial = &e->partial;
+  while (partial->settled && !e->closing && !comm->failing && !e->plays[e->armed & 1].armed) {
+    mlfab__engine *play = &e->plays[e->armed & 1];
+    play->number = e->armed++ - e->base + 1;
+    partial_run_arm(e, play);
+  }
+  mlfab__engine *open = &e->plays[partial->over & 1];
+  if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
+  uint32_t op = mlfab__partial_trigger(partial);
+  int take = mlfab__partial_may_take(partial);
+  /* A round that is over in the midst of this goes on by itself. */
+  if (take) mlfab__comm_trigger(comm, open, partial->plan.take, comm->now_ns);
+  if (op != MLFAB__DAG_NONE) mlfab__comm_trigger(comm, open, op, comm->now_ns);
+}
+
+static void partial_run_finish(mlfab__partial_run *e) {
+  mlfab__request *request = mlfab__request_find(e->comm->requests, e->request);
+  mlfab_partial_info *info = e->info_p;
+  e->request = 0;
+  e->info_p = NULL;
+  if (!request) return;
+  if (info) {
+    uint32_t size = info->size;
+    memcpy(info, &e->partial.answer, mlfab__min(size, sizeof *info));
+    info->size = size;
+  }
+  e->comm->collectives++;
+  mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
+}
+
+static int partial_run_compute(void *self, mlfab__engine *play, const mlfab__dag_op *op) {
+  mlfab__partial_run *e = self;
+  mlfab__partial *partial = &e->partial;
+  int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
+  if (answered) partial_run_finish(e);
+  if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
+  e->comm->rounds++;
+  e->comm->round = mlfab__max(e->comm->round, partial->over);
+  partial_run_go_on(e);
+  return 0;
+}
+
+/* --- epochs --- */
+
+static void partial_run_free(void *self) {
+  mlfab__partial_run *e = self;
+  mlfab__env *env = e->comm->env;
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->plays[i].dag);
+  mlfab__dag_free(&e->settle.dag);
+  mlfab__partial_free(&e->partial);
+  mlfab__free(env, e, sizeof *e);
+}
+
+static void partial_run_remove(mlfab__partial_run *e) {
+  mlfab__comm_object_remove(e->comm, e->object);
+  e->grave = (mlfab__comm_grave){.free_self = partial_run_free, .self = e};
+  mlfab__comm_bury(e->comm, &e->grave);
+}
+
+/* Is something of a round still on its way that ends by itself? */
+static int partial_run_ends(const mlfab__partial_run *e) {
+  if (e->partial.settled && e->partial.taken) return 1;
+  for (uint32_t i = 0; i < 2; i++)
+    if (e->plays[i].armed && !e->plays[i].running) return 1;
+  return 0;
+}
+
+static void partial_run_round_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+  mlfab__partial_run *e = self;
+  (void)play, (void)now_ns;
+  if (status) return;
+  if (!e->closing) {
+    partial_run_go_on(e);
+  } else if (!partial_run_ends(e)) {
+    partial_run_remove(e);
+  }
+}
+
+/* All know where they are. */
+static void partial_run_settled(mlfab__partial_run *e) {
+  int code = mlfab__partial_settle(&e->partial, e->epoch);
+  if (code) {
+    partial_run_fail(e, code);
+    return;
+  }
+  e->base = e->armed = e->partial.over;
+  e->comm->round = mlfab__max(e->comm->round, e->base);
+  partial_run_go_on(e);
+  mlfab__comm_go_on(e->comm);
+}
+
+static void partial_run_settle_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+  mlfab__partial_run *e = self;
+  (void)play, (void)now_ns;
+  if (!status && !e->closing) partial_run_settled(e);
+}
+
+static int partial_run_build_settle(mlfab__partial_run *e) {
+  const mlfab__comm *comm = e->comm;
+  const mlfab__algorithm_task task = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
+                                      .algorithm = MLFAB_ALGORITHM_DOUBLING,
+                                      .members = comm->members,
+                                      .me = comm->me,
+                                      .width = sizeof(int64_t),
+                                      .count = sizeof e->partial.marks / sizeof(int64_t),
+                                      .after = MLFAB__DAG_NONE};
+  uint32_t end, tag, culprit;
+  mlfab__dag_clear(&e->settle.dag);
+  int code = mlfab__algorithm_build(&e->settle.dag, &task, &end, &tag);
+  return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
+}
+
+/* The schedules for these members. */
+static int partial_run_build(mlfab__partial_run *e) {
+  const mlfab__comm *comm = e->comm;
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : partial_run_bytes_per_ns;
+  mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
+  mlfab__algorithm_task task = mlfab__partial_task(&e->partial);
+  uint8_t algorithm = mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate,
+                                              partial_run_add_bytes_per_ns);
+  int code = 0;
+  for (uint32_t i = 0; i < 2 && !code; i++) {
+    code = mlfab__partial_build(&e->partial, &e->plays[i].dag, algorithm);
+    e->vecs[i][0] = (mlfab_vec){e->partial.data[i], e->partial.bytes};
+    e->vecs[i][1] = (mlfab_vec){e->partial.bitmap[i], sizeof e->partial.bitmap[i]};
+  }
+  return code ? code : partial_run_build_settle(e);
+}
+
+static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine *play, uint64_t signature) {
+  play->channel = e->object->channel;
+  play->signature = signature;
+  play->self = e;
+  play->over = partial_run_round_over;
+}
+
+static void partial_run_fill_plays(mlfab__partial_run *e) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__engine *play = &e->plays[i];
+    partial_run_fill_play(e, play, e->signature);
+    play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
+    play->dtype = spec->dtype;
+    play->op = MLFAB_SUM;
+    play->width = spec->width;
+    play->compute = partial_run_compute;
+    play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
+    play->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+  }
+  partial_run_fill_play(e, &e->settle, e->signature + 1);
+  e->settle.eager = 1;
+  e->settle.dtype = MLFAB_I64;
+  e->settle.op = MLFAB_MAX;
+  e->settle.width = sizeof(int64_t);
+  e->settle.over = partial_run_settle_over;
+  e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
+  e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
+}
+
+static void partial_run_begin(void *self, uint64_t round, uint64_t now_ns) {
+  mlfab__partial_run *e = self;
+  (void)round, (void)now_ns;
+  int fresh = !e->known;
+  if (e->closing || e->epoch == e->comm->epoch) return;
+  e->epoch = e->comm->epoch;
+  e->known = 1;
+  partial_run_fill_plays(e);
+  int code = partial_run_build(e);
+  if (code) {
+    partial_run_fail(e, code);
+    return;
+  }
+  mlfab__partial_mark_epoch(&e->partial, e->epoch);
+  if (fresh) {
+    partial_run_settled(e);
+  } else {
+    partial_run_arm(e, &e->settle);
+  }
+}
+
+/* The flush may begin: only now is it known what there is to flush. */
+static int partial_run_stands(void *self) {
+  mlfab__partial_run *e = self;
+  if (!e->partial.settled) return 0;
+  mlfab__partial_flush(&e->partial, e->flush_data);
+  return 1;
+}
+
+/* Whether the flush is over, and how. */
+static void partial_run_look_at_flush(mlfab__partial_run *e) {
+  const mlfab__request *request = mlfab__request_find(e->comm->requests, e->flush);
+  if (!e->flush || (request && !request->done)) return;
+  mlfab__partial_flushed(&e->partial, !request || request->result.status == 0);
+  e->flush = 0;
+}
+
+static void partial_run_over(void *self, int code, uint64_t now_ns) {
+  mlfab__partial_run *e = self;
+  mlfab_request request = e->request;
+  (void)code;
+  partial_run_look_at_flush(e);
+  mlfab__partial_end(&e->partial);
+  e->epoch = 0;
+  e->request = 0;
+  e->info_p = NULL;
+  if (request) mlfab__comm_end_request(e->comm, request, now_ns);
+  if (e->closing) partial_run_remove(e);
+}
+
+/* --- calls that do not end --- */
+
+/* Whom the open round waits for, and why, as far as known. */
+static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **why_p) {
+  const mlfab__partial_run *e = self;
+  const mlfab__comm *comm = e->comm;
+  int32_t rank = mlfab__comm_missing(e->comm, e->object);
+  uint32_t drawn = mlfab__partial_awaits(&e->partial);
+  *number_p = e->partial.over;
+  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
+  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
+  if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
+  *why_p = "is awaited";
+  return mlfab__engine_awaits(comm, &e->plays[e->partial.over & 1]);
+}
+
+/* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
+ * and has not, and where its queue is full. */
+static int partial_run_called(void *self, uint64_t number) {
+  const mlfab__partial_run *e = self;
+  const mlfab__partial *partial = &e->partial;
+  uint64_t round = e->base + number - 1;
+  if (number == 0 || !partial->settled || round < partial->over) return 1;
+  if (partial->taken && round == partial->over) return 1;
+  if (!partial->taken && !mlfab__partial_may_take(partial)) return 0;
+  if (partial->spec.mode == MLFAB_SOLO || partial->step > round) return 1;
+  return partial->spec.mode == MLFAB_MAJORITY && mlfab__partial_draw(partial, round) != partial->me;
+}
+
+/* --- opening --- */
+
+static const char partial_run_what[] = "a partial reduction";
+
+static int partial_run_refuse(mlfab_error *error, int code, const char *what) {
+  return MLFAB__FAIL(error, code, "a partial reduction: %s", what);
+}
+
+static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int dtype, uint32_t op,
+                                  mlfab_error *error) {
+  uint32_t width = mlfab__element_bytes(dtype);
+  if (!width)
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a partial reduction: %d is not an element type",
+                       dtype);
+  int code = mlfab__comm_check_count(comm, partial_run_what, count, width, error);
+  if (code) return code;
+  if (op != MLFAB_SUM && op != MLFAB_MEAN)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "a partial reduction: op is %u, and must be MLFAB_SUM or MLFAB_MEAN", op);
+  if (op == MLFAB_MEAN && dtype == MLFAB_I64)
+    return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
+  return 0;
+}
+
+static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partial_options *o,
+                                     mlfab_error *error) {
+  uint32_t live = comm->phase == MLFAB__COMM_IN ? comm->members : comm->config->workers;
+  if (o->mode < MLFAB_SOLO || o->mode > MLFAB_QUORUM)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "a partial reduction: %u is not a mode (MLFAB_SOLO ...)", o->mode);
+  if (o->mode == MLFAB_QUORUM && (o->quorum == 0 || o->quorum > live))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "a partial reduction: quorum is %u, and must be 1..%u: so many workers "
+                       "take part",
+                       o->quorum, live);
+  if (o->results > MLFAB_QUEUED)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "a partial reduction: results is %u, and must be MLFAB_LATEST or "
+                       "MLFAB_QUEUED",
+                       o->results);
+  if (o->queue_max > MLFAB__PARTIAL_RUN_QUEUE_MAX)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                       "a partial reduction: queue_max is %u, the limit is %d", o->queue_max,
+                       MLFAB__PARTIAL_RUN_QUEUE_MAX);
+  if (o->algorithm > MLFAB_ALGORITHM_TREE)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "a partial reduction: %u is not an algorithm of an exchange "
+                       "(MLFAB_ALGORITHM_AUTO ... TREE)",
+                       o->algorithm);
+  return 0;
+}
+
+static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t count, int dtype,
+                                            const mlfab_partial_options *o) {
+  return (mlfab__partial_spec){.mode = o->mode,
+                               .quorum = o->mode == MLFAB_QUORUM ? o->quorum : 0,
+                               .results = o->results,
+                               .queue_max = o->queue_max ? o->queue_max : 8,
+                               .segment = MLFAB__COMM_SEGMENT,
+                               .algorithm = (uint8_t)o->algorithm,
+                               .mean = o->op == MLFAB_MEAN,
+                               .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
+                               .dtype = dtype,
+                               .width = mlfab__element_bytes(dtype),
+                               .count = count,
+                               .seed = o->seed ? o->seed : comm->config->seed,
+                               .resync = o->resync};
+}
+
+/* What all workers must have in common. */
+static uint64_t partial_run_signature(const mlfab__partial_spec *spec) {
+  const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
+                         spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,
+                         spec->seed};
+  return mlfab__hash(0, of, sizeof of);
+}
+
+static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__partial_spec *spec,
+                                           uint32_t refuse_nan) {
+  mlfab__partial_run *e = mlfab__alloc(comm->env, sizeof *e);
+  if (!e) return NULL;
+  e->comm = comm;
+  e->refuse_nan = refuse_nan;
+  e->signature = partial_run_signature(spec);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->plays[i].dag, comm->env);
+  mlfab__dag_init(&e->settle.dag, comm->env);
+  if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
+  partial_run_free(e);
+  return NULL;
+}
+
+/* All workers open it with the same options, or nobody does. */
+static int partial_run_gather(mlfab__partial_run *e, uint64_t timeout_ns, uint64_t now_ns,
+                              mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm *comm = e->comm;
+  const mlfab__comm_object object = {.what = partial_run_what,
+                                     .counts = "round",
+                                     .ahead = 1,
+                                     .self = e,
+                                     .begin = partial_run_begin,
+                                     .over = partial_run_over,
+                                     .stands = partial_run_stands,
+                                     .awaited = partial_run_awaited,
+                                     .called = partial_run_called,
+                                     .free_self = partial_run_free};
+  int code =
+      mlfab__comm_object_open(comm, &object, "the opening of a partial reduction", e->signature,
+                              timeout_ns, now_ns, &e->object, request_p, error);
+  if (code) partial_run_free(e);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                            const mlfab_partial_options *options,
+                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  mlfab_partial_options given = {0};
+  if (!options || options->size < offsetof(mlfab_partial_options, quorum))
+    return partial_run_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
+  memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  int code = partial_run_check_type(comm, count, dtype, given.op, error);
+  if (!code) code = partial_run_check_options(comm, &given, error);
+  if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
+  if (!code && mlfab__comm_owed(comm, error)) code = comm->verdict.code;
+  if (code) return code;
+  mlfab__partial_spec spec = partial_run_spec(comm, count, dtype, &given);
+  mlfab__partial_run *e = partial_run_new(comm, &spec, given.refuse_nan);
+  if (!e) return partial_run_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  mlfab__comm_enter(comm, now_ns);
+  code = partial_run_gather(e, timeout_ns, now_ns, request_p, error);
+  if (!code) *id_p = e->object->id;
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+/* --- calls --- */
+
+/* One that is open, or NULL. */
+static mlfab__partial_run *partial_run_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__partial_run *e = mlfab__comm_object_self(comm, id, partial_run_free);
+  if (e && !e->closing) return e;
+  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "no partial reduction with the number %u is open",
+                    id);
+  return NULL;
+}
+
+static int partial_run_check_call(mlfab__partial_run *e, const void *data, mlfab_error *error) {
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  int code = mlfab__comm_check_data(partial_run_what, data, spec->width, error);
+  if (code) return code;
+  partial_run_look_at_flush(e);
+  if (e->request) return partial_run_refuse(error, MLFAB_ERR_AGAIN, "a step is under way");
+  if (e->flush) return partial_run_refuse(error, MLFAB_ERR_AGAIN, "a flush is under way");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_partial_info *info_p, mlfab_request *request_p,
+                                             mlfab_error *error) {
+  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  if (info_p && info_p->size < sizeof info_p->size)
+    return partial_run_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
+  int code = partial_run_check_call(e, data, error);
+  if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
+  if (code) return code;
+  if (e->refuse_nan && !mlfab__combine_finite(spec->dtype, data, spec->count))
+    return mlfab__comm_not_finite(comm, partial_run_what, error);
+  if (mlfab__comm_owed(comm, error)) {
+    mlfab__partial_keep(&e->partial, data);
+    return comm->verdict.code;
+  }
+  code = mlfab__comm_object_request(comm, e->object, timeout_ns, now_ns, request_p, error);
+  if (code) return code;
+  e->request = *request_p;
+  e->info_p = info_p;
+  mlfab__comm_enter(comm, now_ns);
+  if (mlfab__partial_call(&e->partial, data)) partial_run_finish(e);
+  partial_run_go_on(e);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_request *request_p, mlfab_error *error) {
+  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__partial_spec *spec = &e->partial.spec;
+  const mlfab_vec vec = {data, spec->count};
+  const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
+                                 .algorithm = spec->algorithm,
+                                 .dtype = spec->dtype,
+                                 .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = e->object->channel,
+                                 .of = id,
+                                 .words = "the flush of a partial reduction"};
+  int code = partial_run_check_call(e, data, error);
+  if (code) return code;
+  if (mlfab__partial_flush_room(&e->partial))
+    return partial_run_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
+  e->flush_data = data;
+  mlfab__comm_enter(comm, now_ns);
+  code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (!code) e->flush = *request_p;
+  mlfab__comm_exit(comm);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
+                                              uint64_t count, int dtype, uint64_t timeout_ns,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error) {
+  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  const mlfab_vec vec = {model, count};
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
+                                 .dtype = dtype,
+                                 .op = MLFAB_MEAN,
+                                 .vecs = &vec,
+                                 .n = 1,
+                                 .salt = e->object->channel,
+                                 .words = "the resynchronization of a partial reduction"};
+  return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
+  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  if (!e) return MLFAB_ERR_ARGUMENT;
+  partial_run_look_at_flush(e);
+  if (e->request || e->flush)
+    return partial_run_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
+  if (partial_run_ends(e)) {
+    e->closing = 1;
+  } else {
+    partial_run_remove(e);
+  }
+  return 0;
+}

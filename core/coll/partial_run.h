@@ -1,0 +1,34 @@
+/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: eager.c. */
+#ifndef MLFAB__PARTIAL_RUN_H
+#define MLFAB__PARTIAL_RUN_H
+
+#include "comm.h"
+
+enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
+
+typedef struct mlfab__partial_run mlfab__partial_run; /* eager.c */
+
+/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
+ * as of mlfab_partial_open. */
+MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                            const mlfab_partial_options *options,
+                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* A step. data and info_p (or NULL) are borrowed until the request has ended, which may be at
+ * once. */
+MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_partial_info *info_p, mlfab_request *request_p,
+                                             mlfab_error *error);
+/* As mlfab_partial_flush and mlfab_partial_resync. */
+MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
+                                              uint64_t count, int dtype, uint64_t timeout_ns,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error);
+/* Errors: STATE (a step or a flush is under way). */
+MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif

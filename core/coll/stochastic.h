@@ -1,0 +1,31 @@
+/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: gossip.c. */
+#ifndef MLFAB__STOCHASTIC_H
+#define MLFAB__STOCHASTIC_H
+
+#include "comm.h"
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__stochastic mlfab__stochastic; /* gossip.c */
+
+/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
+ * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
+ * mlfab__stochastic_state tells from then on. */
+MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                           const mlfab_stochastic_options *options,
+                                           uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                           mlfab_request *request_p, mlfab_error *error);
+/* 0, or why the workers of this epoch have no graph. */
+MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
+ * data is as it was. */
+MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
+                                            uint64_t timeout_ns, uint64_t now_ns,
+                                            mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                            mlfab_error *error);
+/* Errors: STATE (an iteration is under way). */
+MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif
+
+#endif

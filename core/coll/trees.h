@@ -1,0 +1,62 @@
+/* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
+ *
+ * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
+ * everywhere. A member that begins a planned one asks for its tree:
+ *
+ *    a member --TREE_ASK--> server 0 --TREE_ASK (the first time)--> scheduler
+ *    a member <--TREE_PLAN-- server 0 <--TREE_PLAN-- scheduler
+ *
+ *    a tree at server 0:  (unknown) --a member asks--> PLANNING --TREE_PLAN--> KNOWN
+ *                                                        |  no scheduler, it is lost, or it is silent
+ *                                                        +--for a heartbeat: an empty tree--> KNOWN
+ *
+ * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * tells is of ranks; server 0 checks it and tells it in the members' numbers.
+ *
+ * Invariants. (1) All members of an epoch are told the same tree for a call. (2) A member that asks
+ * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
+ * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
+ * begins that one while the earlier is open anywhere: so all members had its tree. */
+#ifndef MLFAB__TREES_H
+#define MLFAB__TREES_H
+
+#include "../base/rng.h"
+#include "comm.h"
+#include "membership.h"
+
+typedef struct mlfab__trees_entry {
+  uint64_t number; /* MLFAB__COMM_TREE; 0: none */
+  uint64_t since_ns;
+  uint8_t known;
+  uint8_t asked[MLFAB__MEMBERSHIP_MEMBERS_MAX / 8]; /* bits of ranks that wait for it */
+  mlfab__tree_node *nodes;                          /* n of them */
+  uint32_t n, room;
+} mlfab__trees_entry;
+
+typedef struct mlfab__trees {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers; behind them the scheduler */
+  const mlfab__membership *roll;
+  int scheduler; /* one is here */
+  uint8_t *meta; /* a frame; with the first tree */
+  mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
+} mlfab__trees;
+
+/* Cannot fail. `roll` must outlive it. */
+MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
+                                       const mlfab_config *config, const mlfab__port *port,
+                                       const mlfab__membership *roll);
+MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
+/* A frame of a worker: 1 when it was of this role (TREE_ASK). */
+MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
+                                       const mlfab__frame_in *frame, uint64_t now_ns);
+/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
+MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
+MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
+/* The root of a tree: one of n members. */
+MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
+
+#endif

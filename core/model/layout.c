@@ -1,0 +1,352 @@
+/* layout.c - the flat model and its slices. See slice.h. */
+#include "layout.h"
+
+#include "../kernels/reduce.h"
+
+#define LAYOUT_NOBODY 0xffffffffu
+
+enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
+
+/* Fills tensors with their places; 8-byte types first. */
+static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max_bytes,
+                        mlfab__layout *layout, mlfab_error *error) {
+  uint32_t placed = 0;
+  for (uint32_t width = 8; width >= 4; width -= 4) {
+    for (uint32_t i = 0; i < n; i++) {
+      if (mlfab__dtype_bytes((int)infos[i].dtype) != width) continue;
+      mlfab__tensor *tensor = &layout->tensors[i];
+      if (infos[i].count == 0) {
+        return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "tensor %u has no elements", infos[i].id);
+      }
+      if (infos[i].count > (max_bytes - layout->bytes) / width) {
+        return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                           "the model is larger than model_max_bytes (%llu) with tensor %u",
+                           (unsigned long long)max_bytes, infos[i].id);
+      }
+      tensor->id = infos[i].id;
+      tensor->dtype = infos[i].dtype;
+      tensor->count = infos[i].count;
+      tensor->offset = layout->bytes;
+      tensor->bytes = infos[i].count * width;
+      layout->bytes += tensor->bytes;
+      layout->by_offset[placed++] = i;
+    }
+  }
+  if (placed == n) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a tensor has an unknown element type");
+}
+
+typedef int (*layout_before_fn)(const void *of, uint32_t i, uint32_t k);
+
+/* Sorts indexes (heapsort: no recursion, no libc order). */
+static void layout_sort(uint32_t *a, uint32_t n, layout_before_fn before, const void *of) {
+  for (uint32_t end = n, start = n / 2; end > 1;) {
+    uint32_t value;
+    if (start > 0) {
+      value = a[--start];
+    } else {
+      value = a[--end];
+      a[end] = a[0];
+    }
+    uint32_t root = start;
+    for (uint32_t child = 2 * root + 1; child < end; child = 2 * root + 1) {
+      if (child + 1 < end && before(of, a[child], a[child + 1])) child++;
+      if (!before(of, value, a[child])) break;
+      a[root] = a[child];
+      root = child;
+    }
+    a[root] = value;
+  }
+}
+
+static int layout_before_id(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__tensor *t = of;
+  return t[i].id < t[k].id;
+}
+
+/* Sorts the indexes by id, and finds ids used twice. */
+static int layout_index(mlfab__layout *layout, mlfab_error *error) {
+  uint32_t n = layout->ntensors, *a = layout->by_id;
+  const mlfab__tensor *t = layout->tensors;
+  for (uint32_t i = 0; i < n; i++) a[i] = i;
+  layout_sort(a, n, layout_before_id, t);
+  for (uint32_t i = 0; i < n; i++) {
+    if (t[a[i]].id == MLFAB_ALL || (i + 1 < n && t[a[i]].id == t[a[i + 1]].id)) {
+      return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "tensor id %u is used twice or reserved",
+                         t[a[i]].id);
+    }
+  }
+  return 0;
+}
+
+/* Lists the slices of each server, and the runs, anew. */
+static void layout_sort_out(mlfab__layout *layout) {
+  uint32_t n = layout->nslices, *at = layout->owned_at;
+  memset(at, 0, (layout->servers + 1) * sizeof *at);
+  for (uint32_t i = 0; i < n; i++) at[layout->slices[i].server + 1]++;
+  for (uint32_t s = 0; s < layout->servers; s++) at[s + 1] += at[s];
+  /* Filling moves each server's beginning to the next one's; they are moved back then. */
+  for (uint32_t i = 0; i < n; i++) layout->owned[at[layout->slices[i].server]++] = i;
+  memmove(at + 1, at, layout->servers * sizeof *at);
+  at[0] = 0;
+  for (uint32_t i = n; i-- > 0;) {
+    int goes_on = i + 1 < n && layout->slices[i + 1].server == layout->slices[i].server;
+    layout->run_end[i] = goes_on ? layout->run_end[i + 1] : i + 1;
+  }
+}
+
+static int layout_cut(mlfab__env *env, uint32_t want, uint32_t active, mlfab__layout *layout) {
+  /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
+  uint64_t least = layout->bytes / LAYOUT_MIN_BYTES;
+  uint64_t most =
+      mlfab__max(layout->bytes / LAYOUT_USUAL_BYTES, mlfab__min(least, layout->servers));
+  if (want) most = least;
+  uint64_t n = want ? want : 16 * (uint64_t)layout->servers;
+  n = mlfab__max(1, mlfab__min(mlfab__min(n, most), MLFAB__SLICES_MAX));
+  layout->nslices = (uint32_t)n;
+  layout->slices = mlfab__alloc_array(env, n, sizeof *layout->slices);
+  if (!layout->slices) return MLFAB_ERR_MEMORY;
+  uint64_t lines = (layout->bytes + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN;
+  for (uint64_t i = 0; i < n; i++) {
+    mlfab__slice *slice = &layout->slices[i];
+    uint64_t end = mlfab__min((lines * (i + 1) / n) * LAYOUT_ALIGN, layout->bytes);
+    slice->offset = (lines * i / n) * LAYOUT_ALIGN;
+    slice->bytes = end - slice->offset;
+    slice->server = (uint32_t)(i * active / n);
+  }
+  layout->owned = mlfab__alloc_array(env, n, sizeof *layout->owned);
+  layout->owned_at = mlfab__alloc_array(env, layout->servers + 1, sizeof *layout->owned_at);
+  layout->run_end = mlfab__alloc_array(env, n, sizeof *layout->run_end);
+  if (!layout->owned || !layout->owned_at || !layout->run_end) return MLFAB_ERR_MEMORY;
+  layout_sort_out(layout);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
+                                        uint32_t n, uint32_t want_slices, uint32_t servers,
+                                        uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
+                                        mlfab_error *error) {
+  memset(layout, 0, sizeof *layout);
+  if (n == 0 || servers == 0) {
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a model without tensors");
+  }
+  if (active > servers) {
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "active: %u servers shall hold slices, there are %u", active, servers);
+  }
+  layout->ntensors = n;
+  layout->servers = servers;
+  layout->tensors = mlfab__alloc_array(env, n, sizeof *layout->tensors);
+  layout->by_id = mlfab__alloc_array(env, n, sizeof *layout->by_id);
+  layout->by_offset = mlfab__alloc_array(env, n, sizeof *layout->by_offset);
+  int code = MLFAB_ERR_MEMORY;
+  if (layout->tensors && layout->by_id && layout->by_offset) {
+    code = layout_place(tensors, n, max_bytes, layout, error);
+    if (!code) code = layout_index(layout, error);
+    if (!code) code = layout_cut(env, want_slices, active ? active : servers, layout);
+  }
+  if (code == MLFAB_ERR_MEMORY) {
+    MLFAB__FAIL(error, code, "out of memory for the layout of the model");
+  }
+  if (code) {
+    mlfab__layout_free(env, layout);
+    return code;
+  }
+  layout->uniform_dtype = layout->tensors[0].dtype;
+  for (uint32_t i = 1; i < n; i++) {
+    if (layout->tensors[i].dtype != layout->uniform_dtype) layout->uniform_dtype = 0;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout) {
+  mlfab__free(env, layout->tensors, layout->ntensors * sizeof *layout->tensors);
+  mlfab__free(env, layout->by_id, layout->ntensors * sizeof *layout->by_id);
+  mlfab__free(env, layout->by_offset, layout->ntensors * sizeof *layout->by_offset);
+  mlfab__free(env, layout->slices, layout->nslices * sizeof *layout->slices);
+  mlfab__free(env, layout->owned, layout->nslices * sizeof *layout->owned);
+  mlfab__free(env, layout->owned_at, (layout->servers + 1) * sizeof *layout->owned_at);
+  mlfab__free(env, layout->run_end, layout->nslices * sizeof *layout->run_end);
+  memset(layout, 0, sizeof *layout);
+}
+
+MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner) {
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    assert(owner[i] < layout->servers);
+    layout->slices[i].server = owner[i];
+  }
+  layout_sort_out(layout);
+}
+
+MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
+  uint32_t low = 0, high = layout->ntensors;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    const mlfab__tensor *tensor = &layout->tensors[layout->by_id[middle]];
+    if (tensor->id == id) return tensor;
+    if (tensor->id < id) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
+                                                             uint64_t offset) {
+  uint32_t low = 0, high = layout->ntensors;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (layout->tensors[layout->by_offset[middle]].offset <= offset) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return &layout->tensors[layout->by_offset[low]];
+}
+
+MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset) {
+  uint32_t low = 0, high = layout->nslices;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (layout->slices[middle].offset <= offset) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static uint64_t layout_end(const mlfab__layout *layout, uint32_t slice) {
+  return layout->slices[slice].offset + layout->slices[slice].bytes;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server) {
+  uint64_t bytes = 0;
+  for (uint32_t k = layout->owned_at[server]; k < layout->owned_at[server + 1]; k++)
+    bytes += layout->slices[layout->owned[k]].bytes;
+  return bytes;
+}
+
+MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
+                                       uint64_t *begin_p, uint64_t *end_p) {
+  uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (layout_end(layout, layout->owned[middle]) <= from) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  *begin_p = *end_p = layout->bytes;
+  if (low == end) return;
+  uint32_t slice = layout->owned[low];
+  *begin_p = mlfab__max(from, layout->slices[slice].offset);
+  *end_p = layout_end(layout, layout->run_end[slice] - 1);
+}
+
+static int layout_between_elements(const mlfab__layout *layout, uint64_t offset) {
+  if (offset >= layout->bytes) return offset == layout->bytes;
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, offset);
+  return (offset - tensor->offset) % mlfab__dtype_bytes((int)tensor->dtype) == 0;
+}
+
+MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
+                                        const mlfab__segment *segment) {
+  uint64_t begin, end;
+  mlfab__layout_run(layout, server, segment->offset, &begin, &end);
+  return segment->offset == begin && begin < end && segment->bytes <= end - begin &&
+         layout_between_elements(layout, segment->offset) &&
+         layout_between_elements(layout, segment->offset + segment->bytes);
+}
+
+/* --- balance --- */
+
+typedef struct layout_balance {
+  const mlfab__slice *slices;
+  uint32_t n, servers;
+  const uint8_t *active;
+  uint32_t *owner;
+  uint64_t *load;
+  uint32_t *order; /* all slices, ascending by bytes and number */
+  uint32_t *mine;  /* those of one server, likewise */
+} layout_balance;
+
+static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
+  const mlfab__slice *s = of;
+  return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
+}
+
+/* Takes from a server what it has beyond `cap`: it keeps as many slices as it may, and of so many
+ * the largest that fit, so that the fewest bytes go. */
+static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
+  uint32_t n = 0, keep = 0;
+  uint64_t least = 0; /* of the `keep` smallest */
+  for (uint32_t i = 0; i < b->n; i++) {
+    if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
+  }
+  while (keep < n && least + b->slices[b->mine[keep]].bytes <= cap)
+    least += b->slices[b->mine[keep++]].bytes;
+  for (uint32_t i = n; i-- > 0;) {
+    uint64_t bytes = b->slices[b->mine[i]].bytes;
+    uint64_t others = keep > 0 ? least - b->slices[b->mine[keep - 1]].bytes : 0;
+    if (keep > 0 && bytes + others <= cap) {
+      cap -= bytes;
+      least = others;
+      keep--;
+    } else {
+      b->owner[b->mine[i]] = LAYOUT_NOBODY;
+      b->load[server] -= bytes;
+    }
+  }
+}
+
+/* New owners with no server above `cap`, as far as that goes. Returns the largest load. */
+static uint64_t layout_level(layout_balance *b, uint64_t cap) {
+  uint64_t largest = 0;
+  memset(b->load, 0, b->servers * sizeof *b->load);
+  for (uint32_t i = 0; i < b->n; i++) {
+    uint32_t server = b->slices[i].server;
+    int stays = server < b->servers && b->active[server];
+    b->owner[i] = stays ? server : LAYOUT_NOBODY;
+    if (stays) b->load[server] += b->slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) {
+    if (b->load[s] > cap) layout_shed(b, s, cap);
+  }
+  /* The largest first, each to the one that has least. */
+  for (uint32_t i = b->n; i-- > 0;) {
+    uint32_t slice = b->order[i], to = LAYOUT_NOBODY;
+    if (b->owner[slice] != LAYOUT_NOBODY) continue;
+    for (uint32_t s = 0; s < b->servers; s++) {
+      if (b->active[s] && (to == LAYOUT_NOBODY || b->load[s] < b->load[to])) to = s;
+    }
+    b->owner[slice] = to;
+    b->load[to] += b->slices[slice].bytes;
+  }
+  for (uint32_t s = 0; s < b->servers; s++) largest = mlfab__max(largest, b->load[s]);
+  return largest;
+}
+
+MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
+                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                           uint64_t *load, uint32_t *order) {
+  layout_balance b = {slices, n, servers, active, owner, load, order, order + n};
+  uint64_t total = 0, members = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    order[i] = i;
+    total += slices[i].bytes;
+  }
+  for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
+  assert(members > 0);
+  layout_sort(order, n, layout_before_bytes, slices);
+  /* 21/20 of the mean, without an overflow. */
+  uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
+  uint64_t largest = layout_level(&b, cap);
+  /* Too few slices for that: what is within a 64th of what can be had is left where it is. */
+  if (largest > cap) layout_level(&b, largest + largest / 64);
+}

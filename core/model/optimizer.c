@@ -1,0 +1,266 @@
+/* optimizer.c - what a committed sum does to the weights.
+ *
+ * For: applying one optimizer to one stretch of elements. Not for: deciding when to commit, whether the
+ * sum is finite (the store looked before), or where states live.
+ *
+ * Invariants: every optimizer is a chain of reduce kernels over short blocks that stay in cache, so that
+ * it inherits their promise: one rounding a multiply and one an add, in the element's type, the
+ * same bits at every CPU level, under every compiler flag, and wherever a stretch is cut. Scalars
+ * are computed in double, then rounded to the element's type. The one step that is not such a
+ * chain, the quotient by a root, is computed in double for both types: compilers replace float divisions
+ * and roots by estimates under -ffast-math, but not those of doubles.
+ *
+ * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
+ * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan and
+ * Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled
+ * by sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon
+ * hat. */
+#include "optimizer.h"
+#include "../base/env.h"
+#include "../kernels/reduce.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* Elements worked on at a time: the scratch is four arrays of this many. */
+#define OPTIMIZER_BLOCK 512u
+
+/* Enough for a block of either floating type; the kernels see it as void. */
+typedef union optimizer_scratch {
+  float f32[OPTIMIZER_BLOCK];
+  double f64[OPTIMIZER_BLOCK];
+} optimizer_scratch;
+
+/* The correctly rounded root of x >= 0 (within 1 ulp where there is no instruction for it). Not
+ * libm's sqrt, lest a program that links mlfab.c needs -lm. */
+static double optimizer_sqrt(double x) {
+#if defined(__SSE2__)
+  return _mm_cvtsd_f64(_mm_sqrt_pd(_mm_set1_pd(x)));
+#else
+  uint64_t bits;
+  double scale = 1.0, root;
+  if (x <= 0.0 || !mlfab__finite(x)) return x;
+  /* Subnormal numbers have no exponent to halve: 2^108 lifts them, 2^-54 brings the root back. */
+  if (x < 2.2250738585072014e-308)
+    x *= 324518553658426726783156020576256.0, scale = 1.0 / 18014398509481984.0;
+  /* Half the exponent gives a root within 4 %, and each of Newton's steps squares the error. */
+  memcpy(&bits, &x, sizeof bits);
+  bits = (bits >> 1) + 0x1ff7a3bea91d9b1bu;
+  memcpy(&root, &bits, sizeof root);
+  for (int i = 0; i < 5; i++) root = 0.5 * (root + x / root);
+  return root * scale;
+#endif
+}
+
+/* x[i] = sqrt(x[i]); n is even. */
+static void optimizer_sqrt_all(double *x, size_t n) {
+#if defined(__SSE2__)
+  for (size_t i = 0; i < n; i += 2) _mm_storeu_pd(x + i, _mm_sqrt_pd(_mm_loadu_pd(x + i)));
+#else
+  for (size_t i = 0; i < n; i++) x[i] = optimizer_sqrt(x[i]);
+#endif
+}
+
+/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the
+ * power. */
+static double optimizer_power(double base, uint64_t exponent) {
+  double power = 1.0;
+  for (; exponent != 0; exponent >>= 1, base *= base)
+    if (exponent & 1) power *= base;
+  return power;
+}
+
+/* Refuses what is outside [low, high) or, with `open`, is low. */
+static int optimizer_member(double *member, double given, const char *name, double low, double high,
+                            int open, const char *range, mlfab_error *error) {
+  *member = given;
+  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  if (!mlfab__finite(*member))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
+  if (*member < low || *member >= high || (open && *member <= low))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, must be %s", name, *member, range);
+  return 0;
+}
+
+#define OPTIMIZER_MEMBER(member, low, high, open, range) \
+  if (code == 0)                                         \
+  code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error)
+
+MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
+                                          const mlfab_model_options *options, mlfab_error *error) {
+  const double huge = 1.7976931348623157e308;
+  mlfab_model_options given = MLFAB_MODEL_OPTIONS_INIT;
+  if (options) memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  mlfab__optimizer made = {.kind = given.optimizer};
+  int code = 0;
+  if (made.kind > MLFAB_OPTIMIZER_ADAGRAD)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "unknown optimizer %u", (unsigned)made.kind);
+  int sgd = made.kind == MLFAB_OPTIMIZER_SGD, scaled = made.kind == MLFAB_OPTIMIZER_ADADELAY;
+  OPTIMIZER_MEMBER(epsilon, 0.0, huge, !sgd,
+                   sgd ? "0 or more" : "positive: MLFAB_MODEL_OPTIONS_INIT has initial values");
+  OPTIMIZER_MEMBER(gamma, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(adadelay_c, 0.0, huge, scaled, scaled ? "positive" : "0 or more");
+  OPTIMIZER_MEMBER(beta1, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(beta2, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(weight_decay, 0.0, huge, 0, "0 or more");
+  if (code == 0) *optimizer = made;
+  return code;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind) {
+  static const uint8_t states[] = {[MLFAB_OPTIMIZER_MOMENTUM] = 1,
+                                   [MLFAB_OPTIMIZER_ADAM] = 2,
+                                   [MLFAB_OPTIMIZER_RMSPROP] = 1,
+                                   [MLFAB_OPTIMIZER_ADAGRAD] = 1};
+  return kind < MLFAB__COUNT(states) ? states[kind] : 0;
+}
+
+MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer) {
+  return optimizer->kind <= MLFAB_OPTIMIZER_ADADELAY && !(optimizer->weight_decay > 0.0);
+}
+
+MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
+  return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
+}
+
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
+  static const char *const names[] = {"sgd", "momentum", "adadelay", "adam", "rmsprop", "adagrad"};
+  return kind < MLFAB__COUNT(names) ? names[kind] : "unknown";
+}
+
+/* dst = w + scale * u without asking whether it is finite. */
+static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
+                          size_t n) {
+  (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+}
+
+/* Eq. (2): h = gamma * h + scale * u; dst = w + h. */
+static void optimizer_momentum(const mlfab__optimizer *optimizer, double scale, int dtype,
+                               void *dst, const void *w, const void *u, void *h, size_t n) {
+  optimizer_scratch kept;
+  optimizer_add(dtype, &kept, NULL, h, optimizer->gamma, n);
+  optimizer_add(dtype, h, &kept, u, scale, n);
+  optimizer_add(dtype, dst, w, h, 1.0, n);
+}
+
+/* out = u * u, element by element. */
+static void optimizer_square(int dtype, optimizer_scratch *out, const void *u, size_t n) {
+  if (dtype == MLFAB_F32)
+    for (size_t i = 0; i < n; i++) out->f32[i] = ((const float *)u)[i] * ((const float *)u)[i];
+  else
+    for (size_t i = 0; i < n; i++) out->f64[i] = ((const double *)u)[i] * ((const double *)u)[i];
+}
+
+/* out = m / (sqrt(v) + epsilon), in double, rounded to the element's type. */
+static void optimizer_quotient(int dtype, optimizer_scratch *out, const void *m, const void *v,
+                               double epsilon, size_t n) {
+  double root[OPTIMIZER_BLOCK];
+  if (dtype == MLFAB_F32)
+    for (size_t i = 0; i < n; i++) root[i] = (double)((const float *)v)[i];
+  else
+    memcpy(root, v, n * sizeof root[0]);
+  if (n % 2 != 0) root[n] = 0.0;
+  optimizer_sqrt_all(root, n + n % 2);
+  if (dtype == MLFAB_F32)
+    for (size_t i = 0; i < n; i++)
+      out->f32[i] = (float)((double)((const float *)m)[i] / (root[i] + epsilon));
+  else
+    for (size_t i = 0; i < n; i++) out->f64[i] = ((const double *)m)[i] / (root[i] + epsilon);
+}
+
+/* v = keep * v + take * u * u. */
+static void optimizer_squares(int dtype, const void *u, void *v, double keep, double take,
+                              size_t n) {
+  optimizer_scratch kept, square;
+  optimizer_square(dtype, &square, u, n);
+  optimizer_add(dtype, &kept, NULL, v, keep, n);
+  optimizer_add(dtype, v, &kept, &square, take, n);
+}
+
+/* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat /
+ * (sqrt(vhat) + epsilon). Both bias corrections are drawn out of the quotient into the scalars. */
+static void optimizer_adam(const mlfab__optimizer *optimizer, const mlfab__optimizer_step *step,
+                           int dtype, void *dst, const void *w, const void *u, void *m, void *v,
+                           size_t n) {
+  optimizer_scratch kept, quotient;
+  double correction1 = 1.0 - optimizer_power(optimizer->beta1, step->t);
+  double correction2 = optimizer_sqrt(1.0 - optimizer_power(optimizer->beta2, step->t));
+  optimizer_add(dtype, &kept, NULL, m, optimizer->beta1, n);
+  optimizer_add(dtype, m, &kept, u, 1.0 - optimizer->beta1, n);
+  optimizer_squares(dtype, u, v, optimizer->beta2, 1.0 - optimizer->beta2, n);
+  optimizer_quotient(dtype, &quotient, m, v, optimizer->epsilon * correction2, n);
+  optimizer_add(dtype, dst, w, &quotient, step->scale * correction2 / correction1, n);
+}
+
+/* dst = w + scale * u / (sqrt(v) + epsilon), with v as RMSprop or AdaGrad has it. */
+static void optimizer_by_root(const mlfab__optimizer *optimizer, double scale, int dtype, void *dst,
+                              const void *w, const void *u, void *v, size_t n) {
+  optimizer_scratch quotient;
+  int sums = optimizer->kind == MLFAB_OPTIMIZER_ADAGRAD;
+  double beta = optimizer->beta2;
+  optimizer_squares(dtype, u, v, sums ? 1.0 : beta, sums ? 1.0 : 1.0 - beta, n);
+  optimizer_quotient(dtype, &quotient, u, v, optimizer->epsilon, n);
+  optimizer_add(dtype, dst, w, &quotient, scale, n);
+}
+
+/* A block: at most OPTIMIZER_BLOCK elements. */
+static void optimizer_block(const mlfab__optimizer *optimizer, const mlfab__optimizer_step *step,
+                            double scale, int dtype, void *dst, const void *w, const void *u,
+                            void *s0, void *s1, size_t n) {
+  optimizer_scratch decayed;
+  if (optimizer->weight_decay > 0.0) {
+    optimizer_add(dtype, &decayed, w, w, step->scale * optimizer->weight_decay, n);
+    w = &decayed;
+  }
+  switch (optimizer->kind) {
+    case MLFAB_OPTIMIZER_MOMENTUM:
+      optimizer_momentum(optimizer, scale, dtype, dst, w, u, s0, n);
+      break;
+    case MLFAB_OPTIMIZER_ADAM:
+      optimizer_adam(optimizer, step, dtype, dst, w, u, s0, s1, n);
+      break;
+    case MLFAB_OPTIMIZER_RMSPROP:
+    case MLFAB_OPTIMIZER_ADAGRAD:
+      optimizer_by_root(optimizer, scale, dtype, dst, w, u, s0, n);
+      break;
+    default:
+      optimizer_add(dtype, dst, w, u, scale, n);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
+                                            const mlfab__optimizer_step *step, int dtype, void *dst,
+                                            const void *w, const void *u, void *s0, void *s1,
+                                            uint64_t n) {
+  double scale = step->scale;
+  assert(step->t >= 1);
+  assert(dtype != MLFAB_I64 || mlfab__optimizer_adds(optimizer));
+  if (optimizer->kind == MLFAB_OPTIMIZER_ADADELAY)
+    scale *= optimizer->adadelay_c / optimizer_sqrt((double)step->t + (double)step->delay);
+  uint32_t states = mlfab__optimizer_states(optimizer->kind);
+  if (states == 0 && !(optimizer->weight_decay > 0.0)) {
+    (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+    return;
+  }
+  size_t width = mlfab__dtype_bytes(dtype);
+  for (uint64_t at = 0; at < n; at += OPTIMIZER_BLOCK) {
+    size_t count = (size_t)mlfab__min(n - at, OPTIMIZER_BLOCK), skip = (size_t)at * width;
+    optimizer_block(optimizer, step, scale, dtype, (char *)dst + skip, (const char *)w + skip,
+                    (const char *)u + skip, states > 0 ? (char *)s0 + skip : NULL,
+                    states > 1 ? (char *)s1 + skip : NULL, count);
+  }
+}
+
+MLFAB_API void mlfab_model_options_init(mlfab_model_options *options) {
+  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
+  if (options) *options = initial;
+}
+
+MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
+  const mlfab_push_options initial = MLFAB_PUSH_OPTIONS_INIT;
+  if (options) *options = initial;
+}
+
+#undef OPTIMIZER_BLOCK
+#undef OPTIMIZER_MEMBER

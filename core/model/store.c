@@ -1,0 +1,273 @@
+/* store.c - blocks of a server's shard. See store.h. */
+#include "store.h"
+
+#include "../kernels/reduce.h"
+#include "sync.h"
+
+enum { STORE_TAGS_MAX = 65536 };
+
+/* Cuts the shard's slices into positions. */
+static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
+  const mlfab__layout *layout = store->layout;
+  const uint32_t *owned = layout->owned + layout->owned_at[server];
+  store->local = mlfab__alloc_array(env, layout->nslices, sizeof *store->local);
+  if (!store->local) return MLFAB_ERR_MEMORY;
+  store->nlocal = layout->nslices;
+  memset(store->local, 0xff, store->nlocal * sizeof *store->local);
+  store->nslices = layout->owned_at[server + 1] - layout->owned_at[server];
+  if (store->nslices == 0) return 0;
+  store->slices = mlfab__alloc_array(env, store->nslices, sizeof *store->slices);
+  if (!store->slices) return MLFAB_ERR_MEMORY;
+  uint64_t largest = 0;
+  for (uint32_t i = 0; i < layout->nslices; i++)
+    largest = mlfab__max(largest, layout->slices[i].bytes);
+  /* No block larger than it needs to be: small models are cheap. All slices' are alike, so that a
+   * block may change from store to store when slices move. */
+  store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__slice *from = &layout->slices[owned[i]];
+    mlfab__shard_slice *slice = &store->slices[i];
+    store->local[owned[i]] = i;
+    store->bytes += from->bytes;
+    slice->number = owned[i];
+    slice->offset = from->offset;
+    slice->bytes = from->bytes;
+    slice->first = store->positions;
+    slice->count = (uint32_t)((from->bytes + store->block_bytes - 1) / store->block_bytes);
+    store->positions += slice->count;
+    if (slice->count > store->positions_per_slice) store->positions_per_slice = slice->count;
+  }
+  return 0;
+}
+
+static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
+  uint32_t n = store->positions;
+  if (n == 0) return 0;
+  store->w = mlfab__alloc_array(env, n, sizeof *store->w);
+  store->next = mlfab__alloc_array(env, n, sizeof *store->next);
+  store->sum = mlfab__alloc_array(env, n, sizeof *store->sum);
+  if (!store->w || !store->next || !store->sum) return MLFAB_ERR_MEMORY;
+  memset(store->w, 0xff, n * sizeof *store->w);
+  memset(store->next, 0xff, n * sizeof *store->next);
+  memset(store->sum, 0xff, n * sizeof *store->sum);
+  for (uint32_t k = 0; k < states && !store->ghost; k++) {
+    uint8_t **state = mlfab__alloc_array(env, n, sizeof *state);
+    if (!state) return MLFAB_ERR_MEMORY;
+    *(k == 0 ? &store->s0 : &store->s1) = state;
+    for (uint32_t p = 0; p < n; p++) {
+      state[p] = mlfab__alloc_aligned(env, store->block_bytes);
+      if (!state[p]) return MLFAB_ERR_MEMORY;
+      memset(state[p], 0, store->block_bytes);
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+                                      const mlfab__layout *layout, uint32_t server,
+                                      uint32_t block_bytes, int sums, uint32_t states, int ghost) {
+  memset(store, 0, sizeof *store);
+  store->layout = layout;
+  store->block_bytes = block_bytes;
+  store->ghost = ghost;
+  store->free_head = MLFAB__NO_BLOCK;
+  if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
+  if (store->positions == 0) return 0;
+  /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
+  uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
+                    mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
+  if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
+  store->nblocks = (uint32_t)wanted;
+  store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
+  if (!store->blocks) goto no_memory;
+  for (uint32_t i = store->nblocks; i-- > 0;) {
+    if (!ghost) {
+      store->blocks[i].data = mlfab__alloc_aligned(env, store->block_bytes);
+      if (!store->blocks[i].data) goto no_memory;
+    }
+    store->blocks[i].next_free = store->free_head;
+    store->free_head = i;
+    store->free_count++;
+  }
+  for (uint32_t p = 0; p < store->positions; p++) {
+    store->w[p] = mlfab__store_take(store);
+    if (!ghost) memset(store->blocks[store->w[p]].data, 0, store->block_bytes);
+  }
+  return 0;
+no_memory:
+  mlfab__store_free(env, store);
+  return MLFAB_ERR_MEMORY;
+}
+
+/* The bytes of a slice's grain: it may have types of 4 and of 8 bytes. */
+static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
+                            uint32_t elements) {
+  const mlfab__layout *layout = store->layout;
+  uint64_t last = slice->offset + slice->bytes - 1;
+  /* The types of 8 bytes come first. */
+  uint32_t first_width =
+      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
+  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
+  return mlfab__max((uint64_t)elements * last_width, first_width);
+}
+
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
+  if (store->nslices == 0) return 0;
+  store->tags = mlfab__alloc_array(env, store->nslices, sizeof *store->tags);
+  if (!store->tags) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *slice = &store->slices[i];
+    if (mlfab__tags_init(env, &store->tags[i], slice->bytes, store_grain(store, slice, elements)))
+      return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
+  for (uint32_t p = 0; state && p < store->positions; p++) {
+    mlfab__free_aligned(env, state[p], store->block_bytes);
+  }
+  mlfab__free(env, state, store->positions * sizeof *state);
+}
+
+MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  for (uint32_t i = 0; store->tags && i < store->nslices; i++)
+    mlfab__tags_free(env, &store->tags[i]);
+  mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
+  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
+    mlfab__free_aligned(env, store->blocks[i].data, store->block_bytes);
+  }
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
+  store_free_states(env, store, store->s0);
+  store_free_states(env, store, store->s1);
+  mlfab__free(env, store->w, store->positions * sizeof *store->w);
+  mlfab__free(env, store->next, store->positions * sizeof *store->next);
+  mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
+  mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
+  mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
+  memset(store, 0, sizeof *store);
+}
+
+MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
+                                        mlfab__piece *piece) {
+  uint32_t index = store->local[mlfab__layout_slice_at(store->layout, offset)];
+  assert(index != MLFAB__NO_SLICE);
+  const mlfab__shard_slice *slice = &store->slices[index];
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(store->layout, offset);
+  uint64_t in_slice = offset - slice->offset;
+  uint64_t block = in_slice / store->block_bytes;
+  uint64_t bytes = mlfab__min(limit, tensor->offset + tensor->bytes - offset);
+  bytes = mlfab__min(bytes, mlfab__min((block + 1) * store->block_bytes, slice->bytes) - in_slice);
+  piece->slice = index;
+  piece->position = slice->first + (uint32_t)block;
+  piece->at = (uint32_t)(in_slice - block * store->block_bytes);
+  piece->bytes = (uint32_t)bytes;
+  piece->dtype = (int)tensor->dtype;
+  piece->tensor = tensor;
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  piece->count = bytes / width;
+  piece->first = (offset - tensor->offset) / width;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
+                                                  uint32_t position) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  uint64_t at = (uint64_t)(position - s->first) * store->block_bytes;
+  return (uint32_t)mlfab__min(store->block_bytes, s->bytes - at);
+}
+
+MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
+  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + 1, sizeof *more);
+  uint8_t *data = store->ghost ? NULL : mlfab__alloc_aligned(env, store->block_bytes);
+  if (!more || (!data && !store->ghost)) {
+    mlfab__free(env, more, (store->nblocks + 1) * sizeof *more);
+    mlfab__free_aligned(env, data, store->block_bytes);
+    return MLFAB_ERR_MEMORY;
+  }
+  memcpy(more, store->blocks, store->nblocks * sizeof *more);
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *more);
+  store->blocks = more;
+  more[store->nblocks].data = data;
+  more[store->nblocks].next_free = store->free_head;
+  store->free_head = store->nblocks++;
+  store->free_count++;
+  return 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {
+  uint32_t block = store->free_head;
+  if (block == MLFAB__NO_BLOCK) return block;
+  store->free_head = store->blocks[block].next_free;
+  store->free_count--;
+  assert(store->blocks[block].refs == 0);
+  store->blocks[block].refs = 1;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
+  assert(store->blocks[block].refs > 0);
+  store->blocks[block].refs++;
+}
+
+MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
+  assert(store->blocks[block].refs > 0);
+  if (--store->blocks[block].refs > 0) return;
+  store->blocks[block].next_free = store->free_head;
+  store->free_head = block;
+  store->free_count++;
+}
+
+MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block) {
+  if (*place != MLFAB__NO_BLOCK) mlfab__store_unref(store, *place);
+  *place = block;
+}
+
+static int store_share(double x) { return mlfab__finite(x) && x >= 0.0; }
+
+static int store_check_numbers(const mlfab_model_options *options, mlfab_error *error) {
+  uint32_t tags = options->tags;
+  if (tags > STORE_TAGS_MAX || (tags & (tags - 1)) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
+                       tags, STORE_TAGS_MAX);
+  if (options->pull_half > MLFAB_HALF_BF16)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",
+                       options->pull_half);
+  if (!store_share(options->change_threshold))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_threshold is %g: not 0 or more, and finite",
+                       options->change_threshold);
+  if (!store_share(options->change_decay))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_decay is %g: not 0 or more, and finite",
+                       options->change_decay);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
+                                       const mlfab__layout *layout, mlfab__optimizer *optimizer,
+                                       mlfab_error *error) {
+  int code = mlfab__optimizer_init(optimizer, options, error);
+  if (code) return code;
+  code = store_check_numbers(options, error);
+  if (code) return code;
+  const char *filters = options->pull_half ? "pull_half (16-bit parameters)"
+                                           : "change_threshold (a parameter filter)";
+  int filtered = options->pull_half || options->change_threshold > 0.0;
+  int rounds = mlfab__sync_rounds(options->consistency.kind);
+  const char *text = NULL;
+  if (options->mean && !rounds)
+    text = "mean with an asynchronous model: there is no round to divide by";
+  if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
+    text = "deterministic with another model than BSP: there is no round of all to order";
+  if (options->ghost && options->tags) text = "ghost with tags: there are no bytes that change";
+  for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
+    if (layout->tensors[i].dtype != MLFAB_I64) continue;
+    if (options->mean) text = "mean with int64 tensors: the division is not exact";
+    if (!mlfab__optimizer_adds(optimizer))
+      text = "int64 tensors with another optimizer than SGD, or weight_decay";
+    if (!filtered || text) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
+                       filters);
+  }
+  if (!text) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);
+}

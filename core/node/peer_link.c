@@ -1,0 +1,187 @@
+/* peer_link.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
+ * collectives. See node.h.
+ *
+ *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
+ *        ^                             |                  |                        |
+ *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
+ *
+ * A question that its link to server 0 took down with it is asked again on the next one.
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
+ * of links inside. Addresses are asked for before every call, because a worker that was restarted
+ * has others. */
+#include "node.h"
+
+#include <stdio.h>
+
+static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
+  if (node->peers_out[rank]) return node->peers_out[rank];
+  uint32_t *hops =
+      mlfab__grow(&node->env, node->hops, &node->hops_room, node->nhops + 1, sizeof *hops);
+  mlfab__peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
+  if (hops) node->hops = hops;
+  node->hops_short |= !hop;
+  if (!hop) return NULL;
+  hop->link = MLFAB__NO_LINK;
+  node->hops[node->nhops++] = rank;
+  node->peers_out[rank] = hop;
+  return hop;
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_met_self(mlfab_node *node) {
+  mlfab__aggregator_met(&node->aggregator, (uint32_t)node->config.rank, node->incarnation,
+                        node->now_ns);
+}
+
+static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (mlfab__node_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
+    return; /* tried again at the next look at the clock */
+  hop->link = node->pairs[MLFAB__PAIR_PEER][0];
+  node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
+  mlfab__peer_link_met_self(node);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
+  mlfab__where where = {rank};
+  uint8_t meta[16];
+  mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
+  if (rank == (uint32_t)node->config.rank && node->aggregator.env) {
+    hop_self(node, hop);
+    return;
+  }
+  if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
+  hop->asked = 1;
+  hop->asked_by = node->links[node->routes[0].link].id;
+  hop->since_ns = node->now_ns;
+  mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
+                   mlfab__encode_where(meta, &where));
+}
+
+MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
+                                           const mlfab__frame_in *frame) {
+  mlfab__where where;
+  if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
+      where.node >= node->config.workers)
+    return MLFAB_ERR_FRAME;
+  const mlfab__peer *peer = &node->peers[where.node];
+  mlfab__member there;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&there, 0, sizeof there);
+  there.node = where.node;
+  there.incarnation = peer->incarnation;
+  if (where.node == node->id) {
+    memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  } else if (peer->joined && peer->addresses) {
+    memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
+  }
+  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
+  return 0;
+}
+
+/* The link to server 0 that had the question is gone. */
+static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
+  uint32_t link = node->routes[0].link;
+  if (MLFAB__PLANTED(79)) return 0;
+  return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
+}
+
+/* Not now: again a little later, if it is still wanted then. */
+static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
+  hop->asked = hop->connecting = 0;
+  hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
+  mlfab__peer_link *hop = there->node < node->config.workers ? node->peers_out[there->node] : NULL;
+  if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
+  hop_later(node, hop);
+  if (there->addresses[0] == 0) return;
+  memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
+  hop->connecting = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+}
+
+MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  mlfab__peer_link *hop =
+      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+  if (!hop || !hop->connecting || node->leaving) return 0;
+  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  hop->connecting = 0;
+  hop->link = index;
+  link->kind = MLFAB__LINK_PEER;
+  link->peer = (uint32_t)rank;
+  link->greeted = 1;
+  mlfab__meet meet = {node->id, node->incarnation, node->nonce};
+  uint8_t meta[32];
+  mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank) {
+  mlfab__peer_link *hop =
+      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+  if (hop && hop->connecting) hop_later(node, hop);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
+                                           const mlfab__frame_in *frame) {
+  mlfab__meet meet;
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
+      meet.node >= node->config.workers || meet.node == node->id) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a MEET that does not fit this node");
+    return;
+  }
+  uint32_t old = node->peer_in_links[meet.node];
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__node_probe(node, old);
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
+                       "another process is here as this worker");
+    return;
+  }
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_PEER_IN;
+  link->peer = meet.node;
+  link->nonce = meet.nonce;
+  link->greeted = 1;
+  node->peer_in_links[meet.node] = index;
+  if (node->aggregator.env)
+    mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *link,
+                                           uint32_t index) {
+  if (link->kind == MLFAB__LINK_PEER && node->peers_out[link->peer] &&
+      node->peers_out[link->peer]->link == index) {
+    node->peers_out[link->peer]->link = MLFAB__NO_LINK;
+    hop_later(node, node->peers_out[link->peer]);
+    mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
+    mlfab__stream_hop_lost(&node->comm.streams, link->peer);
+  }
+  if (link->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[link->peer] == index) {
+    node->peer_in_links[link->peer] = MLFAB__NO_LINK;
+    if (node->aggregator.env) mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  int all = node->hops_short;
+  node->hops_short = 0;
+  for (uint32_t i = 0; i < (all ? node->config.workers : node->nhops); i++) {
+    uint32_t w = all ? i : node->hops[i];
+    mlfab__peer_link *hop = node->peers_out[w];
+    if (hop && hop->link != MLFAB__NO_LINK) continue;
+    if (hop && hop_unheard(node, hop)) hop->asked = 0;
+    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+      hop_later(node, hop);
+    int wanted = mlfab__comm_hop_missing(&node->comm, w, node->now_ns);
+    if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w)))
+      mlfab__peer_link_want(node, w);
+  }
+}

@@ -1,0 +1,150 @@
+/* open.c - opens a context over transports that stand in one list. Top floor.
+ *
+ * The list is the only place that names the transports which are compiled in: a context below is given tables.
+ *
+ * Opened are, best first, the caller's own (config.transport); of the list those of config.transports, 0 being all
+ * of them, or none beside an own one; and the one that the coordinator's address belongs to, which others are
+ * not told of when it was not asked for. A peer tells where it can be met in the same order; who connects takes
+ * the first address that a transport of its own reaches. So a node may reach each peer by another transport.
+ *
+ * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
+ * begins with no name ("host:port", "unix:/path"). */
+#include "../api/context.h"
+
+#include <stdio.h>
+
+typedef struct open_transport {
+  uint32_t use; /* MLFAB_USE_* */
+  const char *name;
+  const char *without;                        /* the switch that leaves it out */
+  const mlfab_transport *(*table)(void);      /* gives NULL when it is left out */
+  const mlfab__shm_coll_table *(*coll)(void); /* collectives for those that it reaches, or NULL */
+} open_transport;
+
+static const open_transport open_list[] = {
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, mlfab__shm_coll_functions},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
+};
+
+enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
+_Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS, "more transports than a context takes");
+
+static int open_begins(const char *address, const char *name) {
+  size_t n = strlen(name);
+  return !strncmp(address, name, n) && address[n] == ':';
+}
+
+/* The name of the transport that an address belongs to. */
+static const char *open_owner(const mlfab_config *c, const char *address) {
+  if (c->transport && open_begins(address, c->transport->name)) return c->transport->name;
+  for (int i = 0; i < OPEN_COUNT; i++) {
+    if (open_begins(address, open_list[i].name)) return open_list[i].name;
+  }
+  return open_list[OPEN_COUNT - 1].name;
+}
+
+/* Is this node the one that others meet at the coordinator's address? */
+static int open_coordinates(const mlfab_config *c) {
+  if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER) return 0;
+  return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
+}
+
+static mlfab__context_choice open_choice(const mlfab_config *c, const mlfab_transport *table,
+                                         int publish) {
+  mlfab__context_choice choice = {.table = table, .listen = "", .publish = publish};
+  if (c->listen[0] && !strcmp(open_owner(c, c->listen), table->name)) choice.listen = c->listen;
+  if (open_coordinates(c) && !strcmp(open_owner(c, c->coordinator), table->name))
+    choice.listen = c->coordinator;
+  return choice;
+}
+
+static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
+                    mlfab_error *error) {
+  const mlfab_transport *own = c->transport;
+  if (own->abi != MLFAB_TRANSPORT_ABI || own->size < sizeof *own)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the transport is of another ABI");
+  if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "transports: beside the transport '%s', whose time is virtual, is no other",
+                       own->name);
+  choices[(*n_p)++] = open_choice(c, own, 1);
+  return 0;
+}
+
+static int open_missing(const open_transport *t, const char *why, mlfab_error *error) {
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "%s needs the transport '%s', which was left out (%s=0)", why, t->name,
+                     t->without);
+}
+
+static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
+                       mlfab_error *error) {
+  uint32_t all = 0, nodes = c->workers + (c->dedicated ? c->servers : 0);
+  nodes += c->scheduler == MLFAB_SCHEDULER_OWN;
+  for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
+  if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
+  int code = c->transport ? open_own(c, choices, n_p, error) : 0;
+  if (code || nodes == 1 || (c->transport && !c->transports)) return code;
+  const char *meeting = open_owner(c, c->coordinator);
+  for (int i = 0; i < OPEN_COUNT; i++) {
+    const open_transport *t = &open_list[i];
+    const mlfab_transport *table = t->table();
+    int asked = (c->transports & t->use) != 0, meets = !strcmp(meeting, t->name);
+    if (!table && asked) return open_missing(t, "the configuration", error);
+    if (!table && meets) return open_missing(t, c->coordinator, error);
+    if (!table || (!asked && !meets && c->transports)) continue;
+    choices[*n_p] = open_choice(c, table, asked || !c->transports);
+    choices[(*n_p)++].shm_coll = t->coll ? t->coll() : NULL;
+  }
+  return 0;
+}
+
+MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error error;
+  mlfab_config c;
+  mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
+  uint32_t n = 0;
+  memset(&error, 0, sizeof error);
+  error.rank = MLFAB_NO_RANK;
+  int code = ctx_p ? mlfab__config_complete(config, &c, &error)
+                   : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code) code = open_choose(&c, choices, &n, &error);
+  if (!code) code = mlfab__context_open(&c, choices, n, ctx_p, &error);
+  if (error_p) *error_p = error;
+  return code;
+}
+
+static int open_test_ready(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab_node_ready(ctx->node, NULL) != 0;
+}
+
+MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab *ctx = NULL;
+  if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  int code = mlfab_open_start(config, &ctx, error_p);
+  if (code) return code;
+  mlfab__context_enter(ctx);
+  /* The node has its own deadline for joining, and then says why. */
+  mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
+  code = mlfab_node_ready(ctx->node, error_p);
+  mlfab__context_leave(ctx);
+  if (code == 1) {
+    *ctx_p = ctx;
+    return 0;
+  }
+  mlfab_abandon(&ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_config config;
+  mlfab_config_init(&config);
+  int code = mlfab_config_from_env(&config, error_p);
+  if (!code) code = mlfab_open(&config, ctx_p, error_p);
+  if (code) return code;
+  (*ctx_p)->from_env = 1;
+  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0)
+    fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
+  return 0;
+}

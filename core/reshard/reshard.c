@@ -1,0 +1,433 @@
+/* reshard.c - server 0 leads slices from server to server. See reslice.h. */
+#include "reshard.h"
+
+#include <stdio.h>
+
+enum { RESHARD_META = 64 + 2 * MLFAB__SLICES_MAX };
+
+MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *r, mlfab__env *env,
+                                        const mlfab_config *config, const mlfab__layout *layout,
+                                        const mlfab__port *down, const mlfab__port *across) {
+  memset(r, 0, sizeof *r);
+  r->env = env;
+  r->config = config;
+  r->layout = layout;
+  r->down = *down;
+  r->across = *across;
+  r->workers = config->workers;
+  r->servers = config->servers;
+  r->attempt = r->epoch = 1;
+  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
+  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
+  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
+  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static void reshard_free_owners(mlfab__reshard *r) {
+  mlfab__free(r->env, r->owners, r->nowners * sizeof *r->owners);
+  r->owners = NULL;
+  r->nowners = 0;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *r) {
+  if (!r->env) return;
+  reshard_free_owners(r);
+  mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
+  mlfab__free(r->env, r->answered, r->servers * sizeof *r->answered);
+  mlfab__free(r->env, r->dead, r->servers * sizeof *r->dead);
+  memset(r, 0, sizeof *r);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *r) {
+  return r->phase >= MLFAB__RESHARD_PREPARING;
+}
+
+/* --- workers --- */
+
+static void reshard_answer(mlfab__reshard *r, uint32_t worker, const mlfab__reshard_done *done) {
+  MLFAB__POST(&r->down, worker, MLFAB__RESHARD_DONE, reshard_done, done);
+}
+
+static void reshard_freeze(mlfab__reshard *r, uint32_t worker) {
+  mlfab__freeze freeze = {r->attempt};
+  MLFAB__POST(&r->down, worker, MLFAB__FREEZE, freeze, &freeze);
+}
+
+static void reshard_thaw(mlfab__reshard *r, uint32_t worker) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  mlfab__thaw thaw = {r->attempt, r->epoch, r->layout->nslices};
+  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = r->layout->slices[i].server;
+  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__THAW, thaw, &thaw, owners);
+}
+
+/* --- the end --- */
+
+/* The workers go on with the layout that counts now, and who asked hears how it went. */
+static void reshard_end(mlfab__reshard *r) {
+  r->phase = MLFAB__RESHARD_IDLE;
+  reshard_free_owners(r);
+  for (uint32_t w = 0; w < r->workers; w++) {
+    if (r->seats[w].here) reshard_thaw(r, w);
+  }
+  if (r->asker == MLFAB__NO_NODE) return;
+  mlfab__seat *seat = &r->seats[r->asker];
+  seat->ask = r->done.ask;
+  seat->code = r->done.code;
+  seat->rank = r->done.rank;
+  reshard_answer(r, r->asker, &r->done);
+}
+
+static void reshard_fault(mlfab__reshard *r, int code, int32_t rank, int is_server,
+                          const char *text) {
+  if (r->done.code) return;
+  r->done.code = code;
+  r->done.rank = rank;
+  r->done.is_server = (uint32_t)is_server;
+  snprintf(r->done.text, sizeof r->done.text, "%s", text);
+}
+
+/* --- steps --- */
+
+static uint32_t reshard_step(const mlfab__reshard *r) {
+  switch (r->phase) {
+    case MLFAB__RESHARD_PREPARING:
+      return MLFAB__MOVE_PREPARE;
+    case MLFAB__RESHARD_SENDING:
+      return MLFAB__MOVE_SEND;
+    case MLFAB__RESHARD_INSTALLING:
+      return MLFAB__MOVE_INSTALL;
+    default:
+      return MLFAB__MOVE_ABORT;
+  }
+}
+
+static void reshard_tell(mlfab__reshard *r, uint32_t server) {
+  mlfab__move move = {r->attempt, reshard_step(r), 0};
+  if (move.step == MLFAB__MOVE_PREPARE) move.slices = r->nowners;
+  MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, r->owners);
+}
+
+/* Server 0 installs when all others have. */
+static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
+  if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
+  for (uint32_t s = 1; s < r->servers; s++) {
+    if (!r->answered[s] && !r->dead[s]) return 1;
+  }
+  return 0;
+}
+
+static int reshard_installed(const mlfab__reshard *r) {
+  int some = 0;
+  for (uint32_t s = 0; r->phase == MLFAB__RESHARD_INSTALLING && s < r->servers; s++)
+    some |= r->answered[s];
+  return some;
+}
+
+static void reshard_go(mlfab__reshard *r, enum mlfab__reshard_phase phase) {
+  r->phase = phase;
+  memset(r->answered, 0, r->servers);
+  r->last = !reshard_is_early(r, 0);
+  for (uint32_t s = 0; s < r->servers; s++) {
+    r->across.ready(r->across.self, s);
+    if (!reshard_is_early(r, s)) reshard_tell(r, s);
+  }
+}
+
+/* Nothing was installed anywhere: all goes on as it was. */
+static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_server,
+                          const char *text) {
+  reshard_fault(r, code, rank, is_server, text);
+  if (r->phase == MLFAB__RESHARD_FREEZING) {
+    reshard_end(r);
+  } else if (r->phase == MLFAB__RESHARD_PREPARING || r->phase == MLFAB__RESHARD_SENDING) {
+    reshard_go(r, MLFAB__RESHARD_ABORTING);
+  }
+}
+
+/* The first worker that is awaited, or MLFAB_NO_RANK. */
+static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
+  for (uint32_t w = 0; w < r->workers; w++) {
+    if (!r->seats[w].gone && !r->seats[w].frozen) return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+static int32_t reshard_awaits_server(const mlfab__reshard *r) {
+  for (uint32_t s = 0; s < r->servers; s++) {
+    if (!r->answered[s] && !r->dead[s]) return (int32_t)s;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* Goes on when nobody is awaited any more. */
+static void reshard_check(mlfab__reshard *r) {
+  if (r->phase == MLFAB__RESHARD_IDLE) return;
+  if (r->phase == MLFAB__RESHARD_FREEZING) {
+    if (reshard_awaits_worker(r) == MLFAB_NO_RANK) reshard_go(r, MLFAB__RESHARD_PREPARING);
+    return;
+  }
+  if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
+    r->last = 1;
+    /* All others are out of reach, and none has said that it has installed. */
+    if (!reshard_installed(r)) {
+      reshard_go(r, MLFAB__RESHARD_ABORTING);
+      return;
+    }
+    reshard_tell(r, 0);
+  }
+  if (reshard_awaits_server(r) != MLFAB_NO_RANK) return;
+  if (r->phase == MLFAB__RESHARD_PREPARING) {
+    reshard_go(r, MLFAB__RESHARD_SENDING);
+  } else if (r->phase == MLFAB__RESHARD_SENDING) {
+    reshard_go(r, MLFAB__RESHARD_INSTALLING);
+  } else {
+    if (r->phase == MLFAB__RESHARD_INSTALLING) r->epoch = r->attempt;
+    reshard_end(r);
+  }
+}
+
+/* --- asking --- */
+
+/* New owners for these servers. 1 when slices have to move, 0 when not, or MEMORY. */
+static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) {
+  const mlfab__layout *layout = r->layout;
+  uint32_t slices = layout->nslices;
+  uint8_t *active = mlfab__alloc(r->env, r->servers);
+  uint64_t *load = mlfab__alloc_array(r->env, r->servers, sizeof *load);
+  uint32_t *order = mlfab__alloc_array(r->env, 2 * (size_t)slices, sizeof *order);
+  r->owners = mlfab__alloc_array(r->env, slices, sizeof *r->owners);
+  r->nowners = r->owners ? slices : 0;
+  int code = active && load && order && r->owners ? 0 : MLFAB_ERR_MEMORY;
+  if (!code) {
+    memset(active, 0, r->servers);
+    for (uint32_t i = 0; i < n; i++) active[list[i]] = 1;
+    mlfab__layout_balance(layout->slices, slices, active, r->servers, r->owners, load, order);
+    for (uint32_t i = 0; i < slices; i++) code |= r->owners[i] != layout->slices[i].server;
+  }
+  mlfab__free(r->env, active, r->servers);
+  mlfab__free(r->env, load, r->servers * sizeof *load);
+  mlfab__free(r->env, order, 2 * (size_t)slices * sizeof *order);
+  if (code != 1) reshard_free_owners(r);
+  return code;
+}
+
+/* What is wrong with the servers asked for: a code, and its text in `done`. */
+static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_t n, int stands,
+                          mlfab__reshard_done *done) {
+  int code = 0;
+  if (!stands) {
+    code = MLFAB_ERR_STATE;
+    snprintf(done->text, sizeof done->text, "there is no model");
+  } else if (n == 0) {
+    code = MLFAB_ERR_ARGUMENT;
+    snprintf(done->text, sizeof done->text, "no servers");
+  }
+  for (uint32_t i = 0; i < n && !code; i++) {
+    if (list[i] >= r->servers) {
+      code = MLFAB_ERR_ARGUMENT;
+      snprintf(done->text, sizeof done->text, "there is no server %u of %u", list[i], r->servers);
+    }
+    for (uint32_t k = 0; k < i && !code; k++) {
+      if (list[i] != list[k]) continue;
+      code = MLFAB_ERR_ARGUMENT;
+      snprintf(done->text, sizeof done->text, "server %u stands twice in the list", list[i]);
+    }
+  }
+  return code;
+}
+
+static void reshard_begin(mlfab__reshard *r, uint32_t worker, const mlfab__reshard_done *done,
+                          uint64_t timeout_ns, uint64_t now_ns) {
+  r->asker = worker;
+  r->done = *done;
+  r->asked_ns = now_ns;
+  r->deadline_ns = now_ns + mlfab__min(timeout_ns, UINT64_MAX / 2);
+  r->attempt++;
+  r->phase = MLFAB__RESHARD_FREEZING;
+  memset(r->dead, 0, r->servers);
+  for (uint32_t w = 0; w < r->workers; w++) {
+    r->seats[w].frozen = 0;
+    if (r->seats[w].here) reshard_freeze(r, w);
+  }
+  reshard_check(r);
+}
+
+static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame_in *frame,
+                          int stands, uint64_t now_ns) {
+  mlfab__reshard_ask ask;
+  mlfab__reshard_done done;
+  uint32_t list[MLFAB__SLICES_MAX];
+  mlfab__seat *seat = &r->seats[worker];
+  if (mlfab__decode_reshard_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0) {
+    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a RESHARD that does not parse");
+    return;
+  }
+  memset(&done, 0, sizeof done);
+  done.ask = ask.ask;
+  done.rank = MLFAB_NO_RANK;
+  if (ask.ask <= seat->ask) {
+    /* Its answer was lost with a link. */
+    done.code = seat->code;
+    done.rank = seat->rank;
+    if (r->asker == worker && r->done.ask == ask.ask) done = r->done;
+    reshard_answer(r, worker, &done);
+    return;
+  }
+  if (r->phase != MLFAB__RESHARD_IDLE) {
+    if (r->asker == worker && r->done.ask == ask.ask) return; /* under way */
+    done.code = MLFAB_ERR_AGAIN;
+    snprintf(done.text, sizeof done.text, "slices are on the move for worker %u", r->asker);
+    reshard_answer(r, worker, &done);
+    return;
+  }
+  done.code = reshard_refuse(r, list, ask.servers, stands, &done);
+  int moves = done.code ? 0 : reshard_balance(r, list, ask.servers);
+  if (moves < 0) {
+    done.code = moves;
+    done.is_server = 1;
+    done.rank = 0;
+    snprintf(done.text, sizeof done.text, "server 0 is out of memory");
+  }
+  if (moves == 1) {
+    reshard_begin(r, worker, &done, ask.timeout_ns ? ask.timeout_ns : r->config->timeout_ns,
+                  now_ns);
+  } else {
+    reshard_answer(r, worker, &done);
+  }
+}
+
+/* --- events --- */
+
+MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *r, uint32_t worker, int fresh) {
+  mlfab__seat *seat = &r->seats[worker];
+  if (fresh) memset(seat, 0, sizeof *seat);
+  /* A new process asks from 1 again, and the old one's answer is nobody's. */
+  if (fresh && r->asker == worker) r->asker = MLFAB__NO_NODE;
+  seat->here = 1;
+  seat->gone = seat->frozen = 0;
+  if (r->phase != MLFAB__RESHARD_IDLE) {
+    reshard_freeze(r, worker);
+  } else if (r->attempt > 1) {
+    reshard_thaw(r, worker);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *r, uint32_t worker) {
+  r->seats[worker].here = 0;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *r, uint32_t worker) {
+  r->seats[worker].here = 0;
+  r->seats[worker].gone = 1;
+  reshard_check(r);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *r, uint32_t worker,
+                                         const mlfab__frame_in *frame, int stands,
+                                         uint64_t now_ns) {
+  mlfab__freeze frozen;
+  if (frame->type == MLFAB__RESHARD) {
+    reshard_asked(r, worker, frame, stands, now_ns);
+    return 1;
+  }
+  if (frame->type != MLFAB__FROZEN) return 0;
+  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &frozen)) {
+    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a FROZEN that does not parse");
+  } else if (frozen.attempt == r->attempt) {
+    r->seats[worker].frozen = 1;
+    reshard_check(r);
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *r, uint32_t server) {
+  if (mlfab__reshard_busy(r) && !r->answered[server] && !reshard_is_early(r, server))
+    reshard_tell(r, server);
+}
+
+MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *r, uint32_t server) {
+  char text[96];
+  if (!mlfab__reshard_busy(r)) return;
+  r->dead[server] = 1;
+  snprintf(text, sizeof text, "server %u is dead", server);
+  /* Too late to go back once others have installed: what it held is lost as ever. */
+  reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reshard_check(r);
+}
+
+/* It lost server 0, and has undone its part by itself; or has been restarted and knows of nothing. */
+static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
+  char text[MLFAB__TEXT_MAX];
+  if (code) {
+    snprintf(text, sizeof text, "server %u was restarted while slices moved", server);
+    reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  } else {
+    snprintf(text, sizeof text, "server %u gave it up: server 0 was out of its reach", server);
+    reshard_fault(r, MLFAB_ERR_PEER_DEAD, 0, 1, text);
+  }
+  if (reshard_installed(r) || code) {
+    r->dead[server] = 1;
+    reshard_check(r);
+  } else if (r->phase != MLFAB__RESHARD_ABORTING) {
+    reshard_go(r, MLFAB__RESHARD_ABORTING);
+  } else {
+    reshard_check(r);
+  }
+}
+
+/* Of an attempt that is over: it may still be held. */
+static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
+  mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
+  if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
+  if (moved->attempt == r->epoch) move.step = MLFAB__MOVE_INSTALL;
+  r->across.ready(r->across.self, server);
+  MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, NULL);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *r, uint32_t server,
+                                         const mlfab__frame_in *frame) {
+  mlfab__moved moved;
+  if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
+    return MLFAB_ERR_FRAME;
+  if (!mlfab__reshard_busy(r) || moved.attempt != r->attempt) {
+    reshard_outcome(r, server, &moved);
+    return 0;
+  }
+  if ((moved.step == MLFAB__MOVE_ABORT && r->phase != MLFAB__RESHARD_ABORTING) ||
+      (moved.step == MLFAB__MOVE_INSTALL && moved.code)) {
+    reshard_given_up(r, server, moved.code);
+  } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
+    reshard_abort(r, moved.code, (int32_t)server, 1, moved.text);
+  } else if (moved.step == reshard_step(r)) {
+    r->answered[server] = 1;
+    reshard_check(r);
+  }
+  return 0;
+}
+
+/* Whom the attempt awaits, for the text of its deadline. */
+static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  mlfab__duration(waited, now_ns - r->asked_ns);
+  int32_t worker = reshard_awaits_worker(r), server = reshard_awaits_server(r);
+  if (r->phase == MLFAB__RESHARD_FREEZING) {
+    snprintf(text, sizeof text, "the deadline passed after %s awaiting worker %d, to stop", waited,
+             (int)worker);
+    reshard_abort(r, MLFAB_ERR_TIMEOUT, worker, 0, text);
+  } else if (r->phase == MLFAB__RESHARD_PREPARING || r->phase == MLFAB__RESHARD_SENDING) {
+    snprintf(text, sizeof text, "the deadline passed after %s awaiting server %d, to %s", waited,
+             (int)server, r->phase == MLFAB__RESHARD_SENDING ? "get its slices" : "hold still");
+    reshard_abort(r, MLFAB_ERR_TIMEOUT, server, 1, text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *r, uint64_t now_ns) {
+  if (now_ns >= mlfab__reshard_deadline(r)) reshard_late(r, now_ns);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *r) {
+  int may_end = r->phase == MLFAB__RESHARD_FREEZING || r->phase == MLFAB__RESHARD_PREPARING ||
+                r->phase == MLFAB__RESHARD_SENDING;
+  return may_end ? r->deadline_ns : MLFAB__NEVER;
+}

@@ -1,0 +1,857 @@
+/* reshard_server.c - the server role: slices that leave for other servers, and those that come. See reshard.h.
+ *
+ * PREPARE: held; once nothing is under way and nothing lent, a second layout and store are made. SEND:
+ * to each server that gets slices from here a cursor walks over them, kind by kind of bytes; a link
+ * that breaks sends it back to the start, and what is there already is passed over by the receiver.
+ * Frames are copied by the transport, so nothing of the old store is lent. INSTALL: cannot fail. Blocks
+ * and states of kept slices change places with those of the new store, which then is the store. */
+#include "reshard.h"
+
+#include "../server/server.h"
+
+#include <stdio.h>
+
+typedef struct reshard_server_cursor {
+  uint32_t slice, kind; /* slice: index in the old store */
+  uint64_t offset;
+} reshard_server_cursor;
+
+typedef struct reshard_server_entry { /* a slice of the new store, and what has come of it */
+  uint8_t done;
+  uint32_t kind, clock; /* clock: index into `clocks` */
+  uint64_t offset;
+} reshard_server_entry;
+
+typedef struct reshard_server_clock { /* of slices that come */
+  uint32_t from, target;
+  mlfab__reshard_server_clock state;
+  uint32_t *words;
+} reshard_server_clock;
+
+struct mlfab__reshard_server {
+  uint32_t attempt;
+  int ready, sending, answered; /* answered: SEND */
+  int leaderless;               /* server 0 is out of reach, and it had been answered */
+  uint8_t *heard;               /* by server: leaderless as well, or out of reach */
+  uint32_t *owners;
+  uint32_t nowners, servers;
+  mlfab__layout layout;
+  mlfab__store store;
+  uint64_t *ahead;
+  uint8_t *stage, *scratch;
+  uint64_t stage_bytes;
+  reshard_server_entry *entries;  /* by slice of the new store */
+  uint32_t coming;                /* of those, not done */
+  reshard_server_cursor *cursors; /* by server */
+  reshard_server_clock *clocks;
+  uint32_t ngates, clocks_room, nwords;
+};
+
+/* --- memory --- */
+
+static void reshard_server_drop(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__env *env = server->env;
+  if (!shift) return;
+  for (uint32_t g = 0; g < shift->ngates; g++)
+    mlfab__free(env, shift->clocks[g].words, shift->nwords * sizeof *shift->clocks[g].words);
+  mlfab__free(env, shift->clocks, shift->clocks_room * sizeof *shift->clocks);
+  mlfab__free(env, shift->cursors, shift->servers * sizeof *shift->cursors);
+  mlfab__free(env, shift->heard, shift->servers);
+  mlfab__free(env, shift->entries, shift->store.nslices * sizeof *shift->entries);
+  mlfab__free(env, shift->ahead, shift->store.nslices * sizeof *shift->ahead);
+  mlfab__free_aligned(env, shift->scratch, shift->store.block_bytes);
+  mlfab__free(env, shift->stage, shift->stage_bytes);
+  mlfab__store_free(env, &shift->store);
+  mlfab__layout_free(env, &shift->layout);
+  mlfab__free(env, shift->owners, shift->nowners * sizeof *shift->owners);
+  mlfab__free(env, shift, sizeof *shift);
+  server->move.under_way = NULL;
+}
+
+static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const uint32_t *owners,
+                                uint32_t n) {
+  mlfab__env *env = server->env;
+  struct mlfab__reshard_server *shift = mlfab__alloc(env, sizeof *shift);
+  if (!shift) return MLFAB_ERR_MEMORY;
+  memset(shift, 0, sizeof *shift);
+  server->move.under_way = shift;
+  shift->attempt = attempt;
+  shift->nwords = (server->workers + 31) / 32;
+  shift->servers = server->servers;
+  shift->owners = mlfab__alloc_array(env, n, sizeof *shift->owners);
+  shift->nowners = shift->owners ? n : 0;
+  shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
+  shift->heard = mlfab__alloc(env, server->servers);
+  if (!shift->owners || !shift->cursors || !shift->heard) {
+    reshard_server_drop(server); /* a part of it serves nobody */
+    return MLFAB_ERR_MEMORY;
+  }
+  memcpy(shift->owners, owners, n * sizeof *owners);
+  return 0;
+}
+
+/* What depends on the size of the shard. */
+static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_server *shift) {
+  mlfab__env *env = server->env;
+  const mlfab__store *store = &shift->store;
+  if (store->nslices == 0) return 0;
+  shift->ahead = mlfab__alloc_array(env, store->nslices, sizeof *shift->ahead);
+  shift->entries = mlfab__alloc_array(env, store->nslices, sizeof *shift->entries);
+  if (!shift->ahead || !shift->entries) return MLFAB_ERR_MEMORY;
+  if (store->ghost) return 0;
+  uint64_t stage_bytes = mlfab__server_stage(server, store->bytes, 0);
+  shift->stage = mlfab__alloc(env, stage_bytes);
+  if (!shift->stage) return MLFAB_ERR_MEMORY;
+  shift->stage_bytes = stage_bytes;
+  if (server->config->on_update) {
+    shift->scratch = mlfab__alloc_aligned(env, store->block_bytes);
+    if (!shift->scratch) return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+/* The store of the new slices, beside the one that counts. */
+static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_server *shift) {
+  mlfab__env *env = server->env;
+  const mlfab__define *options = &server->options;
+  mlfab_error error;
+  int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
+                                 server->servers, options->active, server->config->model_max_bytes,
+                                 &shift->layout, &error);
+  if (code) return code;
+  mlfab__layout_assign(&shift->layout, shift->owners);
+  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
+  code = mlfab__store_init(env, &shift->store, &shift->layout, server->number,
+                           server->config->block_bytes, mlfab__clock_rounds(server), states,
+                           options->ghost != 0);
+  if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
+  if (!code) code = reshard_server_room(server, shift);
+  if (code) return code;
+  for (uint32_t i = 0; i < shift->store.nslices; i++) {
+    uint32_t number = shift->store.slices[i].number;
+    shift->entries[i].done = server->store.local[number] != MLFAB__NO_SLICE;
+    shift->coming += !shift->entries[i].done;
+  }
+  return 0;
+}
+
+/* --- what server 0 is told --- */
+
+static void reshard_server_answer(mlfab__server *server) {
+  server->move.across.ready(server->move.across.self, 0);
+  MLFAB__POST(&server->move.across, 0, MLFAB__MOVED, moved, &server->move.moved);
+}
+
+static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_t step, int code,
+                                const char *text) {
+  mlfab__moved *moved = &server->move.moved;
+  memset(moved, 0, sizeof *moved);
+  moved->attempt = attempt;
+  moved->step = step;
+  moved->server = server->number;
+  moved->code = code;
+  snprintf(moved->text, sizeof moved->text, "%s", text);
+  reshard_server_answer(server);
+}
+
+static void reshard_server_failed(mlfab__server *server, uint32_t step, int code,
+                                  const char *what) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "server %u %s", server->number, what);
+  reshard_server_done(server, server->move.under_way->attempt, step, code, text);
+}
+
+/* --- workers that stop --- */
+
+/* Its stream and its pulls end here; what is past recall is decided first. */
+static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
+  mlfab__apply_finish(server, worker);
+  mlfab__apply_reset(server, worker);
+  mlfab__serve_stop(server, worker);
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < server->nchanges; i++) {
+    if (server->changes[i].worker != worker) server->changes[kept++] = server->changes[i];
+  }
+  server->nchanges = kept;
+}
+
+static void reshard_server_stop(mlfab__server *server, uint32_t worker,
+                                const mlfab__frame_in *frame) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__stop stop;
+  if (mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) || stop.kind > MLFAB__STOP_OVER) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a STOP that does not parse");
+    return;
+  }
+  peer->stopped = stop.kind == MLFAB__STOP_OVER ? 0 : stop.attempt;
+  peer->drained = stop.kind == MLFAB__STOP_DRAINED;
+  if (stop.kind != MLFAB__STOP_DRAINED) {
+    reshard_server_stop_worker(server, worker);
+    mlfab__server_tell(server, worker);
+  }
+  mlfab__clock_members(server);
+  mlfab__server_advance(server);
+}
+
+/* Those that were not here to be frozen hear that the slices are on the move. */
+static void reshard_server_hold(mlfab__server *server) {
+  server->move.held = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    reshard_server_stop_worker(server, w);
+    if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);
+  }
+}
+
+/* --- leaving --- */
+
+/* Moves the cursor to the next bytes for `to`, from where it stands: 1, or 0 behind the last. */
+static int reshard_server_seek(const mlfab__server *server, uint32_t to, reshard_server_cursor *c) {
+  const mlfab__store *store = &server->store;
+  for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
+    const mlfab__shard_slice *s = &store->slices[c->slice];
+    if (server->move.under_way->owners[s->number] != to) continue;
+    for (; c->kind <= MLFAB__RESHARD_SERVER_SUM; c->kind++, c->offset = 0) {
+      if (c->kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) continue;
+      if (c->kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1) continue;
+      /* Of the sum only the blocks that there are. */
+      while (c->kind == MLFAB__RESHARD_SERVER_SUM && c->offset < s->bytes &&
+             store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
+        c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
+      if (c->offset < s->bytes) return 1;
+    }
+  }
+  return 0;
+}
+
+/* Bytes of a position by their kind; NULL: ghosts. */
+static uint8_t *reshard_server_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
+  if (kind == MLFAB__RESHARD_SERVER_STATE0) return store->s0[position];
+  if (kind == MLFAB__RESHARD_SERVER_STATE1) return store->s1[position];
+  return store
+      ->blocks[kind == MLFAB__RESHARD_SERVER_SUM ? store->sum[position] : store->w[position]]
+      .data;
+}
+
+MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uint32_t to) {
+  const struct mlfab__reshard_server *shift = server->move.under_way;
+  reshard_server_cursor cursor = {0, 0, 0};
+  /* An answer may have to be told again. */
+  if (to == 0) return shift || server->move.moved.attempt != 0;
+  if (shift && shift->leaderless) return to != server->number;
+  return shift && shift->sending && to != server->number &&
+         reshard_server_seek(server, to, &cursor);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t to,
+                                               mlfab__frame_out *frame) {
+  const struct mlfab__reshard_server *shift = server->move.under_way;
+  const mlfab__store *store = &server->store;
+  if (!shift || !shift->sending || to == server->number) return 0;
+  reshard_server_cursor cursor = shift->cursors[to];
+  if (!reshard_server_seek(server, to, &cursor)) return 0;
+  const mlfab__shard_slice *s = &store->slices[cursor.slice];
+  uint64_t at = cursor.offset % store->block_bytes;
+  uint32_t position = s->first + (uint32_t)(cursor.offset / store->block_bytes);
+  uint64_t bytes = mlfab__min(store->block_bytes - at, s->bytes - cursor.offset);
+  bytes = mlfab__min(bytes, server->config->chunk_bytes);
+  mlfab__reshard_server_bytes head = {shift->attempt, s->number,  s->clock,  cursor.kind,
+                                      cursor.offset,  s->version, s->commit, 0};
+  uint8_t *data = reshard_server_bytes(store, cursor.kind, position);
+  reshard_server_cursor next = cursor;
+  next.offset += bytes;
+  head.last = !reshard_server_seek(server, to, &next) || next.slice != cursor.slice;
+  frame->type = MLFAB__RESHARD_SERVER;
+  frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
+  frame->bulk = data ? data + at : NULL;
+  frame->bulk_bytes = (uint32_t)bytes;
+  frame->token = 0;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t to,
+                                                 const mlfab__frame_out *frame) {
+  reshard_server_cursor *cursor = &server->move.under_way->cursors[to];
+  reshard_server_seek(server, to, cursor);
+  cursor->offset += frame->bulk_bytes;
+}
+
+/* The clocks of what leaves for `to`, before it. */
+static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__reshard_server_clock state;
+    if (!server->clocks[g].used) continue;
+    mlfab__clock_told(server, g, &state, words);
+    state.attempt = shift->attempt;
+    MLFAB__POST_LIST(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX, &server->move.across, to,
+                     MLFAB__RESHARD_SERVER_CLOCK, reshard_server_clock, &state, words);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  if (to == 0) server->move.orphan = 0;
+  /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
+  if (to == 0 && server->move.moved.attempt != 0) reshard_server_answer(server);
+  if (!shift) return;
+  memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
+  if (!mlfab__reshard_server_wants(server, to)) return;
+  reshard_server_tell_clocks(server, to);
+  server->move.across.ready(server->move.across.self, to);
+}
+
+static void reshard_server_send(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  shift->sending = 1;
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (s == server->number || !mlfab__reshard_server_wants(server, s)) continue;
+    reshard_server_tell_clocks(
+        server, s); /* without a link it is for nothing: see mlfab__reshard_server_up */
+    server->move.across.ready(server->move.across.self, s);
+  }
+}
+
+/* --- coming --- */
+
+static reshard_server_clock *reshard_server_find_clock(struct mlfab__reshard_server *shift,
+                                                       uint32_t from, uint32_t clock) {
+  for (uint32_t i = 0; i < shift->ngates; i++) {
+    if (shift->clocks[i].from == from && shift->clocks[i].state.clock == clock)
+      return &shift->clocks[i];
+  }
+  return NULL;
+}
+
+static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
+                                     const mlfab__frame_in *frame) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__reshard_server_clock state;
+  if (mlfab__decode_reshard_server_clock(frame->meta, frame->meta_bytes, &state, words))
+    return MLFAB_ERR_FRAME;
+  if (!shift || !shift->ready || state.attempt != shift->attempt) return 0;
+  state.consistency.size = sizeof state.consistency;
+  if (state.words != shift->nwords || state.clock >= MLFAB__CLOCKS ||
+      mlfab__sync_check(&state.consistency, server->workers, NULL))
+    return MLFAB_ERR_FRAME;
+  if (reshard_server_find_clock(shift, from, state.clock)) return 0;
+  if (shift->ngates == shift->clocks_room) {
+    uint32_t room = shift->clocks_room ? 2 * shift->clocks_room : 8;
+    reshard_server_clock *more = mlfab__alloc_array(server->env, room, sizeof *more);
+    if (!more) return MLFAB_ERR_MEMORY;
+    if (shift->ngates) memcpy(more, shift->clocks, shift->ngates * sizeof *more);
+    mlfab__free(server->env, shift->clocks, shift->clocks_room * sizeof *more);
+    shift->clocks = more;
+    shift->clocks_room = room;
+  }
+  reshard_server_clock *clock = &shift->clocks[shift->ngates];
+  clock->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *clock->words);
+  if (!clock->words) return MLFAB_ERR_MEMORY;
+  memcpy(clock->words, words, shift->nwords * sizeof *words);
+  clock->from = from;
+  clock->state = state;
+  shift->ngates++;
+  return 0;
+}
+
+/* Is what has come of a slice, before these bytes, all that comes before them? Moves on to their
+ * kind. */
+static int reshard_server_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
+                                  reshard_server_entry *entry, uint32_t kind, uint64_t offset) {
+  while (entry->kind < kind) {
+    int none = (entry->kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) ||
+               (entry->kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1);
+    if (!none && entry->offset != slice->bytes) return 0;
+    entry->kind++;
+    entry->offset = 0;
+  }
+  return entry->kind == kind &&
+         (kind == MLFAB__RESHARD_SERVER_SUM ? offset >= entry->offset : offset == entry->offset);
+}
+
+/* From the first byte again, after a link broke. */
+static void reshard_server_restart(mlfab__store *store, const mlfab__shard_slice *slice,
+                                   reshard_server_entry *entry) {
+  entry->kind = 0;
+  entry->offset = 0;
+  for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+}
+
+/* A block of zeros for a sum. */
+static int reshard_server_sum_block(mlfab__server *server, mlfab__store *store, uint32_t position) {
+  if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
+  if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB_ERR_MEMORY;
+  store->sum[position] = mlfab__store_take(store);
+  uint8_t *data = store->blocks[store->sum[position]].data;
+  if (data) memset(data, 0, store->block_bytes);
+  return 0;
+}
+
+static int reshard_server_write(mlfab__server *server, mlfab__store *store,
+                                const mlfab__shard_slice *slice,
+                                const mlfab__reshard_server_bytes *head, const uint8_t *from,
+                                uint64_t bytes) {
+  for (uint64_t offset = head->offset, n; bytes > 0; offset += n, bytes -= n) {
+    uint64_t at = offset % store->block_bytes;
+    uint32_t position = slice->first + (uint32_t)(offset / store->block_bytes);
+    n = mlfab__min(bytes, store->block_bytes - at);
+    if (head->kind == MLFAB__RESHARD_SERVER_SUM &&
+        reshard_server_sum_block(server, store, position))
+      return MLFAB_ERR_MEMORY;
+    uint8_t *data = reshard_server_bytes(store, head->kind, position);
+    if (!data || !from) continue;
+    memcpy(data + at, from, n);
+    from += n;
+  }
+  return 0;
+}
+
+static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
+                                     const mlfab__frame_in *frame) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__reshard_server_bytes head;
+  if (mlfab__decode_reshard_server_bytes(frame->meta, frame->meta_bytes, &head))
+    return MLFAB_ERR_FRAME;
+  if (!shift || !shift->ready || head.attempt != shift->attempt) return 0;
+  mlfab__store *store = &shift->store;
+  if (head.slice >= shift->nowners || store->local[head.slice] == MLFAB__NO_SLICE ||
+      server->layout.slices[head.slice].server != from || head.kind > MLFAB__RESHARD_SERVER_SUM)
+    return MLFAB_ERR_FRAME;
+  /* It has another rule: only one of the two has a callback that applies updates. */
+  if ((head.kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) ||
+      (head.kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1))
+    return MLFAB_ERR_FRAME;
+  uint32_t local = store->local[head.slice];
+  mlfab__shard_slice *slice = &store->slices[local];
+  reshard_server_entry *entry = &shift->entries[local];
+  if (entry->done) return 0;
+  const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
+  if (head.kind == MLFAB__RESHARD_SERVER_WEIGHTS && head.offset == 0)
+    reshard_server_restart(store, slice, entry);
+  if (!clock || !reshard_server_follows(store, slice, entry, head.kind, head.offset) ||
+      frame->bulk_bytes == 0 || head.offset > slice->bytes ||
+      frame->bulk_bytes > slice->bytes - head.offset || (frame->bulk == NULL) != store->ghost)
+    return MLFAB_ERR_FRAME;
+  int code = reshard_server_write(server, store, slice, &head, frame->bulk, frame->bulk_bytes);
+  if (code) return code;
+  entry->offset = head.offset + frame->bulk_bytes;
+  if (!head.last) return 0;
+  if (!reshard_server_follows(store, slice, entry, MLFAB__RESHARD_SERVER_SUM, slice->bytes))
+    return MLFAB_ERR_FRAME;
+  entry->done = 1;
+  entry->clock = (uint32_t)(clock - shift->clocks);
+  slice->version = head.version;
+  slice->commit = head.commit;
+  shift->coming--;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t from,
+                                                const mlfab__frame_in *frame) {
+  int code = frame->type == MLFAB__RESHARD_SERVER ? reshard_server_take_bytes(server, from, frame)
+             : frame->type == MLFAB__RESHARD_SERVER_CLOCK
+                 ? reshard_server_take_clock(server, from, frame)
+                 : MLFAB_ERR_FRAME;
+  if (code != MLFAB_ERR_MEMORY) return code;
+  reshard_server_failed(server, MLFAB__MOVE_SEND, code, "is out of memory for slices that come");
+  return 0;
+}
+
+/* --- the new store --- */
+
+/* Does a slice come with this clock? */
+static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
+  const struct mlfab__reshard_server *shift = server->move.under_way;
+  for (uint32_t i = 0; i < shift->store.nslices; i++) {
+    int kept = server->store.local[shift->store.slices[i].number] != MLFAB__NO_SLICE;
+    if (!kept && shift->entries[i].clock == clock) return 1;
+  }
+  return 0;
+}
+
+/* Is it one with a clock that is here, or with one that comes before it? */
+static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
+  const struct mlfab__reshard_server *shift = server->move.under_way;
+  const reshard_server_clock *in = &shift->clocks[clock];
+  for (uint32_t i = 0; i < clock; i++) {
+    const reshard_server_clock *earlier = &shift->clocks[i];
+    if (reshard_server_comes(server, i) &&
+        mlfab__clock_joins(server, &earlier->state, earlier->words, &in->state, in->words))
+      return 1;
+  }
+  return mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
+}
+
+/* Would there be no more models than a server may have? */
+static int reshard_server_fits(const mlfab__server *server) {
+  uint32_t n = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->clocks[g].used;
+  for (uint32_t i = 0; i < server->move.under_way->ngates; i++)
+    n += reshard_server_comes(server, i) && !reshard_server_is_known(server, i);
+  return n <= MLFAB__CLOCKS;
+}
+
+static void reshard_server_swap(uint8_t **a, uint8_t **b) {
+  uint8_t *c = *a;
+  *a = *b;
+  *b = c;
+}
+
+/* A kept slice: its bytes change places with those that were set aside for it. */
+static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
+  mlfab__store *from = &server->store;
+  mlfab__shard_slice *s = &to->slices[local];
+  const mlfab__shard_slice *old = &from->slices[from->local[s->number]];
+  s->version = old->version;
+  s->commit = old->commit;
+  s->clock = old->clock;
+  assert(from->block_bytes == to->block_bytes);
+  for (uint32_t i = 0; i < s->count; i++) {
+    uint32_t p = old->first + i, q = s->first + i;
+    reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
+    if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
+    if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
+    if (from->sum[p] == MLFAB__NO_BLOCK) continue;
+    /* There is one: nothing is being written, so at least as many are spare as there are
+     * positions. */
+    to->sum[q] = mlfab__store_take(to);
+    reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
+  }
+}
+
+/* Everything that was made to the old shard's measure. */
+static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
+  mlfab__env *env = server->env;
+  mlfab__serve_resize(server);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    mlfab__free(env, peer->arena, peer->arena_bytes);
+    peer->arena = NULL;
+    peer->arena_bytes = peer->arena_head = peer->arena_tail = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
+    mlfab__free(env, server->apply.stages[i],
+                server->apply.stages[i] ? server->apply.stage_bytes : 0);
+    server->apply.stages[i] = NULL;
+  }
+  mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
+  mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
+  mlfab__store_free(env, &server->store);
+  mlfab__layout_free(env, &server->layout);
+  server->layout = shift->layout;
+  server->store = shift->store;
+  server->store.layout = &server->layout;
+  server->queue.ahead = shift->ahead;
+  server->apply.scratch = shift->scratch;
+  server->apply.stages[0] = shift->stage;
+  server->apply.stage_bytes = mlfab__server_stage(server, server->store.bytes, server->store.ghost);
+  server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
+  mlfab__free(env, shift->entries, server->store.nslices * sizeof *shift->entries);
+  memset(&shift->layout, 0, sizeof shift->layout);
+  memset(&shift->store, 0, sizeof shift->store);
+  shift->entries = NULL;
+  shift->ahead = NULL;
+  shift->scratch = shift->stage = NULL;
+  shift->stage_bytes = 0;
+}
+
+static void reshard_server_install(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__store *store = &shift->store;
+  for (uint32_t g = 0; g < shift->ngates; g++) {
+    if (reshard_server_comes(server, g))
+      shift->clocks[g].target =
+          mlfab__clock_adopt(server, &shift->clocks[g].state, shift->clocks[g].words);
+  }
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    mlfab__shard_slice *s = &store->slices[i];
+    if (server->store.local[s->number] != MLFAB__NO_SLICE) {
+      reshard_server_keep(server, store, i);
+    } else {
+      s->clock = (uint8_t)shift->clocks[shift->entries[i].clock].target;
+      server->stats->slices_moved++;
+      server->stats->bytes_moved += s->bytes;
+    }
+    /* What changed before is not known any more. */
+    if (store->tags) store->tags[i].base = mlfab__store_label(s);
+  }
+  reshard_server_replace(server, shift);
+  mlfab__clock_tidy(server);
+  server->norm_commits = 0;
+  server->epoch = shift->attempt;
+}
+
+/* The attempt is over here. */
+static void reshard_server_end(mlfab__server *server) {
+  reshard_server_drop(server);
+  server->move.held = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->stopped = 0;
+    peer->drained = 0;
+    /* THAW may have been faster than the word that put it off. */
+    if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
+  }
+  mlfab__clock_members(server);
+  server->queue.place_due = 1;
+  server->retold = 1;
+  mlfab__server_advance(server);
+}
+
+/* --- steps --- */
+
+/* Nothing under way into or out of the blocks. */
+static int reshard_server_quiet(const mlfab__server *server) {
+  return server->apply.applying == MLFAB__APPLY_NONE && !server->apply.head &&
+         !server->queue.first && !server->queue.unplaced_first && mlfab__serve_quiet(server);
+}
+
+static void reshard_server_prepare(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  int code = reshard_server_build(server, shift);
+  if (code) {
+    reshard_server_failed(server, MLFAB__MOVE_PREPARE, code, "is out of memory for its new slices");
+    return;
+  }
+  shift->ready = 1;
+  reshard_server_done(server, shift->attempt, MLFAB__MOVE_PREPARE, 0, "");
+}
+
+MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  if (!shift) return;
+  int failed = server->move.moved.attempt == shift->attempt && server->move.moved.code;
+  if (failed) return; /* ABORT will come */
+  if (!shift->ready) {
+    if (reshard_server_quiet(server)) reshard_server_prepare(server);
+  } else if (shift->sending && shift->coming == 0 && !shift->answered) {
+    shift->answered = 1;
+    if (reshard_server_fits(server)) {
+      reshard_server_done(server, shift->attempt, MLFAB__MOVE_SEND, 0, "");
+    } else {
+      reshard_server_failed(server, MLFAB__MOVE_SEND, MLFAB_ERR_LIMIT,
+                            "would have more than 8 consistency models");
+    }
+  }
+}
+
+/* It is over here, and the new layout counts. */
+static void reshard_server_finish(mlfab__server *server) {
+  uint32_t attempt = server->move.under_way->attempt;
+  reshard_server_install(server);
+  reshard_server_end(server);
+  reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
+}
+
+/* It is over here, nothing has changed, and nothing of this attempt is taken any more. */
+static void reshard_server_undo(mlfab__server *server) {
+  uint32_t attempt = server->move.under_way->attempt;
+  reshard_server_end(server);
+  reshard_server_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+}
+
+/* This process was not here when the move began. */
+static void reshard_server_unknown(mlfab__server *server, const mlfab__move *move) {
+  char text[64];
+  snprintf(text, sizeof text, "server %u was restarted", server->number);
+  reshard_server_done(server, move->attempt, move->step, MLFAB_ERR_STATE, text);
+}
+
+/* --- without server 0 --- */
+
+static void reshard_server_say(mlfab__server *server, uint32_t to, uint32_t attempt, uint32_t step,
+                               int code) {
+  mlfab__moved moved;
+  memset(&moved, 0, sizeof moved);
+  moved.attempt = attempt;
+  moved.step = step;
+  moved.server = server->number;
+  moved.code = code;
+  MLFAB__POST(&server->move.across, to, MLFAB__MOVED, moved, &moved);
+}
+
+static int reshard_server_is_other(const mlfab__server *server, uint32_t s) {
+  return s != 0 && s != server->number;
+}
+
+/* Nobody can have installed where all others in reach are leaderless, too. */
+static void reshard_server_decide(mlfab__server *server) {
+  const struct mlfab__reshard_server *shift = server->move.under_way;
+  if (!shift || !shift->leaderless) return;
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (reshard_server_is_other(server, s) && !shift->heard[s]) return;
+  }
+  reshard_server_undo(server);
+}
+
+MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t which) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  if (server->number == 0) return;
+  if (which == 0) server->move.orphan = 1;
+  if (!shift) return;
+  if (which != 0) {
+    shift->heard[which] = 1;
+  } else if (!shift->answered || server->move.moved.code) {
+    reshard_server_undo(server);
+    return;
+  } else if (!shift->leaderless) {
+    shift->leaderless = 1;
+    server->move.said_ns = 0;
+    memset(shift->heard, 0, server->servers);
+    for (uint32_t s = 0; s < server->servers; s++) {
+      if (reshard_server_is_other(server, s))
+        server->move.across.ready(server->move.across.self, s);
+    }
+  }
+  reshard_server_decide(server);
+}
+
+/* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
+static void reshard_server_thaw(mlfab__server *server, uint32_t worker) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  mlfab__thaw thaw = {server->epoch, server->epoch, server->layout.nslices};
+  if (server->phase != MLFAB__MODEL_STANDS || !server->peers[worker].connected) return;
+  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = server->layout.slices[i].server;
+  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &server->port, worker, MLFAB__THAW, thaw, &thaw,
+                   owners);
+}
+
+static void reshard_server_tick(mlfab__server *server) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  if (server->number == 0 || (!shift && !server->move.orphan)) return;
+  if (server->now_ns - server->move.said_ns < server->config->heartbeat_ns) return;
+  server->move.said_ns = server->now_ns;
+  if (!shift) {
+    for (uint32_t w = 0; w < server->workers; w++) reshard_server_thaw(server, w);
+    return;
+  }
+  if (!shift->leaderless) {
+    const mlfab__moved *moved = &server->move.moved;
+    if (moved->attempt == shift->attempt)
+      reshard_server_say(server, 0, moved->attempt, moved->step, moved->code);
+    return;
+  }
+  for (uint32_t s = 0; s < server->servers; s++) {
+    if (reshard_server_is_other(server, s))
+      reshard_server_say(server, s, shift->attempt, MLFAB__MOVE_SEND, MLFAB_ERR_PEER_DEAD);
+  }
+}
+
+/* A leaderless server asks: what is known here of its attempt. */
+static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  if (shift && shift->attempt == attempt && shift->answered && !server->move.moved.code) {
+    shift->heard[from] = 1;
+    reshard_server_decide(server);
+    return; /* it is told by server 0, or asks, too */
+  }
+  uint32_t step = MLFAB__MOVE_ABORT;
+  server->move.across.ready(server->move.across.self, from);
+  if (shift && shift->attempt == attempt) {
+    reshard_server_undo(server);
+  } else if (server->phase != MLFAB__MODEL_STANDS) {
+    step = MLFAB__MOVE_PREPARE; /* a new process, which cannot know */
+  } else if (server->epoch == attempt) {
+    step = MLFAB__MOVE_INSTALL;
+  } else if (attempt > server->move.moved.attempt) {
+    reshard_server_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
+  }
+  reshard_server_say(server, from, attempt, step, 0);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t from,
+                                               const mlfab__frame_in *frame) {
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__moved moved;
+  if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != from ||
+      from == 0 || moved.attempt == 0)
+    return MLFAB_ERR_FRAME;
+  if (moved.step == MLFAB__MOVE_SEND) {
+    reshard_server_asked(server, from, moved.attempt);
+    return 0;
+  }
+  if (!shift || shift->attempt != moved.attempt || !shift->leaderless) return 0;
+  if (moved.step == MLFAB__MOVE_INSTALL) {
+    reshard_server_finish(server);
+  } else if (moved.step == MLFAB__MOVE_ABORT) {
+    reshard_server_undo(server);
+  } else {
+    shift->heard[from] = 1;
+    reshard_server_decide(server);
+  }
+  return 0;
+}
+
+/* --- steps of server 0 --- */
+
+static void reshard_server_moving(mlfab__server *server, const mlfab__move *move,
+                                  const uint32_t *owners) {
+  int code = 0;
+  reshard_server_drop(server);
+  if (server->phase == MLFAB__MODEL_STANDS) {
+    code = reshard_server_begin(server, move->attempt, owners, move->slices);
+    if (!code) reshard_server_hold(server);
+  } else {
+    code = MLFAB_ERR_STATE;
+  }
+  if (!code) return;
+  char text[64];
+  snprintf(text, sizeof text, "server %u %s", server->number,
+           code == MLFAB_ERR_STATE ? "has no model" : "is out of memory");
+  reshard_server_done(server, move->attempt, MLFAB__MOVE_PREPARE, code, text);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfab__frame_in *frame,
+                                               uint64_t now_ns) {
+  uint32_t owners[MLFAB__SLICES_MAX];
+  mlfab__move move;
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  server->now_ns = now_ns;
+  server->move.orphan = 0;
+  if (mlfab__decode_move(frame->meta, frame->meta_bytes, &move, owners) || move.attempt == 0)
+    return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < move.slices; i++) {
+    if (owners[i] >= server->servers) return MLFAB_ERR_FRAME;
+  }
+  if (move.attempt < server->move.moved.attempt) return 0;
+  if (move.attempt == server->move.moved.attempt &&
+      (move.step == server->move.moved.step || server->move.moved.step == MLFAB__MOVE_ABORT)) {
+    reshard_server_answer(server); /* it was lost with a link, or was not asked for */
+    return 0;
+  }
+  if (shift && shift->attempt == move.attempt && shift->leaderless)
+    return 0; /* the others decide */
+  int ours = shift && shift->attempt == move.attempt;
+  switch (move.step) {
+    case MLFAB__MOVE_PREPARE:
+      if (server->phase == MLFAB__MODEL_STANDS && move.slices != server->layout.nslices)
+        return MLFAB_ERR_FRAME;
+      if (!ours) reshard_server_moving(server, &move, owners);
+      break;
+    case MLFAB__MOVE_SEND:
+      if (!ours) reshard_server_unknown(server, &move);
+      if (ours && shift->ready && !shift->sending) reshard_server_send(server);
+      break;
+    case MLFAB__MOVE_INSTALL:
+      if (!ours) reshard_server_unknown(server, &move);
+      if (ours && !shift->answered) return MLFAB_ERR_FRAME;
+      if (ours) reshard_server_finish(server);
+      break;
+    case MLFAB__MOVE_ABORT:
+      reshard_server_end(server);
+      reshard_server_done(server, move.attempt, MLFAB__MOVE_ABORT, 0, "");
+      break;
+    default:
+      return MLFAB_ERR_FRAME;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab__server *server) {
+  static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
+                                            reshard_server_drop};
+  server->move.hooks = &mover;
+}

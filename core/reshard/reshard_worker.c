@@ -1,0 +1,376 @@
+/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
+ *
+ *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --THAW--> RUNS
+ *     |                  ^                                                                         ^
+ *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *        epoch (late)
+ *
+ * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
+ * again where they are not decided, also those that are decided nowhere yet: a server that has decided
+ * M without having a part of an earlier one would pass that one over once it has. Those behind M are
+ * decided nowhere, and stay so.
+ *
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
+ * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
+ * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
+ * it stops, or announces it in its own draining; in either case x does not end before it is decided
+ * at s, too. By induction over r, what s waits for comes. This fails where t has another model than s and
+ * did not make w wait, and where x has become a member while the servers stood at different rounds: x is
+ * drained then, and s closes the round without it (clock_forced in clock.c). The answer to the end of its
+ * STOP tells x, which tells the others (push.c).
+ *
+ * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
+ * when all is over. It stops first, to know what is decided; what is decided in part stays so
+ * (PARTIAL), since the rest of it would have to go to servers that do not know what came before.
+ *
+ * The worker sends to a server only in RUNS (draining apart), and only where it has told the same
+ * epoch. */
+#include "reshard.h"
+
+#include "../worker/worker.h"
+
+#include <stdio.h>
+
+static void reshard_worker_stop(mlfab__worker *worker, uint32_t server, uint32_t kind) {
+  mlfab__stop stop = {worker->pause.attempt, kind};
+  if (worker->streams[server].up) MLFAB__POST(&worker->port, server, MLFAB__STOP, stop, &stop);
+}
+
+static void reshard_worker_tell_frozen(mlfab__worker *worker) {
+  mlfab__freeze frozen = {worker->pause.attempt};
+  MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, freeze, &frozen);
+}
+
+/* --- stopping --- */
+
+static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int late) {
+  mlfab__pause *pause = &worker->pause;
+  pause->state = MLFAB__PAUSE_STOPPING;
+  pause->attempt = attempt;
+  pause->late = late;
+  pause->last = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].stopped = 0;
+    reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
+  }
+}
+
+/* Is it decided at one of its servers and not at another? */
+static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  int decided = 0, open = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    decided |= state == MLFAB__PART_DECIDED;
+    open |= state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED;
+  }
+  return decided && open;
+}
+
+static int reshard_worker_stopped(const mlfab__worker *worker) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].stopped && !worker->streams[s].dead) return 0;
+  }
+  return 1;
+}
+
+static int reshard_worker_drained(const mlfab__worker *worker) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    if (update->seq > worker->pause.last) break;
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      uint8_t state = update->parts[s].state;
+      if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
+    }
+  }
+  return 1;
+}
+
+static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns);
+
+static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  if (pause->state == MLFAB__PAUSE_STOPPING && reshard_worker_stopped(worker)) {
+    if (pause->late) {
+      reshard_worker_adopt(worker, now_ns);
+      return;
+    }
+    pause->state = MLFAB__PAUSE_DRAINING;
+    for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
+  }
+  if (pause->state != MLFAB__PAUSE_DRAINING || !reshard_worker_drained(worker)) return;
+  pause->state = MLFAB__PAUSE_FROZEN;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
+  reshard_worker_tell_frozen(worker);
+}
+
+static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *frame,
+                                  uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__freeze freeze;
+  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a FREEZE that does not parse");
+    return;
+  }
+  if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
+    if (pause->state == MLFAB__PAUSE_FROZEN) reshard_worker_tell_frozen(worker);
+    return;
+  }
+  reshard_worker_begin(worker, freeze.attempt, 0);
+  reshard_worker_check(worker, now_ns);
+}
+
+/* --- going on --- */
+
+/* Of one that is late, or where a server died: what is decided in part stays so, and what a server has
+ * passed over is lost. */
+static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int passed = update->seq <= worker->pause.last;
+    if (passed || reshard_worker_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+  }
+}
+
+/* The servers hear that it goes on, and answer with their epoch, credit and progress. */
+static void reshard_worker_run(mlfab__worker *worker) {
+  worker->pause.state = MLFAB__PAUSE_RUNS;
+  worker->pause.late = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].epoch = 0;
+    reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
+  }
+}
+
+/* The layout that THAW told counts from now on. */
+static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  reshard_worker_lose(worker, now_ns);
+  worker->epoch = pause->epoch;
+  if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
+    mlfab__layout_assign(&worker->layout, pause->owners);
+    mlfab__push_recut(worker, now_ns);
+    mlfab__pull_recut(worker, now_ns);
+    mlfab__worker_change_again(worker);
+  }
+  /* What goes to a server that died meanwhile ends now. */
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].dead) continue;
+    mlfab__push_dead(worker, s, now_ns);
+    mlfab__pull_dead(worker, s, now_ns);
+  }
+  reshard_worker_run(worker);
+}
+
+/* Remembers who owns what, for a model that is still to be made, too. */
+static int reshard_worker_keep(mlfab__worker *worker, const mlfab__thaw *thaw,
+                               const uint32_t *owners) {
+  mlfab__pause *pause = &worker->pause;
+  if (thaw->slices != pause->nowners) {
+    mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
+    pause->owners = mlfab__alloc_array(worker->env, thaw->slices, sizeof *owners);
+    pause->nowners = pause->owners ? thaw->slices : 0;
+    if (!pause->owners) return MLFAB_ERR_MEMORY;
+  }
+  memcpy(pause->owners, owners, thaw->slices * sizeof *owners);
+  pause->epoch = thaw->epoch;
+  return 0;
+}
+
+static void reshard_worker_thaw(mlfab__worker *worker, uint32_t server,
+                                const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__thaw thaw;
+  uint32_t owners[MLFAB__SLICES_MAX];
+  int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
+  for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
+  if (bad || (worker->stands && thaw.slices != worker->layout.nslices)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME,
+                      "a THAW that does not parse, or is of another model");
+    return;
+  }
+  if (thaw.attempt < pause->attempt) return;
+  if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
+  if (reshard_worker_keep(worker, &thaw, owners)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
+    return;
+  }
+  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == thaw.attempt;
+  if (frozen || worker->layout.nslices == 0) {
+    pause->attempt = thaw.attempt;
+    reshard_worker_adopt(worker, now_ns);
+  } else if (thaw.epoch != worker->epoch) {
+    if (pause->late && pause->attempt == thaw.attempt) return; /* it stops for it already */
+    reshard_worker_begin(worker, thaw.attempt, 1);
+    reshard_worker_check(worker, now_ns);
+  } else {
+    /* Nothing has moved. Servers may have, and may not, told that something would. */
+    int greets = pause->state != MLFAB__PAUSE_RUNS;
+    pause->attempt = thaw.attempt;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
+    if (greets) reshard_worker_run(worker);
+  }
+}
+
+/* --- links --- */
+
+/* Asks server 0, if a call of set_servers is under way. */
+static void reshard_worker_ask(mlfab__worker *worker) {
+  const mlfab__resize *resize = &worker->resize;
+  mlfab__reshard_ask ask = {resize->ask, resize->timeout_ns, resize->n};
+  if (resize->request == 0) return;
+  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &worker->port, 0, MLFAB__RESHARD, reshard_ask, &ask,
+                   resize->servers);
+}
+
+static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
+                                 const mlfab__hello_ack *ack, uint64_t now_ns) {
+  mlfab__pause *pause = &worker->pause;
+  int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
+  if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
+  if (pause->state == MLFAB__PAUSE_RUNS) return;
+  if (!knows) {
+    reshard_worker_stop(
+        worker, server,
+        pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
+  } else if (pause->state == MLFAB__PAUSE_STOPPING) {
+    worker->streams[server].stopped = 1;
+    if (!MLFAB__PLANTED(57)) pause->last = mlfab__max(pause->last, ack->top);
+  }
+  reshard_worker_check(worker, now_ns);
+}
+
+static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
+  if (server != 0) {
+    reshard_worker_check(worker, now_ns);
+    return;
+  }
+  /* Nobody leads any more: what can still be done with the layout that is known. */
+  if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
+  worker->resize.request = 0;
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
+                          "set_servers: server 0 is dead");
+}
+
+/* --- asking for it --- */
+
+static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *servers, uint32_t n,
+                                 mlfab_error *error) {
+  if (!servers || n == 0) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_servers: no servers");
+  for (uint32_t i = 0; i < n; i++) {
+    if (servers[i] >= worker->servers)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                         "set_servers: there is no server %u, there are %u", servers[i],
+                         worker->servers);
+    for (uint32_t k = 0; k < i; k++) {
+      if (servers[i] == servers[k])
+        return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                           "set_servers: server %u stands twice in the list", servers[i]);
+    }
+  }
+  if (!worker->stands)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_servers: before the model exists");
+  if (worker->resize.request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "set_servers: another call of this worker is under way");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead)
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "set_servers: server %u is dead", s);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
+                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
+                                              mlfab_request *request_p, mlfab_error *error) {
+  mlfab__resize *resize = &worker->resize;
+  int code = reshard_worker_refuse(worker, servers, n, error);
+  if (code) return code;
+  if (!resize->servers)
+    resize->servers = mlfab__alloc_array(worker->env, worker->servers, sizeof *servers);
+  if (!resize->servers) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_servers: out of memory");
+  if (timeout_ns == 0) timeout_ns = worker->config->timeout_ns;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
+  if (!request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_servers: too many requests are open");
+  memcpy(resize->servers, servers, n * sizeof *servers);
+  resize->n = n;
+  resize->ask++;
+  resize->request = request->id;
+  /* Server 0 gives up a little earlier, and says whom it waited for. */
+  resize->timeout_ns = timeout_ns - timeout_ns / 8;
+  reshard_worker_ask(worker);
+  *request_p = request->id;
+  return 0;
+}
+
+static void reshard_worker_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                    uint64_t now_ns) {
+  char waited[24];
+  if (worker->resize.request == request->id) worker->resize.request = 0;
+  mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
+                        "set_servers: %s after %s awaiting server 0; slices may still move",
+                        code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
+                        mlfab__duration(waited, now_ns - request->started_ns));
+}
+
+static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *frame,
+                                uint64_t now_ns) {
+  mlfab__resize *resize = &worker->resize;
+  mlfab__reshard_done done;
+  if (mlfab__decode_reshard_done(frame->meta, frame->meta_bytes, &done)) {
+    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a RESHARD_DONE that does not parse");
+    return;
+  }
+  mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
+  if (resize->request == 0 || done.ask != resize->ask) return;
+  resize->request = 0;
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
+                          now_ns, "set_servers: %s",
+                          done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
+}
+
+static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
+                                const mlfab__frame_in *frame, uint64_t now_ns) {
+  /* Without server 0 the others tell what counts. */
+  if (server != 0 && frame->type != MLFAB__THAW) return 0;
+  if (server != 0 && !worker->streams[0].dead) return 1;
+  switch (frame->type) {
+    case MLFAB__FREEZE:
+      reshard_worker_freeze(worker, frame, now_ns);
+      return 1;
+    case MLFAB__THAW:
+      reshard_worker_thaw(worker, server, frame, now_ns);
+      return 1;
+    case MLFAB__RESHARD_DONE:
+      reshard_worker_done(worker, frame, now_ns);
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+static void reshard_worker_free(mlfab__worker *worker) {
+  mlfab__pause *pause = &worker->pause;
+  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
+  mlfab__free(worker->env, worker->resize.servers,
+              worker->resize.servers ? worker->servers * sizeof *worker->resize.servers : 0);
+  pause->owners = worker->resize.servers = NULL;
+  pause->nowners = 0;
+}
+
+MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
+  static const mlfab__worker_mover mover = {reshard_worker_hello,    reshard_worker_dead,
+                                            reshard_worker_frame,    reshard_worker_check,
+                                            reshard_worker_withdraw, reshard_worker_free};
+  worker->mover = &mover;
+}

@@ -1,0 +1,119 @@
+/* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
+ * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
+ *
+ * The scheduler is peer number `workers` of the server's port. While its link stands (`up`) large
+ * updates and pulls wait for a plan; when it is lost, or dead, they go first come, first served.
+ *
+ * Files, lowest first: report.c (what the scheduler is told), route.c (updates: places and groups), spread.c
+ * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
+#ifndef MLFAB__CLIENT_H
+#define MLFAB__CLIENT_H
+
+#include "../server/server.h"
+
+/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
+ * one, counts as lost: its link is given up, and the server grants first come, first served. */
+enum { MLFAB__SERVER_PLAN_BEATS = 8 };
+
+struct mlfab__server_sched {
+  int up; /* the link to the scheduler stands */
+  /* How long something announced has waited since the last plan, and the last look. What passes while
+   * this server itself stands still does not count. */
+  uint64_t unplanned_ns, looked_ns;
+  uint64_t place_walk;    /* numbers the looks at the unplaced */
+  uint64_t groups;        /* the last number of a group */
+  uint64_t places;        /* the last place of a pull */
+  uint64_t spreads;       /* the last number of a spread, or of a way of a pull */
+  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  mlfab__capacity own;    /* of this node's host */
+  /* Scratch. */
+  mlfab__plan_entry *entries;
+  mlfab__group_member *members;
+  uint8_t *meta; /* MLFAB_META_MAX */
+};
+
+/* From now on the server has this policy. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server);
+
+/* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+/* What this node's host carries, for the scheduler. */
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns);
+
+/* --- report.c --- */
+
+/* Is this large enough to be planned, and is there a scheduler? */
+MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
+/* A hash of segments: transfers of one shape can be grouped. */
+MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
+/* A control frame for the scheduler. */
+MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
+                                        uint32_t bytes);
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
+ * stand). */
+MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                        uint64_t id, int code);
+/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
+/* Bytes that were placed and are still to come; to go out; of one pull. */
+MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
+
+/* --- route.c --- */
+
+/* Updates of a plan get their places, in order. */
+MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                       uint32_t n);
+/* Announces all that wait for a plan; gives all of them places, first come first served. */
+MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
+/* Is something announced that no plan has placed? */
+MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
+/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when it was one. */
+MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+/* As in mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__incoming *head);
+MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *leader,
+                                        uint64_t upto);
+MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
+                                        mlfab__incoming *culprit, int direct);
+MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
+                                      int applied);
+MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
+
+/* --- spread.c --- */
+
+/* The same for pulls. Entries in a row with one group number are one spread. */
+MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
+MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
+MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
+/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when it was one. */
+MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+/* As in mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
+                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
+                                        uint64_t taken);
+MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
+                                        const mlfab__server_pull *was, int code);
+MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
+
+#endif

@@ -1,0 +1,154 @@
+/* monitor.c - what a host's network links carry, told from what passed through them. See
+ * monitor.h. */
+#include "monitor.h"
+
+enum {
+  MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
+  MONITOR_PATIENCE_BEATS =
+      3,                    /* that something as large has not come, before less is believed ... */
+  MONITOR_LOWER_SAMPLES = 2 /* ... and as many say so */
+};
+
+#define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
+#define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
+#define MONITOR_PROBE 1.25
+
+MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
+  memset(monitor, 0, sizeof *monitor);
+  monitor->heartbeat_ns = heartbeat_ns;
+  monitor->in.rate = monitor->in.held = monitor->in.set = monitor->in.told = -1.0;
+  monitor->out = monitor->in;
+}
+
+/* Finite and positive, or 0. */
+static double monitor_clean(double rate) { return rate > 0.0 && mlfab__finite(rate) ? rate : 0.0; }
+
+/* The link carries what it is said to. */
+static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
+  side->confirmed_ns = now_ns;
+  side->lower = 0.0;
+  side->lower_samples = 0;
+}
+
+/* A probe ends when more came than stood before it, which then is what is learned from, or after a
+ * heartbeat. */
+static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t heartbeat_ns,
+                               uint64_t now_ns) {
+  if (side->held < 0.0) return;
+  int found = rate > side->held * (1.0 + MONITOR_CLOSE);
+  if (!found && now_ns - side->since_ns < heartbeat_ns) return;
+  side->rate = side->held;
+  side->held = -1.0;
+}
+
+/* A rate below the estimate, and no lower bound. */
+static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  double half = (double)heartbeat_ns / 2.0;
+  if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + half);
+    monitor_confirm(side, now_ns);
+    return;
+  }
+  if (rate > side->lower) side->lower = rate;
+  side->lower_samples++;
+  if (side->lower_samples < MONITOR_LOWER_SAMPLES ||
+      now_ns - side->confirmed_ns < MONITOR_PATIENCE_BEATS * heartbeat_ns)
+    return;
+  side->rate = side->lower;
+  side->since_ns = now_ns;
+  monitor_confirm(side, now_ns);
+}
+
+/* Takes a rate in; `bound`: it is a lower bound only. */
+static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, double elapsed_ns,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  if (!side->sampled) {
+    if (bound) return;
+    side->rate = rate;
+    side->sampled = 1;
+    side->since_ns = now_ns;
+    monitor_confirm(side, now_ns);
+    return;
+  }
+  monitor_probe_over(side, rate, heartbeat_ns, now_ns);
+  if (side->held >= 0.0) return;
+  if (rate > side->rate) {
+    if (rate > side->rate * (1.0 + MONITOR_CLOSE)) side->since_ns = now_ns;
+    side->rate += (rate - side->rate) * elapsed_ns / (elapsed_ns + (double)heartbeat_ns / 8.0);
+    monitor_confirm(side, now_ns);
+  } else if (!bound) {
+    monitor_below(side, rate, elapsed_ns, heartbeat_ns, now_ns);
+  } else if (rate >= side->rate * (1.0 - MONITOR_CLOSE)) {
+    monitor_confirm(side, now_ns);
+  }
+}
+
+/* The link was full for the whole window, at the rate that it is known for: does it carry more? */
+static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal,
+                          uint64_t heartbeat_ns, uint64_t now_ns) {
+  if (side->held >= 0.0 || rate < side->rate * (1.0 - MONITOR_CLOSE)) return;
+  if (now_ns - side->since_ns < MONITOR_PROBE_BEATS * heartbeat_ns) return;
+  double more = side->rate * MONITOR_PROBE;
+  side->since_ns = now_ns;
+  if (nominal > 0.0 && more > nominal) return;
+  side->held = side->rate;
+  side->rate = more;
+}
+
+static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, double delivery,
+                                int limited, const mlfab_measure *measure, uint64_t heartbeat_ns,
+                                uint64_t now_ns) {
+  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
+  double rate = (double)bytes * 1e9 / elapsed_ns, stretches = monitor_clean(delivery);
+  int bound = limited && stretches <= 0.0;
+  if (rate < stretches) rate = stretches;
+  if (nominal > 0.0 && rate > nominal) rate = nominal;
+  if (nominal > 0.0 && (side->rate > nominal || !side->sampled)) side->rate = nominal;
+  if (nominal > 0.0 && side->held > nominal) side->held = nominal;
+  monitor_learn(side, rate, bound, elapsed_ns, heartbeat_ns, now_ns);
+  if (!limited) monitor_probe(side, rate, nominal, heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
+                                           uint64_t now_ns) {
+  if (!measure->elapsed_ns) return;
+  monitor_side_sample(&monitor->in, measure->bytes_in, measure->delivery_in,
+                      measure->limited_in != 0, measure, monitor->heartbeat_ns, now_ns);
+  monitor_side_sample(&monitor->out, measure->bytes_out, measure->delivery_out,
+                      measure->limited_out != 0, measure, monitor->heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out) {
+  monitor->in.set = in;
+  monitor->out.set = out;
+}
+
+static double monitor_now(const mlfab__monitor_side *side) {
+  return side->set >= 0.0 ? side->set : side->rate;
+}
+
+static int monitor_is_news(const mlfab__monitor_side *side, double now) {
+  double change = now > side->told ? now - side->told : side->told - now;
+  if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
+  return change > MONITOR_NEWS * side->told;
+}
+
+MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
+                                        double *out_p) {
+  *in_p = monitor_now(&monitor->in);
+  *out_p = monitor_now(&monitor->out);
+  /* The interface's nominal speed was not sent by anybody. */
+  int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
+  if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
+  if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
+  if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
+  monitor->told_ns = mlfab__max(now_ns, 1);
+  monitor->in.told = *in_p;
+  monitor->out.told = *out_p;
+  return 1;
+}
+
+#undef MONITOR_NEWS
+#undef MONITOR_CLOSE
+#undef MONITOR_PROBE

@@ -1,0 +1,617 @@
+/* order.c - Alg. 1 and Alg. 2: see order.h.
+ *
+ * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
+ * 2's look-ahead compares with the pick of p, so each is found once.
+ *
+ * With one server the pick is found without looking at everybody. Reserving takes bandwidth away,
+ * so a transfer's end as it was once computed is a lower bound for ever (its key), until a
+ * discarded update gives bandwidth back: then the keys written since it was accepted are restored
+ * from a trail. And no transfer ends before the server's ingress alone could have carried it, a
+ * bound that depends on the size only. So there are two walks, in the order of (key, position) and
+ * of (size, position), one step each in turn, and when either has nothing left that can win, nobody
+ * can. What was not looked at is later than the pick by more than rounding, or equal to it and
+ * behind it in the list.
+ *
+ * With several servers taking bandwidth away can let a later component pass, so that keys do not
+ * hold: everybody is looked at whose size bounds, one a component, leave room to win, and not
+ * further than the best so far.
+ *
+ * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its
+ * rank is set; candidates are those without a fate whose dl is at least the position. */
+#include "order.h"
+
+/* What Alg. 2 needs to take an acceptance back. */
+struct mlfab__accepted {
+  double end;
+  uint64_t before; /* the network it was accepted in */
+  uint32_t update, mark, trail;
+  uint8_t reason;
+};
+
+/* The size bound that was computed last for a server, and for what. */
+struct mlfab__bound_known {
+  double bound, bytes;
+  uint64_t network;
+};
+
+struct mlfab__key_before {
+  double key;
+  uint64_t seen;
+  uint32_t update;
+};
+
+/* The loop's state, beside the scratch memory. */
+typedef struct order_run {
+  mlfab__orderer *o;
+  mlfab__network *net;
+  const mlfab__order_input *in;
+  uint32_t n, leaves;         /* leaves: a power of two, n at least */
+  uint32_t accepted, trail;   /* lengths */
+  uint32_t position;          /* accepted + 1 */
+  uint64_t network, networks; /* this one's number; how many there have been */
+  double earliest;            /* nobody is available before */
+} order_run;
+
+/* A pick as far as it is known: the least end, and the first in the list among its equals. */
+typedef struct order_best {
+  double end;
+  uint32_t update;
+  int some;
+} order_best;
+
+/* ---- memory ---- */
+
+static uint32_t order_leaves(uint32_t n) {
+  uint32_t leaves = 1;
+  while (leaves < n) leaves *= 2;
+  return leaves;
+}
+
+static uint32_t order_words(uint32_t n) { return n / 64 + 1; }
+
+/* Cuts `count` things of a size off the block at *at_p; 0: only counts. */
+static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t size) {
+  size_t at = *at_p;
+  *at_p += (count * size + 15) / 16 * 16;
+  return block ? block + at : NULL;
+}
+
+/* Lays the arrays for n updates out; returns how many bytes they take. */
+static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uint32_t servers) {
+  size_t at = 0, words = order_words(n);
+  o->key = order_cut(block, &at, n, sizeof *o->key);
+  o->seen = order_cut(block, &at, n, sizeof *o->seen);
+  o->due = order_cut(block, &at, n, sizeof *o->due);
+  o->fate = order_cut(block, &at, n, sizeof *o->fate);
+  o->free = order_cut(block, &at, n, sizeof *o->free);
+  o->tree = order_cut(block, &at, 2 * (size_t)order_leaves(n), sizeof *o->tree);
+  o->by_size = order_cut(block, &at, n, sizeof *o->by_size);
+  o->rank = order_cut(block, &at, n, sizeof *o->rank);
+  o->run = order_cut(block, &at, n, sizeof *o->run);
+  o->buckets = order_cut(block, &at, n, sizeof *o->buckets);
+  o->bucket = order_cut(block, &at, (size_t)n + 3, sizeof *o->bucket);
+  o->bits[0] = order_cut(block, &at, words, sizeof *o->bits[0]);
+  o->bits[1] = order_cut(block, &at, words / 64 + 1, sizeof *o->bits[1]);
+  o->bits[2] = order_cut(block, &at, words / 4096 + 1, sizeof *o->bits[2]);
+  o->bounds = order_cut(block, &at, servers, sizeof *o->bounds);
+  o->stack = order_cut(block, &at, n, sizeof *o->stack);
+  return at;
+}
+
+static int order_reserve(mlfab__orderer *o, mlfab__env *env, uint32_t n, uint32_t servers) {
+  size_t need = order_lay(o, NULL, n, servers);
+  if (need > o->bytes) {
+    if (o->memory) mlfab__free(env, o->memory, o->bytes);
+    o->bytes = 0;
+    need = need / 2 * 3;
+    o->memory = mlfab__alloc(env, need);
+    if (o->memory == NULL) return MLFAB_ERR_MEMORY;
+    o->bytes = need;
+  }
+  order_lay(o, o->memory, n, servers);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
+  if (o->memory) mlfab__free(env, o->memory, o->bytes);
+  if (o->trail) mlfab__free(env, o->trail, o->trail_room * sizeof *o->trail);
+  memset(o, 0, sizeof *o);
+}
+
+/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero
+ * ---- */
+
+static void order_bit_set(mlfab__orderer *o, uint32_t at) {
+  for (int level = 0; level < 3; level++, at /= 64) {
+    o->bits[level][at / 64] |= (uint64_t)1 << at % 64;
+  }
+}
+
+static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
+  for (int level = 0; level < 3; level++, at /= 64) {
+    o->bits[level][at / 64] &= ~((uint64_t)1 << at % 64);
+    if (o->bits[level][at / 64]) return;
+  }
+}
+
+static uint32_t order_lowest(uint64_t word) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(word);
+#else
+  uint32_t at = 0;
+  while (!(word >> at & 1)) at++;
+  return at;
+#endif
+}
+
+/* The first member at `at` or behind it; n: none. */
+static uint32_t order_bit_next(const order_run *r, uint32_t at) {
+  const mlfab__orderer *o = r->o;
+  uint32_t words = order_words(r->n), level = 0;
+  uint32_t counts[3] = {words, words / 64 + 1, words / 4096 + 1};
+  if (at >= r->n) return r->n;
+  for (;;) {
+    uint32_t word = at / 64;
+    uint64_t rest = word < counts[level] ? o->bits[level][word] & (UINT64_MAX << at % 64) : 0;
+    if (rest) {
+      at = word * 64 + order_lowest(rest);
+      if (level == 0) return at;
+      level--;
+      at *= 64;
+      continue;
+    }
+    at = word + 1; /* in the level above, a bit is a word */
+    if (level == 2) {
+      while (at < counts[2] && o->bits[2][at] == 0) at++;
+      if (at >= counts[2]) return r->n;
+      at *= 64;
+      continue;
+    }
+    if (at >= counts[level]) return r->n;
+    level++;
+  }
+}
+
+/* ---- the tree of keys ---- */
+
+static void order_tree_set(order_run *r, uint32_t update, double key) {
+  double *tree = r->o->tree;
+  uint32_t at = r->leaves + update;
+  tree[at] = key;
+  while (at > 1) {
+    at /= 2;
+    double least = tree[2 * at] < tree[2 * at + 1] ? tree[2 * at] : tree[2 * at + 1];
+    if (tree[at] == least) return;
+    tree[at] = least;
+  }
+}
+
+/* The first in the list whose key is not later than `time`; there is one. */
+static uint32_t order_tree_first(const order_run *r, double time) {
+  const double *tree = r->o->tree;
+  uint32_t at = 1;
+  while (at < r->leaves) at = 2 * at + (mlfab__network_less(time, tree[2 * at]) ? 1 : 0);
+  return at - r->leaves;
+}
+
+/* The first with the least key. */
+static uint32_t order_tree_least(const order_run *r) {
+  const double *tree = r->o->tree;
+  uint32_t at = 1;
+  while (at < r->leaves) at = 2 * at + (tree[2 * at + 1] < tree[2 * at] ? 1 : 0);
+  return at - r->leaves;
+}
+
+/* ---- candidates ---- */
+
+static int order_is_candidate(const order_run *r, uint32_t update) {
+  return !r->o->fate[update] && r->o->due[update] >= r->position;
+}
+
+static void order_enable(order_run *r, uint32_t update) {
+  order_bit_set(r->o, r->o->rank[update]);
+  order_tree_set(r, update, r->o->key[update]);
+}
+
+static void order_disable(order_run *r, uint32_t update) {
+  order_bit_clear(r->o, r->o->rank[update]);
+  order_tree_set(r, update, mlfab__network_never());
+}
+
+static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  return (mlfab__bundle){.from = &c->node,
+                         .to = r->in->server,
+                         .to_step = 1,
+                         .bytes = c->bytes,
+                         .n = r->in->servers,
+                         .available = c->available};
+}
+
+/* Remembers a key, to be able to go back to the network before the last acceptance. */
+static int order_trail_push(order_run *r, uint32_t update) {
+  mlfab__orderer *o = r->o;
+  if (r->trail >= o->trail_room) {
+    void *trail = mlfab__grow(r->net->env, o->trail, &o->trail_room, (uint64_t)r->trail + 1,
+                              sizeof *o->trail);
+    if (trail == NULL) return MLFAB_ERR_MEMORY;
+    o->trail = trail;
+  }
+  o->trail[r->trail++] = (struct mlfab__key_before){o->key[update], o->seen[update], update};
+  return 0;
+}
+
+/* Finds out when a candidate ends, if that can be by `limit`, and offers it. */
+static int order_look(order_run *r, uint32_t update, order_best *best) {
+  mlfab__orderer *o = r->o;
+  if (o->seen[update] != r->network && !o->free[update]) {
+    mlfab__bundle bundle = order_bundle(r, update);
+    double end;
+    o->evaluations++;
+    int walked =
+        mlfab__bundle_end(r->net, &bundle, best->some ? best->end : mlfab__network_never(), &end);
+    if (walked < 0 || order_trail_push(r, update)) return MLFAB_ERR_MEMORY;
+    if (walked == MLFAB__ENDS || !mlfab__finite(end)) {
+      o->key[update] = end;
+      o->seen[update] = r->network;
+    } else if (r->in->servers > 1 || end > o->key[update]) {
+      o->key[update] = end;
+    }
+    order_tree_set(r, update, o->key[update]);
+    if (o->seen[update] != r->network) return 0;
+  }
+  double end = o->key[update];
+  if (!mlfab__finite(end)) return 0;
+  if (!best->some || mlfab__network_less(end, best->end)) {
+    *best = (order_best){end, update, 1};
+  } else if (!mlfab__network_less(best->end, end)) {
+    if (end < best->end) best->end = end;
+    if (update < best->update) best->update = update;
+  }
+  return 0;
+}
+
+/* The pick among a dl's candidates. */
+static int order_pick_due(order_run *r, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  if (r->position > r->n) return 0;
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    uint32_t update = o->buckets[at];
+    if (o->fate[update]) continue;
+    if (best->some && r->in->servers == 1 && mlfab__network_less(best->end, o->key[update]))
+      continue;
+    int code = order_look(r, update, best);
+    if (code) return code;
+  }
+  return 0;
+}
+
+/* ---- the two walks ---- */
+
+/* A step in the order of keys: 1 when nobody else can win. */
+static int order_step_key(order_run *r, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  uint32_t least = order_tree_least(r);
+  double key = o->tree[1];
+  if (!mlfab__finite(key) || (best->some && mlfab__network_less(best->end, key))) return 1;
+  if (o->seen[least] == r->network || o->free[least]) {
+    /* It is the least of all; its equals in front of it go first. */
+    uint32_t first = order_tree_first(r, key);
+    if (o->seen[first] == r->network || o->free[first]) {
+      *best = (order_best){o->key[first], first, 1};
+      return 1;
+    }
+    least = first;
+  }
+  return order_look(r, least, best);
+}
+
+/* The size bound of so many bytes for a server in the present network. */
+static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
+  struct mlfab__bound_known *known = &r->o->bounds[server];
+  if (known->network != r->network || known->bytes != bytes) {
+    mlfab__network_carries(r->net, r->in->server[server], bytes, r->earliest,
+                           best->some ? best->end : mlfab__network_never(), &known->bound);
+    known->network = r->network;
+    known->bytes = bytes;
+  }
+  return known->bound;
+}
+
+/* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
+static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
+  const mlfab__orderer *o = r->o;
+  uint32_t rank = *rank_p;
+  if (rank >= r->n) return 1;
+  uint32_t update = o->by_size[rank];
+  *rank_p = order_bit_next(r, rank + 1);
+  if (!o->free[update] || MLFAB__PLANTED(11)) {
+    double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
+    if (best->some && mlfab__network_less(best->end, bound)) return 1;
+    if (best->some && !mlfab__network_less(bound, best->end) && update > best->update) {
+      /* Neither can those of the same size, which stand behind it in the list. */
+      *rank_p = order_bit_next(r, o->run[rank]);
+      return 0;
+    }
+  }
+  if (best->some && mlfab__network_less(best->end, o->key[update])) return 0;
+  return order_look(r, update, best);
+}
+
+/* 1 when a bundle cannot win: the size bound holds for each of its components by itself. */
+static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
+    if (c->node == r->in->server[j] || !(c->bytes[j] > 0)) continue;
+    double bound = order_bound(r, j, c->bytes[j], best);
+    if (mlfab__network_less(best->end, bound)) return 1;
+    if (update > best->update && !mlfab__network_less(bound, best->end)) return 1;
+  }
+  return 0;
+}
+
+/* The pick among all candidates. */
+static int order_pick_shortest(order_run *r, order_best *best) {
+  uint32_t rank = order_bit_next(r, 0);
+  int done = 0;
+  if (r->in->servers > 1) {
+    for (; rank < r->n && done >= 0; rank = order_bit_next(r, rank + 1)) {
+      if (order_bundle_loses(r, r->o->by_size[rank], best)) continue;
+      done = order_look(r, r->o->by_size[rank], best);
+    }
+    return done;
+  }
+  while (done == 0) {
+    done = order_step_key(r, best);
+    if (done == 0) done = order_step_size(r, &rank, best);
+  }
+  return done < 0 ? done : 0;
+}
+
+/* ---- accepting and taking back ---- */
+
+static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
+  mlfab__orderer *o = r->o;
+  struct mlfab__accepted *a = &o->stack[r->accepted];
+  mlfab__bundle bundle = order_bundle(r, update);
+  *a = (struct mlfab__accepted){.before = r->network,
+                                .update = update,
+                                .mark = mlfab__network_mark(r->net),
+                                .trail = r->trail,
+                                .reason = reason};
+  int walked = mlfab__bundle_reserve(r->net, &bundle, mlfab__network_never(), &a->end);
+  if (walked < 0) return walked;
+  order_disable(r, update);
+  o->fate[update] = reason;
+  r->accepted++;
+  r->network = ++r->networks;
+  /* Nothing below a shortest pick is ever taken back. */
+  if (reason == MLFAB__SHORTEST) r->trail = 0;
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    if (!o->fate[o->buckets[at]]) order_disable(r, o->buckets[at]);
+  }
+  r->position++;
+  return 0;
+}
+
+/* Takes the last acceptance back, and drops what was accepted. */
+static void order_discard(order_run *r) {
+  mlfab__orderer *o = r->o;
+  const struct mlfab__accepted *a = &o->stack[--r->accepted];
+  mlfab__network_undo(r->net, a->mark);
+  o->fate[a->update] = MLFAB__LOOKAHEAD;
+  r->network = a->before;
+  r->position--;
+  if (MLFAB__PLANTED(10)) r->trail = a->trail;
+  while (r->trail > a->trail) {
+    const struct mlfab__key_before *k = &o->trail[--r->trail];
+    o->key[k->update] = k->key;
+    o->seen[k->update] = k->seen;
+    if (order_is_candidate(r, k->update)) order_tree_set(r, k->update, k->key);
+  }
+  for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
+    if (!o->fate[o->buckets[at]]) order_enable(r, o->buckets[at]);
+  }
+}
+
+/* 1 when the last one accepted would make `end` wait for it. */
+static int order_looks_ahead(const order_run *r, double end) {
+  if (r->accepted == 0) return 0;
+  const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
+  if (last->reason != MLFAB__DEADLINE) return 0;
+  if (MLFAB__PLANTED(13)) return !mlfab__network_less(last->end, end);
+  return mlfab__network_less(end, last->end);
+}
+
+static int order_loop(order_run *r) {
+  for (;;) {
+    order_best best = {0};
+    uint8_t reason = MLFAB__DEADLINE;
+    int code = order_pick_due(r, &best);
+    if (!code && !best.some) {
+      reason = MLFAB__SHORTEST;
+      code = order_pick_shortest(r, &best);
+    }
+    if (code || !best.some) return code;
+    if (order_looks_ahead(r, r->o->key[best.update])) {
+      order_discard(r);
+      continue;
+    }
+    code = order_accept(r, best.update, reason);
+    if (code) return code;
+  }
+}
+
+/* ---- before and after ---- */
+
+MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
+                                              int64_t model_version) {
+  if (delay_bound == INT64_MAX) return INT64_MAX;
+  /* version - model_version first: each step saturates. */
+  int64_t lead = version;
+  if (model_version < 0 && version > INT64_MAX + model_version) {
+    lead = INT64_MAX;
+  } else if (model_version > 0 && version < INT64_MIN + model_version) {
+    lead = INT64_MIN;
+  } else {
+    lead = version - model_version;
+  }
+  if (delay_bound > 0 && lead > INT64_MAX - delay_bound) return INT64_MAX;
+  if (delay_bound < 0 && lead < INT64_MIN - delay_bound) return INT64_MIN;
+  return lead + delay_bound;
+}
+
+static int order_is_amount(double x) { return mlfab__finite(x) && x >= 0; }
+
+static int order_check(const mlfab__network *net, const mlfab__order_input *in) {
+  if (in->servers == 0) return MLFAB_ERR_ARGUMENT;
+  for (uint32_t j = 0; j < in->servers; j++) {
+    if (in->server[j] >= net->nodes) return MLFAB_ERR_ARGUMENT;
+  }
+  for (uint32_t i = 0; i < in->n; i++) {
+    const mlfab__candidate *c = &in->updates[i];
+    /* An infinite time is a time: it is never available. */
+    if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
+    for (uint32_t j = 0; j < in->servers; j++) {
+      if (!order_is_amount(c->bytes[j])) return MLFAB_ERR_ARGUMENT;
+    }
+  }
+  return 0;
+}
+
+/* dl cut to 0..n+1, and the updates of each dl. */
+static void order_fill_buckets(order_run *r, int deadlines) {
+  mlfab__orderer *o = r->o;
+  const mlfab__order_input *in = r->in;
+  memset(o->bucket, 0, ((size_t)r->n + 3) * sizeof *o->bucket);
+  for (uint32_t i = 0; i < r->n; i++) {
+    int64_t dl = mlfab__order_deadline(in->updates[i].version,
+                                       deadlines ? in->delay_bound : INT64_MAX, in->version);
+    o->due[i] = dl <= 0 ? 0 : dl > (int64_t)r->n ? r->n + 1 : (uint32_t)dl;
+    o->bucket[o->due[i] + 1]++;
+  }
+  for (uint32_t d = 1; d <= r->n + 2; d++) o->bucket[d] += o->bucket[d - 1];
+  for (uint32_t i = 0; i < r->n; i++) o->buckets[o->bucket[o->due[i]]++] = i;
+  for (uint32_t d = r->n + 2; d > 0; d--) o->bucket[d] = o->bucket[d - 1];
+  o->bucket[0] = 0;
+}
+
+/* Free ones are the smallest of all, then by bytes, then by position. */
+static int order_before(const order_run *r, uint32_t a, uint32_t b) {
+  const mlfab__candidate *u = r->in->updates;
+  if (r->o->free[a] != r->o->free[b]) return r->o->free[a];
+  if (!r->o->free[a] && u[a].bytes[0] != u[b].bytes[0]) return u[a].bytes[0] < u[b].bytes[0];
+  return a < b;
+}
+
+/* Sorts by_size: runs of doubling length are merged between it and `run`, which is free as yet. */
+static void order_sort(order_run *r) {
+  uint32_t *from = r->o->by_size, *to = r->o->run, n = r->n;
+  for (uint32_t width = 1; width < n; width *= 2) {
+    for (uint32_t start = 0; start < n; start += 2 * width) {
+      uint32_t middle = n - start > width ? start + width : n;
+      uint32_t end = n - middle > width ? middle + width : n;
+      uint32_t a = start, b = middle;
+      for (uint32_t at = start; at < end; at++) {
+        int second = a == middle || (b < end && order_before(r, from[b], from[a]));
+        to[at] = second ? from[b++] : from[a++];
+      }
+    }
+    uint32_t *swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != r->o->by_size) memcpy(r->o->by_size, from, n * sizeof *from);
+}
+
+static void order_rank(order_run *r) {
+  mlfab__orderer *o = r->o;
+  const mlfab__candidate *u = r->in->updates;
+  for (uint32_t i = 0; i < r->n; i++) o->by_size[i] = i;
+  order_sort(r);
+  for (uint32_t rank = r->n; rank > 0; rank--) {
+    uint32_t at = rank - 1, update = o->by_size[at];
+    int last =
+        rank == r->n || o->free[update] || u[update].bytes[0] != u[o->by_size[rank]].bytes[0];
+    o->run[at] = last ? rank : o->run[rank];
+    o->rank[update] = at;
+  }
+}
+
+static void order_begin(order_run *r, int deadlines) {
+  mlfab__orderer *o = r->o;
+  uint32_t words = order_words(r->n);
+  memset(o->bits[0], 0, words * sizeof *o->bits[0]);
+  memset(o->bits[1], 0, (words / 64 + 1) * sizeof *o->bits[1]);
+  memset(o->bits[2], 0, (words / 4096 + 1) * sizeof *o->bits[2]);
+  for (uint32_t i = 0; i < 2 * r->leaves; i++) o->tree[i] = mlfab__network_never();
+  memset(o->bounds, 0, r->in->servers * sizeof *o->bounds);
+  r->earliest = mlfab__network_never();
+  for (uint32_t i = 0; i < r->n; i++) {
+    const mlfab__candidate *c = &r->in->updates[i];
+    o->key[i] = c->available;
+    o->seen[i] = 0;
+    o->fate[i] = 0;
+    o->free[i] = r->in->servers == 1 && (c->node == r->in->server[0] || !(c->bytes[0] > 0));
+    if (MLFAB__PLANTED(11) && c->bytes[0] > 0) o->free[i] = 0;
+    if (c->available < r->earliest) r->earliest = c->available;
+  }
+  order_fill_buckets(r, deadlines);
+  order_rank(r);
+  for (uint32_t i = 0; i < r->n; i++) {
+    if (o->due[i] > 0) order_enable(r, i);
+  }
+}
+
+/* The accepted in order, then the others in list order. */
+static void order_write(const order_run *r, mlfab__ordered *out) {
+  const mlfab__orderer *o = r->o;
+  uint32_t at = r->accepted;
+  for (uint32_t i = 0; i < r->accepted; i++) {
+    const struct mlfab__accepted *a = &o->stack[i];
+    out[i] = (mlfab__ordered){.update = a->update, .reason = a->reason, .end = a->end};
+  }
+  for (uint32_t i = 0; i < r->n; i++) {
+    uint8_t fate = o->fate[i];
+    if (fate == MLFAB__DEADLINE || fate == MLFAB__SHORTEST) continue;
+    if (!fate) fate = o->due[i] < r->position ? MLFAB__EXPIRED : MLFAB__UNREACHABLE;
+    out[at++] = (mlfab__ordered){.update = i, .reason = fate, .end = mlfab__network_never()};
+  }
+}
+
+static int order_run_all(mlfab__orderer *o, mlfab__network *net, const mlfab__order_input *in,
+                         int deadlines, mlfab__ordered *out, uint32_t *applied_p) {
+  int code = order_check(net, in);
+  if (code) return code;
+  /* Positions and leaves fit in 32 bits. */
+  if (in->n > 1u << 28) return MLFAB_ERR_LIMIT;
+  code = order_reserve(o, net->env, in->n, in->servers);
+  if (code) return code;
+  order_run r = {.o = o, .net = net, .in = in, .n = in->n, .leaves = order_leaves(in->n)};
+  uint32_t mark = mlfab__network_mark(net);
+  r.position = 1;
+  r.network = r.networks = 1;
+  order_begin(&r, deadlines);
+  net->searching++;
+  code = order_loop(&r);
+  net->searching--;
+  if (code) {
+    mlfab__network_undo(net, mark);
+    return code;
+  }
+  order_write(&r, out);
+  *applied_p = r.accepted;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
+                                           const mlfab__order_input *in, mlfab__ordered *out,
+                                           uint32_t *applied_p) {
+  return order_run_all(o, net, in, 1, out, applied_p);
+}
+
+MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
+                                          const mlfab__order_input *in, mlfab__ordered *out,
+                                          uint32_t *applied_p) {
+  return order_run_all(o, net, in, 0, out, applied_p);
+}

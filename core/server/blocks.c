@@ -1,0 +1,62 @@
+/* blocks.c - the server role: blocks that are pinned by pulls, and spare ones. See server.h. */
+#include "server.h"
+
+MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->slice == MLFAB__NO_BLOCK) return;
+  uint32_t n = server->store.slices[pull->slice].count;
+  for (uint32_t i = 0; i < n; i++) mlfab__store_unref(&server->store, pull->pinned[i]);
+  pull->slice = MLFAB__NO_BLOCK;
+}
+
+MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull *pull,
+                                       uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t i = 0; i < s->count; i++) {
+    pull->pinned[i] = server->store.w[s->first + i];
+    mlfab__store_ref(&server->store, pull->pinned[i]);
+  }
+  pull->slice = slice;
+  pull->version = s->version;
+  pull->commit = mlfab__store_label(s);
+  pull->restart_segment = pull->segment;
+  pull->restart_in_segment = pull->in_segment;
+}
+
+/* Gives the slice up in the middle, to begin it again. */
+MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->slice == MLFAB__NO_BLOCK) return;
+  mlfab__blocks_unpin(server, pull);
+  pull->segment = pull->restart_segment;
+  pull->in_segment = pull->restart_in_segment;
+  server->stats->pulls_restarted++;
+}
+
+MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0) mlfab__blocks_restart(server, pull);
+    }
+  }
+}
+
+MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
+  mlfab__store *store = &server->store;
+  if (store->free_count == 0) mlfab__blocks_unpin_all(server);
+  /* What is still held is lent to transports, a bounded number of chunks a worker. */
+  if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB__NO_BLOCK;
+  return mlfab__store_take(store);
+}
+
+MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill) {
+  mlfab__store *store = &server->store;
+  uint32_t block = mlfab__blocks_spare(server);
+  if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
+  uint8_t *data = store->blocks[block].data;
+  if (fill && data && from != MLFAB__NO_BLOCK)
+    memcpy(data, store->blocks[from].data, store->block_bytes);
+  if (fill && data && from == MLFAB__NO_BLOCK) memset(data, 0, store->block_bytes);
+  mlfab__store_put(store, place, block);
+  return 0;
+}

@@ -1,0 +1,716 @@
+/* clock.c - the server role: consistency models of the slices. See server.h.
+ *
+ * A clock is one model with its V_train; every slice has one. A worker has one progress, the number of
+ * its whole updates, the same at all servers (push.c), whatever slices those touched. A server knows it
+ * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
+ * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
+ * when all clocks that it touches allow it, a pull is answered when all have let it pass, one after
+ * another (answer.c).
+ *
+ *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
+ *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
+ *                                --(its model is left)--> APPLYING, flush --> V_train stays
+ *
+ * A change of models waits until no update is under way into the blocks, since the bytes of one go
+ * to other blocks in a round. Then, in one step: open rounds that are left are applied, slices get
+ * their clocks, push conditions are asked, and every pull that is buffered is looked at again.
+ *
+ * Invariants. (1) v_train never falls, and never passes the largest progress: a push condition that
+ * always says yes ends there. (2) What a round has summed is applied once, by the clock that summed
+ * it. (3) A clock that has no slices has no pulls waiting and no sum.
+ *
+ * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
+#include "server.h"
+
+#include "../kernels/reduce.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static int clock_live(const mlfab__server_peer *peer) {
+  return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
+}
+
+static int clock_significant(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->clocks[g].used && mlfab__sync_significant(&server->clocks[g].sync)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
+  mlfab__clock *clock = &server->clocks[0];
+  mlfab__clock_free(server);
+  clock->used = clock->due = 1;
+  clock->sync = *sync;
+  mlfab__sync_complete(&clock->sync);
+  clock->tuner.threshold = (uint64_t)clock->sync.staleness;
+  server->ngates = 1;
+  server->significant = clock_significant(server);
+}
+
+MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
+  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
+    mlfab__lazy_free(server->env, &server->clocks[g].lazy);
+  memset(server->clocks, 0, sizeof server->clocks);
+  server->ngates = server->nchanges = 0;
+  server->norm_commits = 0;
+}
+
+static uint32_t clock_all(const mlfab__server *server) {
+  uint32_t mask = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) mask |= (uint32_t)server->clocks[g].used << g;
+  return mask;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
+                                           const mlfab__segment *segments, uint32_t n) {
+  if (server->ngates == 1 || n == 0) return clock_all(server);
+  const mlfab__store *store = &server->store;
+  uint32_t mask = 0;
+  for (uint32_t k = 0; k < n; k++) {
+    uint64_t last = segments[k].offset + segments[k].bytes - 1;
+    uint32_t i = store->local[mlfab__layout_slice_at(&server->layout, segments[k].offset)];
+    uint32_t end = store->local[mlfab__layout_slice_at(&server->layout, last)];
+    for (; i <= end; i++) mask |= 1u << store->slices[i].clock;
+  }
+  return mask;
+}
+
+MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->clocks[g].used && mlfab__sync_rounds(server->clocks[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->clocks[g].used && mlfab__sync_counts(server->clocks[g].sync.kind)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
+  int told = server->config->on_update && !mlfab__clock_rounds(server);
+  return mlfab__optimizer_linear(&server->optimizer) && !told;
+}
+
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
+                                        uint32_t worker, uint64_t progress,
+                                        mlfab_sync_state *state) {
+  memset(state, 0, sizeof *state);
+  state->server = server->number;
+  state->worker = worker;
+  state->progress = progress;
+  state->v_train = clock->v_train;
+  state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
+  uint64_t slowest = UINT64_MAX;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!clock_live(peer)) continue;
+    state->members++;
+    state->arrived += peer->pushed > clock->v_train;
+    state->fastest = mlfab__max(state->fastest, peer->pushed);
+    slowest = mlfab__min(slowest, peer->pushed);
+  }
+  state->slowest = state->members > 0 ? slowest : 0;
+}
+
+/* --- updates --- */
+
+MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
+                                          uint64_t progress, uint32_t mask) {
+  /* One that is not its next has the larger number. */
+  uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__clock *clock = &server->clocks[g];
+    if (!(mask >> g & 1) || !mlfab__sync_rounds(clock->sync.kind)) continue;
+    if (!mlfab__sync_may_push(&clock->sync, pushed, clock->v_train)) return 0;
+    if (!server->options.deterministic) continue;
+    for (uint32_t w = 0; w < worker; w++) {
+      const mlfab__server_peer *peer = &server->peers[w];
+      if (peer->pushed <= clock->v_train && clock_live(peer) && !peer->drained) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__clock *clock = &server->clocks[g];
+    if ((mask >> g & 1) &&
+        mlfab__sync_late(&clock->sync, server->peers[worker].pushed, clock->v_train))
+      return 1;
+  }
+  return 0;
+}
+
+/* |w| of the shard, as of its last commit. */
+static double clock_norm(mlfab__server *server) {
+  const mlfab__store *store = &server->store;
+  if (server->norm_commits == server->stats->commits + 1) return server->norm_w;
+  double sum = 0.0;
+  for (uint32_t i = 0; i < store->nslices && !store->ghost; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    mlfab__piece piece;
+    for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
+      mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
+      const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
+      sum += mlfab__reduce_norm2(piece.dtype, w, piece.count);
+    }
+  }
+  server->norm_w = sqrt(sum);
+  server->norm_commits = server->stats->commits + 1;
+  return server->norm_w;
+}
+
+/* |g| / |w|, where g is what the update adds. */
+static void clock_significance(mlfab__server *server, const mlfab__incoming *update) {
+  server->peers[update->worker].significance = -1.0;
+  if (!server->significant) return;
+  double g = sqrt(update->norm2) * fabs(update->push.scale), w = clock_norm(server);
+  server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
+}
+
+/* A worker's progress was `before`, and is more now. */
+static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
+    if (crossed || clock->sync.kind == MLFAB_SYNC_USER) clock->due = 1;
+  }
+}
+
+/* What a worker has in the queue, but for `decided`, follows its progress: two of one worker never have
+ * one number, and so are never in one round. */
+static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
+  mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
+  uint64_t next = server->peers[worker].pushed;
+  for (uint32_t i = 0; i < 2 && server->peers[worker].queued > 0; i++) {
+    for (mlfab__incoming *u = lists[i]; u; u = u->next) {
+      if (u->worker != worker || u == decided || (u->push.flags & MLFAB__PUSH_INIT)) continue;
+      u->push.progress = mlfab__max(u->push.progress, next);
+      next = u->push.progress + !(u->push.flags & MLFAB__PUSH_MORE);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  uint64_t before = peer->pushed;
+  if (progress <= before) return;
+  peer->pushed = progress;
+  clock_renumber(server, worker, NULL);
+  clock_crossed(server, peer, before);
+}
+
+MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
+                                           const mlfab__frame_in *frame) {
+  mlfab__progress in;
+  if (mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
+      in.progress > MLFAB__PROGRESS_MAX) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PROGRESS that does not parse");
+    return;
+  }
+  if (server->phase != MLFAB__MODEL_STANDS) return;
+  mlfab__clock_reach(server, worker, in.progress);
+  server->due = 1;
+}
+
+MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
+                                          int code) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
+  int whole = !(update->push.flags & MLFAB__PUSH_MORE);
+  if (code == 0) clock_significance(server, update);
+  /* With several models the next one of this worker has waited for it. */
+  if (server->ngates > 1) server->queue.place_due = 1;
+  peer->pushed = before + (uint64_t)whole;
+  if (whole) peer->decided = peer->pushed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    if (!clock->used) continue;
+    /* Also with nothing for this server: a mean must not depend on who holds what. What is late
+     * and kept is no contribution. */
+    if (code == 0 && mlfab__sync_rounds(clock->sync.kind)) {
+      clock->round_members += update->push.members;
+      if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
+        clock->contributors += !(peer->contributed >> g & 1);
+        peer->contributed |= 1u << g;
+      }
+    }
+    /* Who came too late goes on with the open round, whether what came is dropped or kept. */
+    if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
+      peer->pushed = mlfab__max(peer->pushed, clock->v_train);
+  }
+  if (peer->pushed > before + 1) clock_renumber(server, update->worker, update);
+  clock_crossed(server, peer, known);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker) {
+  uint64_t join = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    const mlfab__clock *clock = &server->clocks[g];
+    if (!clock->used) continue;
+    int applying =
+        server->apply.applying == MLFAB__APPLY_ROUND && server->apply.clock == g && !clock->flush;
+    int closed = mlfab__sync_rounds(clock->sync.kind) &&
+                 (server->peers[worker].pushed > clock->v_train || applying);
+    join = mlfab__max(join, clock->v_train + (closed ? 1 : 0));
+  }
+  return join;
+}
+
+/* --- rounds and iterations --- */
+
+MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
+  server->queue.place_due = 1;
+  for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
+}
+
+/* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
+ * hold open as push nothing more before: servers have different models, or they joined when the servers
+ * were at different rounds. It is closed without them. Never so where the servers agree: the update was decided at another server,
+ * when all had pushed to the round before, so each of them sees to that here first. */
+static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
+  int waits = 0;
+  if (!mlfab__sync_rounds(clock->sync.kind)) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
+    if (clock_live(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
+  }
+  for (uint32_t w = 0; waits && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
+  }
+  return waits;
+}
+
+/* Live workers whose update of the open round is here; others may be past it because they were late in
+ * it at another server. */
+static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
+  uint32_t n = 0, bit = 1u << (clock - server->clocks);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    n += clock_live(peer) && peer->pushed > clock->v_train &&
+         (peer->decided > clock->v_train || (peer->contributed & bit));
+  }
+  return n;
+}
+
+/* Of all that ever were here. */
+static uint64_t clock_most(const mlfab__server *server) {
+  uint64_t most = 0;
+  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
+  return most;
+}
+
+/* Without members left, an iteration in which anything arrived is closed as it stands, and be it
+ * empty: pulls wait for it. */
+static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
+  mlfab_sync_state state;
+  uint64_t most = clock_most(server);
+  mlfab__clock_state(server, clock, MLFAB__NO_NODE, most, &state);
+  if (state.members == 0) return clock->round_members > 0 || most > clock->v_train;
+  if (most <= clock->v_train) return 0;
+  if (clock->sync.kind == MLFAB_SYNC_USER)
+    return server->config->push_condition(server->config->user, &state) != 0;
+  if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members)
+    state.arrived = clock_came(server, clock);
+  return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
+}
+
+/* Live workers of which something is decided here behind so much progress. */
+static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
+  uint32_t n = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    n += clock_live(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
+  }
+  return n;
+}
+
+/* The iteration up to which all are complete: of all members, of as many as a round needs, or of those that
+ * ever were here when none is left. */
+static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
+                              const mlfab_sync_state *state) {
+  uint64_t reached = clock->v_train;
+  if (state->members == 0) return clock_most(server);
+  if (clock->sync.kind != MLFAB_SYNC_DROP || clock->sync.need >= state->members ||
+      clock_behind(server, reached + MLFAB__SERVER_QUEUED + 1) < clock->sync.need)
+    return state->slowest;
+  for (uint64_t step = MLFAB__PROGRESS_MAX; step > 0; step /= 2)
+    if (clock_behind(server, reached + step) >= clock->sync.need) reached += step;
+  return reached;
+}
+
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock) {
+  mlfab_sync_state state;
+  clock->v_train++;
+  if (clock == &server->clocks[0]) server->stats->rounds++;
+  /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
+  mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+  uint64_t reached = clock_reached(server, clock, &state);
+  if (clock->sync.kind != MLFAB_SYNC_USER && reached > clock->v_train + MLFAB__SERVER_QUEUED)
+    clock->v_train = reached;
+  if (clock->sync.kind == MLFAB_SYNC_DSPS) {
+    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    mlfab__sync_tune(&clock->sync, &clock->tuner, clock->delayed, state.fastest - state.slowest);
+  }
+  clock->delayed = 0;
+}
+
+/* Begins to apply the open round of a clock. */
+static void clock_close(mlfab__server *server, uint32_t clock) {
+  server->apply.applying = MLFAB__APPLY_ROUND;
+  server->apply.code = 0;
+  server->apply.clock = clock;
+  server->apply.slice = 0;
+  server->apply.position = 0;
+}
+
+MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
+  int moved = 0;
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (server->untidy && mlfab__clock_tidy(server)) {
+    server->serve.changed = 1;
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    while (clock->due && clock->used) {
+      clock->due = clock_complete(server, clock);
+      if (!clock->due) break;
+      if (mlfab__sync_rounds(clock->sync.kind) && clock->round_members > 0) {
+        clock_close(server, g);
+        return 1;
+      }
+      mlfab__clock_step(server, clock);
+      server->queue.place_due = 1;
+      moved = 1;
+    }
+    moved |= clock->sync.kind == MLFAB_SYNC_USER;
+  }
+  server->serve.due |= moved;
+  return 0;
+}
+
+/* --- changes --- */
+
+static void clock_answer(mlfab__server *server, uint32_t worker, uint64_t ask, int code,
+                         const char *text) {
+  mlfab__sync_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.ask = ask;
+  ack.code = code;
+  ack.counts = (uint32_t)mlfab__clock_counts(server);
+  snprintf(ack.text, sizeof ack.text, "%s", text);
+  MLFAB__POST(&server->port, worker, MLFAB__SYNC_ACK, sync_ack, &ack);
+}
+
+MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
+  clock_answer(server, worker, 0, 0, "");
+}
+
+/* Does the slice have bytes of what is to change? */
+static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  if (tensor == MLFAB_ALL) return 1;
+  const mlfab__tensor *t = mlfab__layout_find(&server->layout, tensor);
+  return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
+}
+
+/* Slices that a clock has, and of those the ones that are to change. */
+static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32_t tensor,
+                             uint32_t *touched_p) {
+  uint32_t n = 0;
+  *touched_p = 0;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (server->store.slices[i].clock != clock) continue;
+    n++;
+    *touched_p += (uint32_t)clock_touches(server, i, tensor);
+  }
+  return n;
+}
+
+/* Why it cannot be, or 0. */
+static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
+                        mlfab_error *error) {
+  const mlfab_sync *sync = &change->consistency;
+  int rounds = mlfab__sync_rounds(sync->kind);
+  const char *text = NULL;
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code) return code;
+  if (server->phase != MLFAB__MODEL_STANDS)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "before the model exists");
+  if (change->tensor != MLFAB_ALL && !mlfab__layout_find(&server->layout, change->tensor))
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "there is no tensor %u", change->tensor);
+  if (sync->kind == MLFAB_SYNC_USER &&
+      (!server->config->pull_condition || !server->config->push_condition))
+    text = "conditions of the user's own, which this server does not have";
+  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
+  if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
+  if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
+    text = "another model than BSP with deterministic";
+  if (!text) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);
+}
+
+MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
+                                      const mlfab__frame_in *frame) {
+  mlfab__sync_ask change;
+  mlfab_error error;
+  error.text[0] = 0;
+  if (mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SYNC that does not parse");
+    return;
+  }
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t i = 0; i < server->nchanges; i++) {
+    const struct mlfab__change_wait *wait = &server->changes[i];
+    if (wait->worker == worker && wait->change.ask == change.ask) return; /* on a new link */
+  }
+  if (change.ask <= peer->changed) {
+    clock_answer(server, worker, change.ask, 0, "");
+    return;
+  }
+  mlfab__sync_complete(&change.consistency);
+  int code = clock_refuse(server, &change, &error);
+  if (!code && server->nchanges == MLFAB__SERVER_CHANGES)
+    code =
+        MLFAB__FAIL(&error, MLFAB_ERR_AGAIN, "%d other changes are waiting", MLFAB__SERVER_CHANGES);
+  if (code) {
+    clock_answer(server, worker, change.ask, code, error.text);
+    return;
+  }
+  server->changes[server->nchanges].worker = worker;
+  server->changes[server->nchanges++].change = change;
+  server->due = 1;
+}
+
+/* A clock for a model that only some slices of others get: a free one, or MLFAB__CLOCKS. */
+static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
+  uint32_t g = 0;
+  while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
+  if (g == MLFAB__CLOCKS) return g;
+  mlfab__clock *clock = &server->clocks[g];
+  mlfab__lazy kept = clock->lazy;
+  memset(clock, 0, sizeof *clock);
+  clock->lazy = kept;
+  clock->used = 1;
+  clock->v_train = v_train;
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << g);
+  if (g >= server->ngates) server->ngates = g + 1;
+  return g;
+}
+
+/* Of a server without slices one clock is left, the slowest: slices that had others have moved away. */
+static uint32_t clock_only(mlfab__server *server) {
+  uint32_t only = MLFAB__CLOCKS;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    if (!clock->used) continue;
+    int slower = only == MLFAB__CLOCKS || clock->v_train < server->clocks[only].v_train;
+    if (slower && only != MLFAB__CLOCKS) server->clocks[only].used = 0;
+    if (!slower) clock->used = 0;
+    if (slower) only = g;
+  }
+  return only;
+}
+
+/* The clock that changes: one whose slices all do, or one that has the same model already. MLFAB__CLOCKS:
+ * a new one. */
+static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask *change) {
+  uint32_t touched;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t n = clock_slices(server, g, change->tensor, &touched);
+    if (server->clocks[g].used && touched == n && n > 0) return g;
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->clocks[g].used && mlfab__sync_equal(&server->clocks[g].sync, &change->consistency))
+      return g;
+  }
+  return MLFAB__CLOCKS;
+}
+
+/* The same, made when there is none; MLFAB__CLOCKS: there is no room. */
+static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint64_t v_train = UINT64_MAX;
+  uint32_t touched;
+  if (server->store.nslices == 0) return clock_only(server);
+  uint32_t target = clock_target(server, change);
+  if (target < MLFAB__CLOCKS) return target;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    clock_slices(server, g, change->tensor, &touched);
+    if (touched > 0) v_train = mlfab__min(v_train, server->clocks[g].v_train);
+  }
+  return clock_new(server, v_train);
+}
+
+MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
+  int merged = 0;
+  server->untidy = 0;
+  for (uint32_t g = 1; g < server->ngates; g++) {
+    const mlfab__clock *clock = &server->clocks[g];
+    for (uint32_t h = 0; clock->used && h < g; h++) {
+      const mlfab__clock *other = &server->clocks[h];
+      if (!other->used || !mlfab__sync_equal(&clock->sync, &other->sync)) continue;
+      if (clock->v_train != other->v_train || clock->round_members + other->round_members > 0) {
+        server->untidy = 1;
+        continue;
+      }
+      for (uint32_t i = 0; i < server->store.nslices; i++) {
+        if (server->store.slices[i].clock != g) continue;
+        server->store.slices[i].clock = (uint8_t)h;
+        merged = 1;
+      }
+    }
+  }
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    uint32_t touched;
+    if (clock_slices(server, g, MLFAB_ALL, &touched) > 0 || server->store.nslices == 0) continue;
+    server->clocks[g].used = 0;
+  }
+  while (server->ngates > 1 && !server->clocks[server->ngates - 1].used) server->ngates--;
+  return merged;
+}
+
+/* The iteration that slices which come are in. What a worker has in an open round it must not be able
+ * to pull before that is closed. */
+static uint64_t clock_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
+  uint64_t least = UINT64_MAX;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
+  }
+  return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
+}
+
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
+                                       mlfab__reshard_server_clock *out, uint32_t *words) {
+  const mlfab__clock *clock = &server->clocks[g];
+  memset(out, 0, sizeof *out);
+  out->clock = g;
+  out->contributors = clock->contributors;
+  out->members = clock->round_members;
+  out->quiet = clock->tuner.quiet;
+  out->v_train = clock->v_train;
+  out->refused_round = clock->refused_round;
+  out->threshold = clock->tuner.threshold;
+  out->scale = clock->round_scale;
+  out->consistency = clock->sync;
+  out->words = (server->workers + 31) / 32;
+  memset(words, 0, out->words * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+}
+
+MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
+                                       const mlfab__reshard_server_clock *clock,
+                                       const uint32_t *clock_words,
+                                       const mlfab__reshard_server_clock *in,
+                                       const uint32_t *words) {
+  int rounds = mlfab__sync_rounds(in->consistency.kind);
+  int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
+  if (!mlfab__sync_equal(&clock->consistency, &in->consistency)) return 0;
+  /* What is not summed up has no state that would not be here, too. */
+  if (!rounds || in->members == 0) return 1;
+  if (scaled && (clock->scale < in->scale || clock->scale > in->scale)) return 0;
+  return clock->v_train == in->v_train && clock->members == in->members &&
+         clock->contributors == in->contributors &&
+         memcmp(clock_words, words, in->words * sizeof *words) == 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words) {
+  uint32_t own_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__reshard_server_clock own;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (!server->clocks[g].used) continue;
+    mlfab__clock_told(server, g, &own, own_words);
+    if (mlfab__clock_joins(server, &own, own_words, in, words)) return g;
+  }
+  return MLFAB__CLOCKS;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words) {
+  uint64_t v_train = clock_here(server, in);
+  uint32_t g = mlfab__clock_match(server, in, words);
+  if (g < MLFAB__CLOCKS) return g;
+  g = clock_new(server, v_train);
+  if (g == MLFAB__CLOCKS) return g;
+  mlfab__clock *clock = &server->clocks[g];
+  clock->sync = in->consistency;
+  clock->sync.size = sizeof clock->sync;
+  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  clock->contributors = in->contributors;
+  clock->round_members = in->members;
+  clock->round_scale = in->scale;
+  clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
+  server->significant = clock_significant(server);
+  server->untidy = 1;
+  return g;
+}
+
+/* An open round that slices leave has to be applied before. */
+static int clock_must_flush(const mlfab__server *server, uint32_t g,
+                            const mlfab__sync_ask *change) {
+  const mlfab__clock *clock = &server->clocks[g];
+  uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
+  if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
+  if (MLFAB__PLANTED(56)) return 0;
+  int stays = touched == n && g == clock_target(server, change);
+  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
+}
+
+static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint32_t target = clock_make_target(server, change);
+  if (target == MLFAB__CLOCKS) return MLFAB_ERR_LIMIT;
+  mlfab__clock *clock = &server->clocks[target];
+  clock->sync = change->consistency;
+  clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
+  if (!mlfab__sync_rounds(clock->sync.kind)) {
+    /* Of a server without slices, whose round has nothing to apply. */
+    clock->contributors = clock->round_members = 0;
+    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
+  }
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (clock_touches(server, i, change->tensor)) server->store.slices[i].clock = (uint8_t)target;
+  }
+  mlfab__clock_tidy(server);
+  server->significant = clock_significant(server);
+  mlfab__clock_members(server);
+  server->serve.changed = 1;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+  while (server->nchanges > 0) {
+    const mlfab__sync_ask change = server->changes[0].change;
+    uint32_t worker = server->changes[0].worker;
+    for (uint32_t g = 0; g < server->ngates; g++) {
+      if (!clock_must_flush(server, g, &change)) continue;
+      server->clocks[g].flush = 1;
+      clock_close(server, g);
+      return 1;
+    }
+    int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
+    int code = clock_install(server, &change);
+    if (absolute != mlfab__clock_absolute(server) && !MLFAB__PLANTED(92)) server->regroups = 1;
+    memmove(&server->changes[0], &server->changes[1],
+            (server->nchanges - 1) * sizeof server->changes[0]);
+    server->nchanges--;
+    if (!code) server->peers[worker].changed = change.ask;
+    clock_answer(server, worker, change.ask, code,
+                 code ? "a server has at most 8 consistency models at a time" : "");
+    for (uint32_t w = 0; counted != mlfab__clock_counts(server) && w < server->workers; w++)
+      mlfab__clock_tell(server, w);
+    server->retold = 1;
+  }
+  return 0;
+}

@@ -1,0 +1,212 @@
+/* queue.c - the server role: the updates that are here, in the order in which they are taken in. See
+ * server.h.
+ *
+ * An update gets its place at the end of the queue when it comes; where a policy is attached it may
+ * hold one back (`unplaced`) and give it a place later. A place is given only where the delay is below
+ * the bound; since nothing is ever put before what has a place, it stays below. An update without such a
+ * place is dropped: decided at once when it is the oldest of its worker, else at its turn, because a
+ * worker's updates are decided in the order of their numbers.
+ *
+ * Members of a group stand in the queue in a row, under one number, and are taken in as one: their
+ * bytes are those of the first. The policy makes groups and ends them.
+ *
+ * Source: MLfabric §3.1 (delay bound, drops). */
+#include "server.h"
+
+/* --- updates and their lists --- */
+
+MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
+                                         int unplaced) {
+  mlfab__incoming **first = unplaced ? &server->queue.unplaced_first : &server->queue.first;
+  mlfab__incoming **last = unplaced ? &server->queue.unplaced_last : &server->queue.last;
+  update->unplaced = unplaced;
+  update->previous = *last;
+  update->next = NULL;
+  *(*last ? &(*last)->next : first) = update;
+  *last = update;
+}
+
+MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__incoming **first = update->unplaced ? &server->queue.unplaced_first : &server->queue.first;
+  mlfab__incoming **last = update->unplaced ? &server->queue.unplaced_last : &server->queue.last;
+  *(update->previous ? &update->previous->next : first) = update->next;
+  *(update->next ? &update->next->previous : last) = update->previous;
+}
+
+MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update) {
+  update->next = server->queue.free_list;
+  server->queue.free_list = update;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push) {
+  mlfab__incoming *update = server->queue.free_list;
+  if (update) {
+    server->queue.free_list = update->next;
+  } else {
+    update = mlfab__alloc(server->env, sizeof *update);
+    if (!update) return NULL;
+  }
+  if (push->segments > update->segment_room) {
+    mlfab__free(server->env, update->segments, update->segment_room * sizeof *update->segments);
+    update->segments = mlfab__alloc_array(server->env, push->segments, sizeof *update->segments);
+    update->segment_room = update->segments ? push->segments : 0;
+  }
+  if (push->versions > update->version_room) {
+    mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
+    update->versions = mlfab__alloc_array(server->env, push->versions, sizeof *update->versions);
+    update->version_room = update->versions ? push->versions : 0;
+  }
+  if (push->segments > update->segment_room || push->versions > update->version_room) {
+    mlfab__queue_give_back(server, update);
+    return NULL;
+  }
+  mlfab__incoming kept = *update;
+  memset(update, 0, sizeof *update);
+  update->segments = kept.segments;
+  update->versions = kept.versions;
+  update->segment_room = kept.segment_room;
+  update->version_room = kept.version_room;
+  update->push = *push;
+  if (push->segments > 0)
+    memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
+  if (push->versions > 0)
+    memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
+  return update;
+}
+
+MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__incoming *update) {
+  if (update->stage) server->apply.stage_owner[update->stage - 1] = NULL;
+  update->stage = 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
+                                              const mlfab__incoming *update, uint32_t segment,
+                                              uint32_t *last_p) {
+  const mlfab__segment *s = &update->segments[segment];
+  const uint32_t *local = server->store.local;
+  *last_p = local[mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1)];
+  return local[mlfab__layout_slice_at(&server->layout, s->offset)];
+}
+
+/* May this update be taken in now? */
+MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
+                                          const mlfab__incoming *update) {
+  if (update->push.flags & MLFAB__PUSH_INIT) return 1;
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  /* With several models one may let a worker's second update in while another holds the first. */
+  for (const mlfab__incoming *u = server->ngates > 1 ? server->queue.first : NULL; u && u != update;
+       u = u->next) {
+    if (u->worker == update->worker) return 0;
+  }
+  return mlfab__clock_may_push(server, update->worker, update->push.progress,
+                               mlfab__clock_mask(server, update->segments, update->push.segments));
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
+                                                   uint64_t seq) {
+  mlfab__incoming *update = server->apply.head;
+  if (update && update->worker == worker && update->push.seq == seq) return update;
+  for (update = server->queue.first; update; update = update->next) {
+    if (update->worker == worker && update->push.seq == seq) return update;
+  }
+  for (update = server->queue.unplaced_first; update; update = update->next) {
+    if (update->worker == worker && update->push.seq == seq) return update;
+  }
+  return NULL;
+}
+
+/* --- places --- */
+
+static uint64_t queue_bound(const mlfab__server *server) {
+  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+}
+
+/* The largest delay over the slices that the update touches, behind all that has a place; then adds
+ * `members` to what stands before the next. */
+MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
+                                          int64_t members) {
+  uint64_t delay = 0;
+  uint32_t seen = 0, next = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
+    for (i = i < next ? next : i; i <= last; i++, seen++) {
+      uint32_t at = update->push.versions == 1 ? 0 : seen;
+      uint64_t version = server->store.slices[i].version;
+      uint64_t base = at < update->push.versions ? mlfab__min(update->versions[at], version) : 0;
+      delay = mlfab__max(delay, version + server->queue.ahead[i] - base);
+      server->queue.ahead[i] += (uint64_t)members;
+    }
+    next = last + 1;
+  }
+  return delay;
+}
+
+MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
+                                      uint64_t delay) {
+  uint64_t bound = queue_bound(server);
+  update->delay = delay;
+  if (bound == MLFAB_UNBOUNDED || (update->push.flags & MLFAB__PUSH_INIT)) return 0;
+  return delay + update->push.members - 1 >= bound && !MLFAB__PLANTED(14) ? MLFAB_ERR_DROPPED : 0;
+}
+
+MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
+  update->refused = MLFAB_ERR_DROPPED;
+  update->received = update->granted = update->push.bytes; /* nothing more will come */
+  server->queue.late++;
+}
+
+/* At the end of the queue. */
+MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__queue_append(server, update, 0);
+  if (update->withdrawn || mlfab__clock_rounds(server) || server->phase != MLFAB__MODEL_STANDS)
+    return;
+  if (mlfab__queue_late(server, update, mlfab__queue_lag(server, update, 0))) {
+    mlfab__queue_drop(server, update);
+    return;
+  }
+  update->counted = 1;
+  server->queue.placed += update->push.members;
+  mlfab__queue_lag(server, update, (int64_t)update->push.members);
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update) {
+  mlfab__incoming *next = update->next;
+  return update->group && next && next->group == update->group ? next : NULL;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update) {
+  while (update->previous && update->previous->group == update->group) update = update->previous;
+  return update;
+}
+
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member) {
+  mlfab__incoming *update = mlfab__queue_leader(member);
+  while (update && mlfab__queue_eligible(server, update)) update = mlfab__queue_member(update);
+  return update;
+}
+
+MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update) {
+  return update->group && update->previous && update->previous->group == update->group;
+}
+
+MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
+                                          const mlfab__incoming *update) {
+  const mlfab__incoming *head = server->apply.head;
+  if (server->apply.applying != MLFAB__APPLY_UPDATE || update->unplaced) return 0;
+  return update == head || (update->group && update->group == head->group);
+}
+
+MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update) {
+  if (!server->policy || !server->policy->hold(server, update)) mlfab__queue_now(server, update);
+}
+
+MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming *update) {
+  if (update->unplaced) {
+    server->peers[update->worker].unplaced--;
+    server->queue.place_due = 1;
+  }
+  if (update->refused == MLFAB_ERR_DROPPED && server->queue.late > 0) server->queue.late--;
+  if (update->counted) mlfab__queue_lag(server, update, -(int64_t)update->push.members);
+  update->counted = 0;
+}

@@ -1,0 +1,133 @@
+/* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See clock.c. */
+#include "server.h"
+
+#include "../kernels/reduce.h"
+
+static int round_of(const mlfab__server *server, uint32_t slice) {
+  return server->store.slices[slice].clock == server->apply.clock;
+}
+
+static void round_info(const mlfab__server *server, const mlfab__clock *clock,
+                       mlfab_update_info *info) {
+  memset(info, 0, sizeof *info);
+  info->worker = MLFAB__NO_NODE;
+  info->members = clock->contributors;
+  info->server = server->number;
+  info->progress = clock->v_train;
+  info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
+}
+
+/* What a mean divides by. What was late and is kept counts as if all were in the round, as FluentPS
+ * prints. */
+static double round_share(mlfab__server *server, const mlfab__clock *clock) {
+  uint32_t n = clock->contributors;
+  if (!server->options.mean) return 1.0;
+  if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
+    mlfab_sync_state state;
+    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    if (state.members > n) n = state.members;
+  }
+  return 1.0 / (n > 0 ? n : 1);
+}
+
+/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
+ * result depends on the size of blocks. */
+static int round_summed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__shard_slice *s = &server->store.slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->store.sum[p] != MLFAB__NO_BLOCK) return 1;
+  }
+  return 0;
+}
+
+/* One block of the round's sum, which may be zeros. */
+static int round_block(mlfab__server *server, mlfab_update_info *info, double share, uint32_t slice,
+                       uint32_t p) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  info->version = s->version;
+  info->commit = s->commit;
+  int code = mlfab__blocks_fresh(server, &store->next[p], MLFAB__NO_BLOCK, 0);
+  if (!code && store->sum[p] == MLFAB__NO_BLOCK)
+    code = mlfab__blocks_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
+  uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
+  uint64_t left = mlfab__store_block_bytes(store, slice, p);
+  /* Where the optimizer cannot take the division into its scale, the sum itself is divided. */
+  int divide = server->options.mean &&
+               (server->config->on_update || !mlfab__optimizer_linear(&server->optimizer));
+  while (left > 0 && !code && !store->ghost) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, left, &piece);
+    uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
+    if (divide) mlfab__reduce_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    code = mlfab__apply_piece(server, info, &piece, sum);
+    at += piece.bytes;
+    left -= piece.bytes;
+  }
+  return code;
+}
+
+/* The blocks of the round's slices: into the model, or discarded. */
+static void round_swap(mlfab__server *server, uint32_t slice) {
+  mlfab__store *store = &server->store;
+  mlfab__shard_slice *s = &store->slices[slice];
+  int summed = round_summed(server, slice);
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (server->apply.code) {
+      mlfab__store_put(store, &store->next[p], MLFAB__NO_BLOCK);
+    } else if (store->next[p] != MLFAB__NO_BLOCK) {
+      mlfab__store_put(store, &store->w[p], store->next[p]);
+      store->next[p] = MLFAB__NO_BLOCK;
+    }
+    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+  }
+  if (server->apply.code || !summed) return;
+  s->version += server->clocks[server->apply.clock].round_members;
+  s->commit++;
+}
+
+/* The round is over: swap, count, open the next. */
+static void round_close(mlfab__server *server) {
+  mlfab__clock *clock = &server->clocks[server->apply.clock];
+  if (server->apply.code) clock->refused_round = clock->v_train + 1;
+  if (!server->apply.code && clock->round_members > 0) server->stats->commits++;
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (round_of(server, i)) round_swap(server, i);
+  }
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed &= ~(1u << server->apply.clock);
+  server->apply.applying = MLFAB__APPLY_NONE;
+  clock->contributors = clock->round_members = 0;
+  if (!clock->flush) mlfab__clock_step(server, clock);
+  clock->flush = 0;
+  server->queue.place_due = 1;
+  server->serve.due = 1;
+}
+
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
+  mlfab__store *store = &server->store;
+  const mlfab__clock *clock = &server->clocks[server->apply.clock];
+  mlfab_update_info info;
+  round_info(server, clock, &info);
+  double share = round_share(server, clock);
+  if (mlfab__optimizer_linear(&server->optimizer) && !server->config->on_update)
+    info.scale *= share;
+  int plain = !server->config->on_update && mlfab__optimizer_linear(&server->optimizer) &&
+              mlfab__optimizer_states(server->optimizer.kind) == 0;
+  for (; server->apply.slice < store->nslices && !server->apply.code; server->apply.slice++) {
+    const mlfab__shard_slice *slice = &store->slices[server->apply.slice];
+    if (!round_of(server, server->apply.slice)) continue;
+    if (server->apply.position < slice->first) server->apply.position = slice->first;
+    while (server->apply.position < slice->first + slice->count && !server->apply.code) {
+      if (budget == 0) return 0;
+      uint32_t p = server->apply.position++;
+      /* SGD makes nothing of zeros. */
+      if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !round_summed(server, server->apply.slice)))
+        continue;
+      server->apply.code = round_block(server, &info, share, server->apply.slice, p);
+      budget -= mlfab__min(budget, store->block_bytes);
+    }
+  }
+  round_close(server);
+  return 1;
+}

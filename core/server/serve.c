@@ -1,0 +1,550 @@
+/* serve.c - the server role: answering pulls. See server.h.
+ *
+ * A pull waits until the pull condition holds, then sends its stretches slice by slice: it pins the
+ * blocks of a slice, so that all of them are of one version, and unpins them when their last byte
+ * is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
+ * slice in the middle: the slice is begun again, at the version of that time.
+ *
+ * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
+ * have it handed on by another node (`spread`). A placed pull lends only so much at a time, or the
+ * transport's queues would make the order.
+ *
+ * Source: FluentPS Alg. 1, lines of the pull request. */
+#include "server.h"
+
+#include "../kernels/reduce.h"
+
+#include <stdio.h>
+
+/* Bytes that a placed pull has lent to its link at most, or two chunks. */
+enum { SERVE_LENT = 1 << 20 };
+
+/* Out of the buffer of the clock that it waits for. */
+static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) server->serve.waiting--;
+  pull->waiting = 0;
+}
+
+MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->waiting) mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
+  serve_unwait(server, pull);
+  mlfab__blocks_unpin(server, pull);
+  pull->request = pull->place = pull->spread = 0;
+  pull->held = MLFAB__PULL_GOES;
+  pull->attempt = 0;
+}
+
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, int code) {
+  const mlfab__server_pull was = *pull;
+  mlfab__serve_end(server, pull);
+  if (server->policy) server->policy->pull_over(server, worker, &was, code);
+}
+
+MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
+                                       int code, const char *text) {
+  mlfab__pull_fail fail;
+  memset(&fail, 0, sizeof fail);
+  fail.request = request;
+  fail.code = code;
+  fail.rank = MLFAB_NO_RANK;
+  size_t n = strlen(text);
+  memcpy(fail.text, text, n < sizeof fail.text ? n : sizeof fail.text - 1);
+  MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
+}
+
+/* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
+static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  const mlfab__clock *clock = &server->clocks[pull->clock];
+  mlfab_sync_state state;
+  mlfab__pull_fail wait;
+  memset(&wait, 0, sizeof wait);
+  wait.request = pull->request;
+  wait.code = MLFAB_ERR_AGAIN;
+  wait.rank = MLFAB_NO_RANK;
+  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  for (uint32_t w = server->workers; w-- > 0;) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
+      wait.rank = (int32_t)w;
+  }
+  snprintf(
+      wait.text, sizeof wait.text,
+      "%s: this worker has pushed %llu updates, the fastest %llu, the slowest (worker %d) %llu; "
+      "V_train is %llu, %u of %u have pushed the next",
+      mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
+      (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
+      (unsigned long long)state.v_train, state.arrived, state.members);
+  pull->progress_ns = server->now_ns;
+  MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &wait);
+}
+
+/* Answers from here. */
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
+                                        mlfab__server_pull *pull) {
+  pull->held = MLFAB__PULL_GOES;
+  pull->progress_ns = server->now_ns;
+  if (server->policy) server->policy->pull_goes(server, worker, pull);
+  server->port.ready(server->port.self, worker);
+}
+
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
+                                                      uint64_t request) {
+  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+    mlfab__server_pull *pull = &server->peers[worker].pulls[k];
+    if (request != 0 && pull->request == request) return pull;
+  }
+  return NULL;
+}
+
+/* --- the pull condition --- */
+
+/* Does this clock let the pull pass? `again`: it was buffered. */
+static int serve_may(mlfab__server *server, uint32_t worker, const mlfab__server_pull *pull,
+                     uint32_t g, int again) {
+  const mlfab__clock *clock = &server->clocks[g];
+  mlfab_sync_state state;
+  if (clock->sync.kind == MLFAB_SYNC_ASYNC) return 1;
+  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  if (clock->sync.kind == MLFAB_SYNC_USER)
+    return server->config->pull_condition(server->config->user, &state) != 0;
+  uint64_t threshold = clock->tuner.threshold;
+  if (again) return mlfab__sync_may_pull_again(&clock->sync, threshold, &state);
+  return mlfab__sync_may_pull(&clock->sync, threshold, &state, pull->draw);
+}
+
+/* Asks the clocks that it has not passed yet, and buffers it at the first that says no. 1 when all
+ * have let it pass, 0 when it waits or has failed. */
+static int serve_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull, int again) {
+  uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    if (!(mask >> g & 1)) continue;
+    if (serve_may(server, worker, pull, g, again)) {
+      pull->passed |= 1u << g;
+      continue;
+    }
+    uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
+    if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
+      mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+      mlfab__serve_end(server, pull);
+      return 0;
+    }
+    server->serve.waiting += !pull->waiting;
+    pull->waiting = 1;
+    pull->clock = g;
+    return 0;
+  }
+  return 1;
+}
+
+/* The pull condition holds: begins to answer, or waits for a plan. */
+static void serve_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  serve_unwait(server, pull);
+  /* Said once: the next pull gets the model as it stands. */
+  uint64_t refused = 0, told = server->peers[worker].refused_told;
+  for (uint32_t g = 0; g < server->ngates; g++)
+    refused = mlfab__max(refused, server->clocks[g].refused_round);
+  if (refused != 0 && pull->progress == refused && told != refused) {
+    server->peers[worker].refused_told = refused;
+    mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
+                      "the server's update callback refused the round");
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  if (!server->policy || !server->policy->pull_hold(server, worker, pull))
+    mlfab__serve_begin(server, worker, pull);
+}
+
+/* Pulls of a clock that are due: those that may be answered are. `passes`: what comes out of the
+ * buffer has passed this clock; `changed`: it has passed none. */
+static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
+  uint64_t tag;
+  while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
+    uint32_t worker = (uint32_t)(tag / MLFAB__SERVER_SLOTS);
+    mlfab__server_pull *pull = &server->peers[worker].pulls[tag % MLFAB__SERVER_SLOTS];
+    pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
+    if (serve_pass(server, worker, pull, 1)) serve_start(server, worker, pull);
+  }
+}
+
+static void serve_check(mlfab__server *server) {
+  for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    if (clock->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&clock->lazy);
+    int passes = !mlfab__sync_rechecks(&clock->sync) || MLFAB__PLANTED(51);
+    serve_due(server, g, passes, 0);
+  }
+}
+
+static void serve_changed(mlfab__server *server, uint32_t clock) {
+  mlfab__lazy_wake_all(&server->clocks[clock].lazy);
+  serve_due(server, clock, 0, 1);
+}
+
+MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
+  int changed = server->serve.changed, due = server->serve.due;
+  server->serve.changed = server->serve.due = 0;
+  for (uint32_t g = 0; changed && g < MLFAB__CLOCKS; g++) serve_changed(server, g);
+  if (due) serve_check(server);
+}
+
+/* A free slot with room for so many segments; `own`: for a spread. */
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
+                                                      uint32_t segments, int own, int *code_p) {
+  mlfab__server_pull *pull = NULL;
+  *code_p = MLFAB_ERR_LIMIT;
+  uint32_t end = own ? MLFAB__SERVER_SLOTS : MLFAB__SERVER_PULLS;
+  for (uint32_t k = own ? MLFAB__SERVER_PULLS : 0; k < end && !pull; k++) {
+    if (server->peers[worker].pulls[k].request == 0) pull = &server->peers[worker].pulls[k];
+  }
+  if (!pull) return NULL;
+  *code_p = MLFAB_ERR_MEMORY;
+  if (!pull->pinned && server->store.positions_per_slice > 0) {
+    pull->pinned =
+        mlfab__alloc_array(server->env, server->store.positions_per_slice, sizeof *pull->pinned);
+    if (!pull->pinned) return NULL;
+  }
+  if (segments > pull->segment_room) {
+    mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
+    pull->segments = mlfab__alloc_array(server->env, segments, sizeof *pull->segments);
+    pull->segment_room = pull->segments ? segments : 0;
+    if (!pull->segments) return NULL;
+  }
+  return pull;
+}
+
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+                                       const mlfab__segment *segments, uint32_t n, uint64_t bytes) {
+  if (n > 0) memcpy(pull->segments, segments, n * sizeof *segments);
+  pull->request = request;
+  pull->segments_used = n;
+  pull->bytes = bytes;
+  pull->segment = 0;
+  pull->in_segment = 0;
+  pull->slice = MLFAB__NO_BLOCK;
+  pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
+  pull->aggregator = MLFAB__NO_NODE;
+  pull->attempt = 0;
+  pull->waiting = 0;
+  pull->passed = 0;
+  pull->cached = 0;
+  pull->held = MLFAB__PULL_GOES;
+}
+
+/* What the reader's cache has. 0 when that is in order, else it was answered. */
+static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
+  char text[128];
+  uint32_t slice;
+  uint64_t since;
+  if (!server->sparse) return 0; /* it gets everything */
+  int code = server->sparse->cache(server, in, server->segments_scratch, server->versions_scratch,
+                                   &slice, &since);
+  if (code == MLFAB_ERR_FRAME) {
+    mlfab__server_drop(server, worker, code,
+                       "a PULL with another number of commits than of slices");
+  } else if (code) {
+    const mlfab__shard_slice *s = &server->store.slices[slice];
+    snprintf(text, sizeof text,
+             "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
+             (unsigned long long)mlfab__store_label(s), (unsigned long long)since);
+    mlfab__serve_fail(server, worker, in->request, code, text);
+  }
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame) {
+  mlfab__pull in;
+  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch,
+                         server->versions_scratch) ||
+      in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
+      mlfab__serve_find(server, worker, in.request)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
+                       "a PULL that does not parse, or is open already");
+    return;
+  }
+  if (server->phase != MLFAB__MODEL_STANDS) {
+    mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
+                      "a pull before the model exists");
+    return;
+  }
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < in.segments; i++) {
+    bytes += server->segments_scratch[i].bytes;
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+      mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
+                         "a pull of what is not of this server's slices");
+      return;
+    }
+  }
+  if (serve_cache(server, worker, &in)) return;
+  mlfab_pull_info info = {worker, server->number, in.progress, bytes};
+  if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
+    mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
+                      "the server's request callback refused");
+    return;
+  }
+  int code;
+  mlfab__server_pull *pull = mlfab__serve_slot(server, worker, in.segments, 0, &code);
+  if (!pull) {
+    mlfab__serve_fail(server, worker, in.request, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
+    return;
+  }
+  mlfab__serve_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
+  if (server->sparse && server->sparse->keep(server, pull, &in, server->versions_scratch)) {
+    mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  pull->progress = in.progress;
+  pull->tag =
+      (uint64_t)worker * MLFAB__SERVER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
+  pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
+  if (serve_pass(server, worker, pull, 0)) {
+    serve_start(server, worker, pull);
+  } else if (pull->waiting) {
+    server->stats->pulls_delayed++;
+    server->clocks[pull->clock].delayed++;
+    serve_wait(server, worker, pull);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame) {
+  mlfab__pull_cancel cancel;
+  if (mlfab__decode_pull_cancel(frame->meta, frame->meta_bytes, &cancel)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_CANCEL that does not parse");
+    return;
+  }
+  if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
+  mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
+  if (!pull) return;
+  mlfab__serve_over(server, worker, pull, MLFAB_ERR_CANCELLED);
+  if (server->policy) server->policy->turns(server);
+}
+
+/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
+MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
+                                          const mlfab__segment *segment, uint64_t in_segment,
+                                          uint32_t *slice_p) {
+  const mlfab__store *store = &server->store;
+  uint64_t offset = segment->offset + in_segment;
+  *slice_p = store->local[mlfab__layout_slice_at(&server->layout, offset)];
+  const mlfab__shard_slice *s = &store->slices[*slice_p];
+  uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
+  uint64_t bytes = mlfab__min(segment->bytes - in_segment,
+                              mlfab__min(store->block_bytes - at, s->bytes - in_slice));
+  return (uint32_t)mlfab__min(bytes, server->config->chunk_bytes);
+}
+
+/* --- frames --- */
+
+/* A placed pull lends no more than this many chunks. */
+static uint32_t serve_lent(const mlfab__server *server) {
+  uint32_t chunks = SERVE_LENT / server->config->chunk_bytes;
+  return chunks < 2 ? 2 : chunks;
+}
+
+/* Whose frame is next: small ones before those that have a place, then the oldest. */
+static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__server_pull *pull = NULL;
+  int full = peer->nsends >= serve_lent(server);
+  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+    mlfab__server_pull *p = &peer->pulls[k];
+    if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
+    if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
+      pull = p;
+  }
+  return pull;
+}
+
+/* The next bytes of a pull, from the blocks that it pins. */
+static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
+                        mlfab__frame_out *frame) {
+  const mlfab__store *store = &server->store;
+  const mlfab__segment *segment = &pull->segments[pull->segment];
+  uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, &slice);
+  model->offset = segment->offset + pull->in_segment;
+  if (pull->slice == MLFAB__NO_BLOCK) mlfab__blocks_pin(server, pull, slice);
+  const mlfab__shard_slice *s = &store->slices[slice];
+  uint64_t in_slice = model->offset - s->offset;
+  uint64_t end = mlfab__min(segment->offset + segment->bytes - s->offset, s->bytes);
+  if (server->sparse)
+    model->bytes = server->sparse->answer(server, pull, in_slice, end, &bytes, frame);
+  if (model->bytes > 0) {
+    model->flags |= MLFAB__MODEL_PACKED;
+  } else {
+    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+    model->bytes = frame->bulk_bytes = bytes;
+    frame->token = (uint64_t)block + 1;
+  }
+  if (pull->segment + 1 < pull->segments_used || pull->in_segment + model->bytes < segment->bytes)
+    model->flags &= ~(uint32_t)MLFAB__MODEL_LAST;
+  model->version = pull->version;
+  model->commit = pull->commit;
+  model->epoch = server->epoch;
+  model->slice = s->number;
+}
+
+MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
+                                       mlfab__frame_out *frame, uint64_t now_ns) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__model model;
+  server->now_ns = now_ns;
+  mlfab__server_pull *pull = peer->nsends < MLFAB__SERVER_SENDS ? serve_pick(server, peer) : NULL;
+  if (!pull) return 0;
+  memset(&model, 0, sizeof model);
+  model.request = pull->request;
+  model.flags = MLFAB__MODEL_LAST;
+  frame->slot = (uint32_t)(pull - peer->pulls);
+  frame->type = MLFAB__MODEL;
+  frame->bulk = NULL;
+  frame->bulk_bytes = 0;
+  frame->token = 0;
+  if (pull->segments_used > 0) serve_bytes(server, pull, &model, frame);
+  frame->note[0] = model.bytes;
+  frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
+  return 1;
+}
+
+/* All of a pull was handed to the transport. */
+static void serve_out(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+  int placed = pull->place != 0;
+  if (pull->request & MLFAB__SPREAD_BIT) {
+    server->policy->pull_out(server, pull);
+  } else {
+    server->stats->pulls_answered++;
+    mlfab__serve_over(server, worker, pull, 0);
+  }
+  if (placed) server->policy->turns(server);
+}
+
+/* The cursor goes on behind the frame's bytes; behind a slice, that is unpinned. */
+static void serve_moved(mlfab__server *server, mlfab__server_pull *pull,
+                        const mlfab__frame_out *frame) {
+  pull->in_segment += frame->note[0];
+  server->stats->pull_raw_bytes += frame->note[0];
+  server->stats->pull_bytes += frame->bulk_bytes;
+  uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
+  if (pull->in_segment == pull->segments[pull->segment].bytes) {
+    pull->segment++;
+    pull->in_segment = 0;
+    at = pull->segment < pull->segments_used ? pull->segments[pull->segment].offset : MLFAB__NEVER;
+  }
+  const mlfab__shard_slice *s = &server->store.slices[pull->slice];
+  if (at >= s->offset + s->bytes) mlfab__blocks_unpin(server, pull);
+}
+
+MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_out *frame, uint64_t now_ns) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__server_pull *pull = &peer->pulls[frame->slot];
+  server->now_ns = now_ns;
+  if (frame->token != 0) {
+    uint32_t block = (uint32_t)(frame->token - 1);
+    mlfab__store_ref(&server->store, block);
+    peer->sends[peer->nsends++] = block;
+  }
+  if (pull->segments_used > 0) serve_moved(server, pull, frame);
+  pull->progress_ns = now_ns;
+  /* The link moves: a spread behind another pull of this worker is not stuck. */
+  for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
+    peer->pulls[k].progress_ns = now_ns;
+  if (pull->segment == pull->segments_used) {
+    serve_out(server, worker, pull);
+  } else if (pull->place != 0) {
+    /* From time to time the scheduler hears how much is still to go out. */
+    server->policy->pull_left(server, pull, frame->note[0]);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t i = 0; i < peer->nsends; i++) {
+    if ((uint64_t)peer->sends[i] + 1 != token) continue;
+    mlfab__store_unref(&server->store, peer->sends[i]);
+    peer->sends[i] = peer->sends[--peer->nsends];
+    server->port.ready(server->port.self, worker);
+    return;
+  }
+}
+
+/* Takes back what was lent to a link. */
+static void serve_unlend(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
+  peer->nsends = 0;
+}
+
+MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
+    mlfab__server_pull *pull = &peer->pulls[k];
+    if (pull->request != 0) mlfab__serve_over(server, worker, pull, MLFAB_ERR_PEER_CLOSED);
+  }
+  for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
+    if (peer->pulls[k].request != 0) mlfab__serve_end(server, &peer->pulls[k]);
+  }
+  if (server->policy) server->policy->stopped(server, worker);
+}
+
+MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
+  mlfab__serve_stop(server, worker);
+  serve_unlend(server, worker);
+}
+
+MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    if (peer->nsends > 0) return 0;
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      if (peer->pulls[k].request != 0) return 0;
+    }
+  }
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+      pull->pinned = NULL;
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request == 0) continue;
+      if (k >= MLFAB__SERVER_PULLS || pull->spread != 0) continue; /* the policy looks at these */
+      if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+      if (pull->waiting) serve_wait(server, w, pull);
+      if (pull->slice == MLFAB__NO_BLOCK) continue;
+      if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
+      mlfab__blocks_restart(server, pull);
+      pull->progress_ns = server->now_ns;
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      if (pull->request != 0) mlfab__serve_end(server, pull);
+      mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
+      mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+    }
+    serve_unlend(server, w);
+  }
+}

@@ -1,0 +1,581 @@
+/* server.c - the server role: its life, its workers, the model's definition. See server.h. */
+#include "server.h"
+
+#include "../kernels/reduce.h"
+
+#include <stdio.h>
+
+enum {
+  SERVER_STAGE_BYTES = 4 << 20,
+  SERVER_STAGE_PLANNED = 64 << 20,
+  SERVER_EAGER_LEAST = 4096,
+  SERVER_TICK_BYTES = 4 << 20 /* that are applied at a time */
+};
+
+static void server_init_schedule(mlfab__server *server) {
+  const mlfab_schedule *given = &server->config->schedule;
+  server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
+  server->schedule.delay_bound = given->delay_bound;
+  server->schedule.plan_ahead_ns = given->plan_ahead_ns;
+  server->schedule.interval_ns = given->interval_ns;
+  server->schedule.best = given->best;
+  server->schedule.whole = given->whole;
+  server->schedule.no_aggregation = given->no_aggregation;
+  server->schedule.no_distribution = given->no_distribution;
+}
+
+MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t number,
+                                       const mlfab__port *port, mlfab_stats *stats) {
+  memset(server, 0, sizeof *server);
+  server->env = env;
+  server->config = config;
+  server->port = *port;
+  server->stats = stats;
+  server->number = number;
+  server->workers = config->workers;
+  server->servers = config->servers;
+  server->heartbeat_ns = config->heartbeat_ns;
+  server->epoch = 1;
+  server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
+  server->segments_scratch =
+      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
+  server->versions_scratch =
+      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *server->versions_scratch);
+  if (!server->peers || !server->segments_scratch || !server->versions_scratch ||
+      mlfab__windows_init(env, &server->windows, server->workers)) {
+    mlfab__server_free(server);
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
+      server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
+  }
+  server_init_schedule(server);
+  return 0;
+}
+
+static void server_free_model(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  for (uint32_t w = 0; server->peers && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    mlfab__free(env, peer->arena, peer->arena_bytes);
+    peer->arena = NULL;
+    peer->arena_bytes = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__SERVER_STAGES; i++) {
+    mlfab__free(env, server->apply.stages[i],
+                server->apply.stages[i] ? server->apply.stage_bytes : 0);
+    server->apply.stages[i] = NULL;
+  }
+  mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
+  server->apply.scratch = NULL;
+  if (server->sparse) server->sparse->free(server);
+  server->apply.stage_bytes = 0;
+  mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
+  server->queue.ahead = NULL;
+  mlfab__clock_free(server);
+  mlfab__store_free(env, &server->store);
+  mlfab__layout_free(env, &server->layout);
+  mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
+  server->definition = NULL;
+  server->ndefinition = 0;
+  server->phase = MLFAB__NO_MODEL;
+}
+
+MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  if (!env) return;
+  if (server->move.hooks) server->move.hooks->free(server);
+  if (server->peers) {
+    mlfab__apply_free(server);
+    mlfab__serve_free(server);
+    for (uint32_t w = 0; w < server->workers; w++) {
+      mlfab__free(env, server->peers[w].definition, server->peers[w].definition_bytes);
+    }
+  }
+  server_free_model(server);
+  mlfab__windows_free(env, &server->windows);
+  mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
+  mlfab__free(env, server->segments_scratch,
+              MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
+  mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  if (server->policy) server->policy->free(server);
+  memset(server, 0, sizeof *server);
+}
+
+/* --- workers that come and go --- */
+
+/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no
+ * credit and waits for grants. */
+static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  if (server->phase != MLFAB__MODEL_STANDS) return 0;
+  if (server->store.ghost || peer->arena) return (uint32_t)server->eager_bytes;
+  uint64_t bytes = 2 * server->eager_bytes + 16 * MLFAB__SERVER_QUEUED;
+  peer->arena = mlfab__alloc(server->env, bytes);
+  if (!peer->arena) return 0;
+  peer->arena_bytes = bytes;
+  return (uint32_t)server->eager_bytes;
+}
+
+static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                             mlfab__hello_ack *ack) {
+  const mlfab__window *window = &server->windows.windows[worker];
+  memset(ack, 0, sizeof *ack);
+  ack->server = server->number;
+  ack->epoch = server->move.held ? 0 : server->epoch;
+  server->peers[worker].put_off = server->move.held;
+  ack->stopped = server->peers[worker].stopped;
+  ack->eager_bytes = server_credit(server, worker);
+  ack->generation = server->peers[worker].generation;
+  ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
+  ack->was_dead = (uint32_t)was_dead;
+  ack->v_train = server->peers[worker].pushed;
+  ack->top = window->top;
+  memcpy(ack->applied, window->applied, sizeof ack->applied);
+  memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
+}
+
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
+  mlfab__hello_ack ack;
+  /* Slices with another model may have come. */
+  if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
+  server_hello_ack(server, worker, 3, &ack);
+  MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
+}
+
+MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
+                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
+                                        uint64_t now_ns) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  server->now_ns = now_ns;
+  /* The answer tells what is decided, and the window may be a new process's from here on: what is
+   * past recall is decided first, at the price of one long step. */
+  mlfab__apply_finish(server, worker);
+  int code = mlfab__windows_admit(&server->windows, worker, hello->incarnation);
+  if (code) return code;
+  int fresh = hello->incarnation != peer->incarnation;
+  int was_dead = fresh || peer->dead;
+  if (server->policy) server->policy->lost(server, worker);
+  mlfab__apply_reset(server, worker);
+  mlfab__serve_reset(server, worker);
+  if (peer->dead)
+    server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
+                       hello->incarnation, 0, "joined again");
+  if (fresh) {
+    /* A new process: it knows nothing of the old one's "no more data". What the old one has in the
+     * open round stays in it, and the round waits for the new one only from the next on. */
+    peer->done = 0;
+    peer->incarnation = hello->incarnation;
+    mlfab__free(server->env, peer->definition, peer->definition_bytes);
+    peer->definition = NULL;
+    peer->definition_bytes = 0;
+  }
+  peer->connected = 1;
+  peer->dead = peer->left = 0;
+  peer->stopped = 0;
+  peer->drained = 0;
+  uint64_t join = mlfab__clock_join(server, worker);
+  peer->pushed = was_dead ? join : mlfab__max(peer->pushed, join);
+  peer->decided = mlfab__min(peer->decided, peer->pushed);
+  if (fresh) peer->changed = 0;
+  mlfab__clock_members(server);
+  peer->hand = hello->hand != 0;
+  if (fresh) peer->link_in = peer->link_out = -1.0;
+  peer->accumulators = hello->accumulators;
+  peer->host = hello->host;
+  if (server->policy) server->policy->station(server, worker);
+  server_hello_ack(server, worker, was_dead, ack);
+  if (server->phase == MLFAB__MODEL_STANDS) mlfab__clock_tell(server, worker);
+  mlfab__server_advance(server);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  server->peers[worker].connected = 0;
+  if (server->policy) server->policy->lost(server, worker);
+  mlfab__apply_reset(server, worker);
+  mlfab__serve_reset(server, worker);
+  if (server->policy) server->policy->station(server, worker);
+  mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
+                                        uint64_t now_ns) {
+  mlfab__server_lost(server, worker, now_ns);
+  *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  mlfab__clock_members(server);
+  mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (!server->peers[w].left && !server->peers[w].dead) return 0;
+  }
+  return 1;
+}
+
+/* --- the definition --- */
+
+static void server_define_ack(mlfab__server *server, uint32_t worker, int code, const char *text) {
+  mlfab__define_ack ack;
+  memset(&ack, 0, sizeof ack);
+  ack.code = code;
+  ack.server = server->number;
+  ack.v_train = server->peers[worker].pushed;
+  ack.options = server->options;
+  ack.options.ask = server->peers[worker].definition_options.ask;
+  /* Whether the receiver's own first weights are the model's. */
+  ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
+                              server->first_weights_incarnation == server->peers[0].incarnation;
+  size_t n = strlen(text);
+  memcpy(ack.text, text, n < sizeof ack.text ? n : sizeof ack.text - 1);
+  MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
+}
+
+/* A consistency model that this server cannot keep. */
+static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
+  int code = mlfab__sync_check(sync, server->workers, error);
+  if (code || sync->kind != MLFAB_SYNC_USER ||
+      (server->config->pull_condition && server->config->push_condition))
+    return code;
+  return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                      "not supported: MLFAB_SYNC_USER at server %u, which has no pull_condition or "
+                      "no push_condition",
+                      server->number);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard) {
+  return mlfab__min(server->config->eager_bytes, mlfab__max(SERVER_EAGER_LEAST, 16 * shard));
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost) {
+  uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
+  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
+}
+
+static void server_options(const mlfab__define *define, mlfab_model_options *options) {
+  memset(options, 0, sizeof *options);
+  options->size = sizeof *options;
+  options->optimizer = define->optimizer;
+  options->consistency = define->consistency;
+  options->sync = define->consistency.kind;
+  options->mean = define->mean;
+  options->deterministic = define->deterministic;
+  options->slices = define->slices;
+  options->active = define->active;
+  options->tags = define->tags;
+  options->pull_half = define->pull_half;
+  options->change_threshold = define->change_threshold;
+  options->change_decay = define->change_decay;
+  options->ghost = define->ghost;
+  options->gamma = define->gamma;
+  options->adadelay_c = define->adadelay_c;
+  options->beta1 = define->beta1;
+  options->beta2 = define->beta2;
+  options->epsilon = define->epsilon;
+  options->weight_decay = define->weight_decay;
+}
+
+/* What this server, as it is configured and built, cannot do. */
+static int server_unsupported(const mlfab__server *server, const mlfab__define *define,
+                              mlfab_error *error) {
+  int packets = define->tags > 0 || define->pull_half || define->change_threshold > 0.0 ||
+                server->config->change_filter;
+  if (packets && !server->sparse)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: tags, pull_half or a change filter at server %u, which was "
+                        "built without MLFAB_WITH_SPARSE",
+                        server->number);
+  if (mlfab__sync_rounds(define->consistency.kind) &&
+      server->schedule.delay_bound != MLFAB_UNBOUNDED)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: a delay bound (schedule.delay_bound) with rounds, "
+                        "which drop nothing");
+  return 0;
+}
+
+/* The store, and the memory for updates on their way. Errors: MEMORY. */
+static int server_memory(mlfab__server *server, const mlfab__define *define) {
+  mlfab__env *env = server->env;
+  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(define->optimizer);
+  int code = mlfab__store_init(
+      env, &server->store, &server->layout, server->number, server->config->block_bytes,
+      mlfab__sync_rounds(define->consistency.kind), states, define->ghost != 0);
+  uint64_t shard = server->store.bytes;
+  if (code || shard == 0) return code;
+  server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
+  if (!server->queue.ahead) return MLFAB_ERR_MEMORY;
+  server->apply.stage_bytes = mlfab__server_stage(server, shard, define->ghost != 0);
+  if (define->ghost) return 0;
+  server->apply.stages[0] = mlfab__alloc(env, server->apply.stage_bytes);
+  if (!server->apply.stages[0]) return MLFAB_ERR_MEMORY;
+  if (!server->config->on_update) return 0;
+  server->apply.scratch = mlfab__alloc_aligned(env, server->store.block_bytes);
+  return server->apply.scratch ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static int server_no_memory(const mlfab__server *server, int code, mlfab_error *error) {
+  return mlfab__error(error, code, (int32_t)server->number, 1, 0,
+                      "server %u is out of memory for the model", server->number);
+}
+
+/* Builds the model from worker 0's definition. */
+static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
+                        mlfab_error *error) {
+  mlfab_model_options options;
+  int code = server_unsupported(server, define, error);
+  if (code) return code;
+  server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
+  if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
+  server->ndefinition = define->tensors;
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
+  }
+  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, define->slices,
+                             server->servers, define->active, server->config->model_max_bytes,
+                             &server->layout, error);
+  server_options(define, &options);
+  if (!code) code = mlfab__store_check(&options, &server->layout, &server->optimizer, error);
+  if (!code) code = server_check(server, &define->consistency, error);
+  if (code) return code;
+  code = server_memory(server, define);
+  server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
+  server->options = *define;
+  server->epoch = 1;
+  if (!code && server->sparse) code = server->sparse->open(server, define->ghost != 0);
+  if (code) return server_no_memory(server, code, error);
+  mlfab__clock_start(server, &define->consistency);
+  if (server->policy) server->policy->told(server);
+  server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  return 0;
+}
+
+/* Compares a worker's table with worker 0's: 0, or MODEL with the first difference in text. */
+static int server_compare(const mlfab__server *server, const mlfab__define *define,
+                          const uint8_t *table, mlfab_error *error) {
+  if (define->tensors != server->ndefinition) {
+    return MLFAB__FAIL(error, MLFAB_ERR_MODEL, "the model has %u tensors, worker 0's has %u",
+                       define->tensors, server->ndefinition);
+  }
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__tensor_info info;
+    const mlfab__tensor_info *first = &server->definition[i];
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &info);
+    if (info.id == first->id && info.dtype == first->dtype && info.count == first->count) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_MODEL,
+                       "tensor number %u is id %u, %llu x %s; worker 0's is id %u, %llu x %s", i,
+                       info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype),
+                       first->id, (unsigned long long)first->count,
+                       mlfab__dtype_name((int)first->dtype));
+  }
+  return 0;
+}
+
+static void server_stands(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (!peer->definition || !peer->connected) continue;
+    mlfab_error error;
+    error.text[0] = 0;
+    int code = server_compare(server, &peer->definition_options, peer->definition, &error);
+    mlfab__free(server->env, peer->definition, peer->definition_bytes);
+    peer->definition = NULL;
+    peer->definition_bytes = 0;
+    if (!code) {
+      /* With the model comes the credit. */
+      mlfab__hello_ack ack;
+      server_hello_ack(server, w, 0, &ack);
+      ack.was_dead = 2; /* only the credit counts: nothing is sent again */
+      MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
+    }
+    server_define_ack(server, w, code, code ? error.text : "");
+    /* The model of consistency may be another than the definition's by now. */
+    if (!code) mlfab__clock_tell(server, w);
+  }
+}
+
+static void server_forget_definition(mlfab__server *server, mlfab__server_peer *peer) {
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = NULL;
+  peer->definition_bytes = 0;
+}
+
+/* Tells a worker, once, that worker 0's definition was refused. */
+static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
+  char text[MLFAB__TEXT_MAX];
+  mlfab__server_peer *peer = &server->peers[worker];
+  snprintf(text, sizeof text, "%s%.230s", worker ? "worker 0's model: " : "", server->refusal);
+  peer->refusals = server->refusals;
+  server_forget_definition(server, peer);
+  server_define_ack(server, worker, server->refusal_code, text);
+}
+
+/* Worker 0 hears why, and so does whoever waits for its definition: they may all try again. */
+static void server_refuse(mlfab__server *server, const mlfab_error *error) {
+  server_free_model(server);
+  server->refusals++;
+  server->refusal_code = error->code;
+  snprintf(server->refusal, sizeof server->refusal, "%.255s", error->text);
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].definition && server->peers[w].connected) server_tell_refusal(server, w);
+  }
+}
+
+static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  mlfab__define define;
+  if (mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
+      frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES || !frame->bulk) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
+    return;
+  }
+  peer->definition_options.ask = define.ask;
+  uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
+  if (!copy) {
+    server_define_ack(server, worker, MLFAB_ERR_MEMORY,
+                      "the server is out of memory for the definition");
+    return;
+  }
+  memcpy(copy, frame->bulk, frame->bulk_bytes);
+  mlfab__free(server->env, peer->definition, peer->definition_bytes);
+  peer->definition = copy;
+  peer->definition_bytes = frame->bulk_bytes;
+  peer->definition_options = define;
+  if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
+    /* Its first weights never came: it tries again, perhaps with another model. */
+    mlfab__apply_free(server);
+    server_free_model(server);
+  }
+  if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
+    mlfab_error error;
+    if (server_build(server, &define, copy, &error)) {
+      server_refuse(server, &error);
+      return;
+    }
+  }
+  if (server->phase == MLFAB__MODEL_STANDS) server_stands(server);
+  if (server->phase != MLFAB__NO_MODEL) return;
+  if (peer->refusals != server->refusals) {
+    server_tell_refusal(server, worker);
+  } else {
+    /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+    server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+  }
+}
+
+/* --- what is due --- */
+
+/* What was told, or changed, by the commit or the change of consistency that has just been. */
+static void server_look(mlfab__server *server) {
+  if (server->greets) server_stands(server);
+  server->greets = 0;
+  if (server->policy && server->regroups) server->policy->regroup(server);
+  server->regroups = 0;
+  if (server->policy && server->retold) server->policy->told(server);
+  server->retold = 0;
+  mlfab__serve_look(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
+  uint64_t budget = SERVER_TICK_BYTES;
+  server->due = 0;
+  server_look(server);
+  if (!server->move.held) {
+    if (server->policy) server->policy->advance(server);
+    mlfab__apply_tell_dropped(server);
+  }
+  for (;;) {
+    if (server->apply.applying == MLFAB__APPLY_UPDATE && !mlfab__apply_go_on(server, budget))
+      return;
+    if (server->apply.applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
+    server_look(server);
+    if (server->move.held) return;
+    if (server->apply.head) break;
+    if (mlfab__clock_change(server) || mlfab__clock_advance(server)) continue;
+    server_look(server);
+    mlfab__incoming *update = mlfab__apply_eligible_from(server, server->queue.first);
+    if (!update) break;
+    mlfab__apply_begin(server, update, NULL);
+  }
+  server->due = 0;
+  if (server->apply.head) mlfab__apply_release(server);
+}
+
+/* --- frames and time --- */
+
+static void server_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__done done;
+  if (mlfab__decode_done(frame->meta, frame->meta_bytes, &done)) {
+    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DONE that does not parse");
+    return;
+  }
+  server->peers[worker].done = 1;
+  mlfab__clock_members(server);
+  MLFAB__POST(&server->port, worker, MLFAB__DONE_ACK, done, &done);
+  mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
+             frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
+             frame->type == MLFAB__PROGRESS;
+  if (server->move.held && asks) return; /* it says so again when the slices have moved */
+  switch (frame->type) {
+    case MLFAB__DEFINE:
+      server_define(server, worker, frame);
+      break;
+    case MLFAB__SYNC:
+      mlfab__clock_ask(server, worker, frame);
+      break;
+    case MLFAB__PROGRESS:
+      mlfab__clock_progress(server, worker, frame);
+      break;
+    case MLFAB__PUSH:
+      /* A round may have to be closed for it: see clock_forced. */
+      if (server->peers[worker].stopped) mlfab__clock_members(server);
+      mlfab__apply_push(server, worker, frame);
+      break;
+    case MLFAB__CHUNK:
+      mlfab__apply_chunk(server, worker, frame);
+      break;
+    case MLFAB__WITHDRAW:
+      mlfab__apply_withdraw(server, worker, frame);
+      break;
+    case MLFAB__PULL:
+      mlfab__serve_pull(server, worker, frame);
+      break;
+    case MLFAB__PULL_CANCEL:
+      mlfab__serve_cancel(server, worker, frame);
+      break;
+    case MLFAB__DONE:
+      server_done(server, worker, frame);
+      break;
+    default:
+      if (server->move.hooks && frame->type == MLFAB__STOP)
+        server->move.hooks->stop(server, worker, frame);
+      else if (!server->policy || !server->policy->frame(server, worker, frame))
+        mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a frame that no worker sends");
+      break;
+  }
+  if (server->due) mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
+  server->now_ns = now_ns;
+  mlfab__apply_tick(server);
+  mlfab__server_advance(server);
+  mlfab__serve_tick(server);
+  if (server->policy) server->policy->tick(server);
+  if (server->move.hooks) server->move.hooks->tick(server);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
+  return mlfab__apply_deadline(server);
+}

@@ -1,0 +1,288 @@
+/* delta.c - the server role: what of the model has changed, and how that is answered. See server.h,
+ * version.h and packet.h.
+ *
+ * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
+ * is answered when (answer.c), nor how its bytes are kept still (a pull pins blocks).
+ *
+ * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
+ * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece
+ * with the bytes in the cache, under the number that it will have; so a commit costs nothing more at its
+ * end. A pull that passes meanwhile brings such a piece as it was, and the next one, whose number is
+ * smaller than the commit's, brings it again. A commit that is refused after all leaves tags that say
+ * too much. Both are harmless: a tag is never below the last commit that changed its grain. For the same
+ * reason tags are read as they are, and bytes from the blocks that a pull has pinned: what was changed
+ * up to the pinned commit is tagged, and what was changed later comes with the next pull.
+ *
+ * Source: TDF §3 (versioned store), §4.2 (P-SMP: what is put back is discarded). */
+#include "sparse_apply.h"
+
+#include "filter.h"
+#include "../kernels/reduce.h"
+
+enum {
+  DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
+  DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
+  DELTA_PLAIN = 16 * 1024, /* from here on what has nearly all changed goes as it is */
+  DELTA_LOOK = 64          /* grains that are searched for the next change at first */
+};
+
+/* --- commits --- */
+
+static int delta_open(mlfab__server *server, int ghost) {
+  const mlfab__define *options = &server->options;
+  server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
+                             server->config->change_filter != NULL);
+  int code = server->watch || (options->pull_half && !ghost) ? mlfab__sparse_apply_room(server) : 0;
+  if (!code && options->tags > 0)
+    code = mlfab__store_tag(server->env, &server->store, options->tags);
+  return code;
+}
+
+/* Marks elements that differ: how many. */
+static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint8_t *after,
+                               uint32_t n, uint64_t *keep) {
+  uint32_t changed = 0;
+  memset(keep, 0, (size_t)(n + 63) / 64 * sizeof *keep);
+  for (uint32_t i = 0; i < n; i++) {
+    if (memcmp(before + (size_t)i * width, after + (size_t)i * width, width) == 0) continue;
+    keep[i / 64] |= (uint64_t)1 << i % 64;
+    changed++;
+  }
+  return changed;
+}
+
+/* The user's filter: what it does not keep of what has changed is put back. */
+static void delta_select(const mlfab__server *server, const mlfab__piece *piece, uint64_t t,
+                         const uint8_t *before, uint8_t *after) {
+  uint64_t marks[DELTA_WORDS], keep[DELTA_WORDS];
+  uint32_t width = mlfab__dtype_bytes(piece->dtype);
+  mlfab_filter_info info = {piece->tensor->id, (uint32_t)piece->dtype, piece->first, 0, t};
+  for (uint64_t at = 0; at < piece->count; at += info.count, info.first += info.count) {
+    const uint8_t *from = before + at * width;
+    uint8_t *to = after + at * width;
+    info.count = mlfab__min(piece->count - at, MLFAB__PACKET_ELEMENTS);
+    if (delta_elements(width, from, to, (uint32_t)info.count, marks) == 0) continue;
+    memcpy(keep, marks, (size_t)(info.count + 63) / 64 * sizeof *keep);
+    server->config->change_filter(server->config->user, &info, to, from, keep);
+    for (uint64_t i = 0; i < info.count; i++) {
+      if (marks[i / 64] >> i % 64 & ~(keep[i / 64] >> i % 64) & 1)
+        memcpy(to + i * width, from + i * width, width);
+    }
+  }
+}
+
+static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
+                        uint8_t *after) {
+  const mlfab__define *options = &server->options;
+  const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
+  uint64_t t = server->clocks[slice->clock].v_train + 1;
+  if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {
+    double tau = mlfab__filter_threshold(options->change_threshold, options->change_decay, t);
+    mlfab__filter_change(piece->dtype, before, after, piece->count, tau);
+  }
+  if (server->config->change_filter) delta_select(server, piece, t, before, after);
+  if (!server->store.tags) return;
+  uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
+  mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
+                   mlfab__store_label(slice) + (MLFAB__PLANTED(53) ? 0 : 1));
+}
+
+/* --- caches --- */
+
+/* The next slice (local) that a pull touches from `segment`, `slice` on; MLFAB__NO_SLICE behind the last.
+ * Begin with zeros. */
+typedef struct delta_walk {
+  uint32_t segment, next;
+} delta_walk;
+
+static uint32_t delta_next(const mlfab__server *server, const mlfab__segment *segments, uint32_t n,
+                           delta_walk *walk) {
+  const uint32_t *local = server->store.local;
+  for (; walk->segment < n; walk->segment++) {
+    const mlfab__segment *s = &segments[walk->segment];
+    uint32_t i = local[mlfab__layout_slice_at(&server->layout, s->offset)];
+    uint32_t last = local[mlfab__layout_slice_at(&server->layout, s->offset + s->bytes - 1)];
+    if (i < walk->next) i = walk->next;
+    if (i > last) continue;
+    walk->next = i + 1;
+    return i;
+  }
+  return MLFAB__NO_SLICE;
+}
+
+static int delta_cache(const mlfab__server *server, const mlfab__pull *in,
+                       const mlfab__segment *segments, const uint64_t *sinces, uint32_t *slice_p,
+                       uint64_t *since_p) {
+  delta_walk walk = {0, 0};
+  uint32_t seen = 0, i;
+  if (in->sinces == 0) return 0;
+  while ((i = delta_next(server, segments, in->segments, &walk)) != MLFAB__NO_SLICE) {
+    uint32_t at = in->sinces == 1 ? 0 : seen;
+    if (at >= in->sinces) return MLFAB_ERR_FRAME;
+    seen++;
+    const mlfab__shard_slice *s = &server->store.slices[i];
+    if (in->epoch != server->epoch || sinces[at] <= mlfab__store_label(s)) continue;
+    *slice_p = i;
+    *since_p = sinces[at];
+    return MLFAB_ERR_ARGUMENT;
+  }
+  return in->sinces == 1 || seen == in->sinces ? 0 : MLFAB_ERR_FRAME;
+}
+
+static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
+                      const uint64_t *sinces) {
+  delta_walk walk = {0, 0};
+  uint32_t n = server->store.nslices, seen = 0, i;
+  pull->cached = 0;
+  if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
+  if (n > pull->since_room) {
+    mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
+    pull->sinces = mlfab__alloc_array(server->env, n, sizeof *pull->sinces);
+    pull->since_room = pull->sinces ? n : 0;
+    if (!pull->sinces) return MLFAB_ERR_MEMORY;
+  }
+  pull->cached = 1;
+  while ((i = delta_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
+    pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
+  return 0;
+}
+
+/* --- packets --- */
+
+/* What a frame takes up: packets of a pinned slice, one behind the other. */
+typedef struct delta_frame {
+  const mlfab__server *server;
+  const mlfab__server_pull *pull;
+  const mlfab__tags *tags; /* NULL: everything is sent */
+  uint64_t since;
+  uint8_t *out;
+  uint32_t used, room;
+  uint32_t plain; /* bytes that had better be sent as they are come next */
+} delta_frame;
+
+static uint32_t delta_log2(uint64_t x) {
+  uint32_t log2 = 0;
+  while (x >> log2 > 1) log2++;
+  return log2;
+}
+
+static uint32_t delta_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
+ * these have at most. */
+static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
+                           uint32_t grain_log2, uint64_t *keep) {
+  uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
+  uint64_t kept = 0;
+  mlfab__tags_bitmap(f->tags, f->since, at, grains, keep);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += delta_bits(keep[i]);
+  return mlfab__min(kept << grain_log2, elements);
+}
+
+/* The bytes of a packet at most. */
+static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
+  uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
+  return DELTA_OVERHEAD + (grains + 7) / 8 + kept * width;
+}
+
+/* Packs what has changed at the beginning of a piece, `at` in the slice. Returns the elements that are
+ * through, 0 when nothing fits any more. */
+static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t at,
+                           const uint8_t *values) {
+  uint64_t keep[DELTA_WORDS];
+  uint32_t width = mlfab__dtype_bytes(piece->dtype), room = f->room - f->used;
+  int half = piece->dtype == MLFAB_I64 ? MLFAB_HALF_NONE : (int)f->server->options.pull_half;
+  uint32_t sent = half == MLFAB_HALF_NONE ? width : 2;
+  uint32_t elements = (uint32_t)mlfab__min(piece->count, MLFAB__PACKET_ELEMENTS);
+  uint32_t fit = room > DELTA_OVERHEAD ? (room - DELTA_OVERHEAD) / sent : 0;
+  mlfab__packet_shape shape = {piece->tensor->offset + piece->first * width, piece->dtype, half, 0,
+                               elements};
+  if (f->tags) {
+    uint32_t log2 = delta_log2(f->tags->grain_bytes / width), grain = 1u << log2;
+    uint32_t least = f->used > 0 ? elements / 8 : 0;
+    uint64_t kept = delta_mark(f, at, elements, log2, keep);
+    if (!f->server->options.pull_half && 8 * kept > 7 * (uint64_t)elements &&
+        elements * width >= DELTA_PLAIN) {
+      f->plain = elements * width;
+      return 0;
+    }
+    while (delta_bound(elements, log2, kept, sent) > room && elements > grain) {
+      elements = elements / 2 > grain ? elements / 2 >> log2 << log2 : grain;
+      if (elements < least) return 0;
+      kept = delta_mark(f, at, elements, log2, keep);
+    }
+    if (delta_bound(elements, log2, kept, sent) <= room) {
+      shape.grain_log2 = log2;
+      shape.elements = elements;
+      f->used += mlfab__packet_marked(f->out + f->used, &shape, values, keep, 1);
+      return elements;
+    }
+    /* One grain that is larger: cut only where it has the frame for itself. */
+  }
+  if (fit == 0 || (f->used > 0 && fit < elements)) return 0;
+  shape.elements = (uint32_t)mlfab__min(elements, fit);
+  f->used += mlfab__packet_dense(f->out + f->used, &shape, values);
+  return shape.elements;
+}
+
+/* The first byte from `at` to `end` that may have changed, or `end`. */
+static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
+  uint64_t begin = at, stop = at, step;
+  if (!f->tags) return at;
+  /* By growing steps, as where the stretch ends is of no interest. */
+  for (step = DELTA_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
+    stop = mlfab__min(end, at + step);
+    mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);
+    at = stop;
+  }
+  return begin;
+}
+
+/* Fills a frame with what has changed from `at` to `end` of the pinned slice, as far as there is room:
+ * how far it answers. */
+static uint64_t delta_fill(delta_frame *f, uint32_t slice, uint64_t at, uint64_t end) {
+  const mlfab__store *store = &f->server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  while ((at = delta_seek(f, at, end)) < end) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, s->offset + at, end - at, &piece);
+    const uint8_t *data = store->blocks[f->pull->pinned[piece.position - s->first]].data;
+    uint32_t n = delta_pack(f, &piece, at, data + piece.at);
+    if (n == 0) break;
+    at += (uint64_t)n * mlfab__dtype_bytes(piece.dtype);
+  }
+  return at;
+}
+
+static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
+                             uint64_t end, uint32_t *plain, mlfab__frame_out *frame) {
+  uint32_t room = (uint32_t)mlfab__min(server->config->chunk_bytes, MLFAB__SPARSE_APPLY_ROOM) & ~7u;
+  delta_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
+  if (pull->cached && pull->sinces[pull->slice] > 0) {
+    f.tags = &server->store.tags[pull->slice];
+    f.since = pull->sinces[pull->slice];
+  }
+  if (server->store.ghost || (!f.tags && server->options.pull_half == MLFAB_HALF_NONE)) return 0;
+  uint64_t upto = delta_fill(&f, pull->slice, at, end);
+  if (upto == at && f.plain > 0) *plain = (uint32_t)mlfab__min(*plain, f.plain);
+  frame->bulk = f.used > 0 ? f.out : NULL;
+  frame->bulk_bytes = f.used;
+  frame->token = 0;
+  return upto - at;
+}
+
+static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
+                                                  mlfab__sparse_apply_room,
+                                                  delta_open,
+                                                  mlfab__sparse_apply_free,
+                                                  delta_piece,
+                                                  delta_cache,
+                                                  delta_keep,
+                                                  delta_answer};
+
+MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }

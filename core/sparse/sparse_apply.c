@@ -1,0 +1,401 @@
+/* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
+ *
+ * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
+ * commits, which do not care what the bytes are.
+ *
+ * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
+ * goes on to blocks is in order, and stays so; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
+ * and stepped by rules like any other zero. The result is that of the dense update of the same values,
+ * bit for bit but for the sign of zeros.
+ *
+ * A packet lies in one slice, but perhaps in several blocks. It is then taken in run by run, or where
+ * runs are many, as the dense stretch that it stands for. */
+#include "sparse_apply.h"
+
+#include "../kernels/reduce.h"
+
+enum { SPARSE_APPLY_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
+
+MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server) {
+  if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__SPARSE_APPLY_ROOM);
+  return server->packed ? mlfab__packet_room(server->env, &server->came) : MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
+  mlfab__free_aligned(server->env, server->packed, MLFAB__SPARSE_APPLY_ROOM);
+  mlfab__free_aligned(server->env, server->came, MLFAB__PACKET_ROOM);
+  server->packed = server->came = NULL;
+}
+
+/* --- looking at what came --- */
+
+/* The first segment that ends behind this offset, or push.segments. */
+static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
+  uint32_t low = 0, high = update->push.segments;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    const mlfab__segment *s = &update->segments[middle];
+    if (s->offset + s->bytes <= offset) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static const char *sparse_apply_check_place(const mlfab__server *server,
+                                            const mlfab__incoming *update,
+                                            const mlfab__packet *packet) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  uint64_t begin = packet->offset, end = begin + (uint64_t)packet->elements * width;
+  if (begin < update->packed_end) return "packets out of order, or overlapping";
+  uint32_t k = sparse_apply_segment(update, begin);
+  if (k == update->push.segments || begin < update->segments[k].offset ||
+      end - update->segments[k].offset > update->segments[k].bytes)
+    return "a packet outside the stretches that were announced";
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&server->layout, begin);
+  if (packet->dtype != tensor->dtype) return "a packet of another type than its tensor";
+  if (end - tensor->offset > tensor->bytes) return "a packet that is not of one tensor";
+  const mlfab__slice *slice =
+      &server->layout.slices[mlfab__layout_slice_at(&server->layout, begin)];
+  return end - slice->offset > slice->bytes ? "a packet that is not of one slice" : NULL;
+}
+
+static const char *sparse_apply_look(mlfab__server *server, mlfab__incoming *update, uint64_t at,
+                                     mlfab__frame_in *frame) {
+  uint32_t eager = update->push.eager;
+  if (frame->bulk_bytes == 0) return NULL;
+  frame->bulk = mlfab__packet_private(server->came, frame->bulk, frame->bulk_bytes);
+  const uint8_t *data = frame->bulk;
+  if (at == 0) update->packed_end = 0;
+  for (uint32_t n, left = frame->bulk_bytes; left > 0; at += n, data += n, left -= n) {
+    mlfab__packet packet;
+    n = mlfab__packet_open(data, left, &packet);
+    if (n == 0) return "a packet that is malformed, or cut by the end of its frame";
+    if (at < eager && at + n > eager) return "a packet cut by the end of the eager bytes";
+    const char *wrong = sparse_apply_check_place(server, update, &packet);
+    if (wrong) return wrong;
+    update->packed_end =
+        packet.offset + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+  }
+  return NULL;
+}
+
+/* --- a packet block by block --- */
+
+typedef struct sparse_apply_walk {
+  const mlfab__server *server;
+  mlfab__packet packet;
+  int whole; /* all of it is the next part, the only one */
+  mlfab__packet_cursor cursor;
+  uint32_t first, left; /* of the run */
+  uint32_t value;       /* the next */
+} sparse_apply_walk;
+
+/* What a packet has in one block: where, and values as a packet of their own. */
+typedef struct sparse_apply_part {
+  mlfab__piece piece;
+  mlfab__packet packet;
+} sparse_apply_part;
+
+/* n elements from `first` on of a packet, all of which are kept: values `value` and following. */
+static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint32_t value,
+                              uint32_t n, mlfab__packet *view) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype);
+  *view = *packet;
+  view->offset += (uint64_t)first * width;
+  view->elements = view->kept = view->grains = view->count = n;
+  view->form = MLFAB__PACKET_DENSE;
+  view->grain_log2 = 0;
+  view->values += (size_t)value * (packet->value == MLFAB_HALF_NONE ? width : 2);
+}
+
+/* `named`: parts hold as little as possible but what is kept. */
+static void sparse_apply_begin(const mlfab__server *server, const mlfab__packet *packet, int named,
+                               sparse_apply_walk *walk) {
+  mlfab__piece piece;
+  uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  int sparse = packet->form == MLFAB__PACKET_DENSE ||
+               (uint64_t)packet->kept * SPARSE_APPLY_SPARSE <= packet->elements;
+  memset(walk, 0, sizeof *walk);
+  walk->server = server;
+  walk->packet = *packet;
+  mlfab__store_piece(&server->store, packet->offset, bytes, &piece);
+  walk->whole = piece.bytes == bytes && !(named && sparse);
+  if (walk->whole || sparse) return;
+  mlfab__unpack_dense(packet, server->packed);
+  sparse_apply_view(packet, 0, 0, packet->elements, &walk->packet);
+  walk->packet.value = MLFAB_HALF_NONE;
+  walk->packet.values = server->packed;
+}
+
+/* The next part: 1, or 0 behind the last. */
+static int sparse_apply_next(sparse_apply_walk *walk, sparse_apply_part *part) {
+  const mlfab__packet *packet = &walk->packet;
+  const mlfab__store *store = &walk->server->store;
+  uint32_t width = mlfab__dtype_bytes(packet->dtype), n;
+  if (walk->whole) {
+    mlfab__store_piece(store, packet->offset, (uint64_t)packet->elements * width, &part->piece);
+    part->packet = *packet;
+    walk->whole = 0;
+    walk->cursor.grain = packet->grains;
+    walk->cursor.mark = packet->kept;
+    return 1;
+  }
+  if (walk->left == 0 && !mlfab__unpack_run(packet, &walk->cursor, &walk->first, &walk->left))
+    return 0;
+  uint64_t offset = packet->offset + (uint64_t)walk->first * width;
+  mlfab__store_piece(store, offset, (uint64_t)walk->left * width, &part->piece);
+  n = (uint32_t)part->piece.count;
+  sparse_apply_view(packet, walk->first, walk->value, n, &part->packet);
+  walk->first += n;
+  walk->value += n;
+  walk->left -= n;
+  return 1;
+}
+
+/* --- into blocks --- */
+
+/* |values|^2, through the memory for packets where they have to be decoded. */
+static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packet *packet) {
+  const void *values = packet->values;
+  mlfab__packet view;
+  sparse_apply_view(packet, 0, 0, packet->count, &view);
+  if (packet->value != MLFAB_HALF_NONE) {
+    mlfab__unpack_dense(&view, server->packed);
+    values = server->packed;
+  }
+  return mlfab__reduce_norm2(packet->dtype, values, packet->count);
+}
+
+/* Zeros where the update touches a block that is to hold it as it came. */
+static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
+                              uint32_t position) {
+  const mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  uint8_t *data = store->blocks[store->next[position]].data;
+  uint64_t begin = s->offset + (uint64_t)(position - s->first) * store->block_bytes;
+  uint64_t end = begin + mlfab__store_block_bytes(store, slice, position);
+  for (uint32_t k = sparse_apply_segment(update, begin); k < update->push.segments; k++) {
+    const mlfab__segment *segment = &update->segments[k];
+    if (segment->offset >= end) return;
+    uint64_t from = mlfab__max(segment->offset, begin);
+    memset(data + (from - begin), 0, mlfab__min(segment->offset + segment->bytes, end) - from);
+  }
+}
+
+static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
+                              uint32_t position) {
+  const mlfab__store *store = &server->store;
+  enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
+  uint32_t base = mode == MLFAB__APPLY_SUM ? store->sum[position] : store->w[position];
+  int code = mlfab__blocks_fresh(server, &server->store.next[position], base, 1);
+  if (!code && mode == MLFAB__APPLY_STAGE) sparse_apply_zero(server, update, slice, position);
+  return code;
+}
+
+/* Blocks that the update touches, is to be stepped in, and has none of yet. */
+static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__incoming *update) {
+  const mlfab__store *store = &server->store;
+  uint32_t last = MLFAB__NO_BLOCK;
+  uint64_t missing = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    const mlfab__segment *segment = &update->segments[k];
+    mlfab__piece piece;
+    for (uint64_t at = 0; at < segment->bytes; at += piece.bytes) {
+      mlfab__store_piece(store, segment->offset + at, segment->bytes - at, &piece);
+      if (piece.position == last || store->next[piece.position] != MLFAB__NO_BLOCK) continue;
+      last = piece.position;
+      missing += mlfab__apply_mode(server, update, piece.slice) == MLFAB__APPLY_STAGE;
+    }
+  }
+  return missing;
+}
+
+/* A slice of a round has nothing of anybody's sum, and is to get some. */
+static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
+  const mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (store->sum[p] != MLFAB__NO_BLOCK || store->next[p] != MLFAB__NO_BLOCK) return 0;
+  }
+  return 1;
+}
+
+/* Sums of zeros where a round has none: what is touched is in the round, whatever packets name. */
+static int sparse_apply_sums(mlfab__server *server, const mlfab__incoming *update) {
+  for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
+    for (i = i < next ? next : i; i <= last; i++) {
+      if (mlfab__apply_mode(server, update, i) != MLFAB__APPLY_SUM ||
+          !sparse_apply_unsummed(server, i))
+        continue;
+      int code = sparse_apply_fresh(server, update, i, server->store.slices[i].first);
+      if (code) return code;
+    }
+    next = last + 1;
+  }
+  return 0;
+}
+
+static int sparse_apply_complete(mlfab__server *server, const mlfab__incoming *update) {
+  mlfab__store *store = &server->store;
+  if (sparse_apply_sums(server, update)) return MLFAB_ERR_MEMORY;
+  uint64_t missing = sparse_apply_missing(server, update);
+  if (store->free_count < missing) mlfab__blocks_unpin_all(server);
+  while (store->free_count < missing) {
+    if (mlfab__store_grow(server->env, store)) return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *update,
+                             const mlfab__packet *packet) {
+  const mlfab__store *store = &server->store;
+  sparse_apply_walk walk;
+  sparse_apply_part part;
+  sparse_apply_begin(server, packet, 0, &walk);
+  while (sparse_apply_next(&walk, &part)) {
+    const mlfab__piece *piece = &part.piece;
+    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
+    if (store->next[piece->position] == MLFAB__NO_BLOCK) {
+      int code = sparse_apply_fresh(server, update, piece->slice, piece->position);
+      if (code) return code;
+    }
+    uint8_t *to = store->blocks[store->next[piece->position]].data + piece->at;
+    if (mode == MLFAB__APPLY_STAGE) {
+      mlfab__unpack_store(&part.packet, to);
+      continue;
+    }
+    double weight = mlfab__apply_weight(server, update, mode, piece->slice);
+    if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
+    if (server->watch && mode == MLFAB__APPLY_DIRECT)
+      server->sparse->piece(server, piece,
+                            store->blocks[store->w[piece->position]].data + piece->at, to);
+  }
+  return 0;
+}
+
+static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                                uint64_t bytes) {
+  mlfab__packet packet;
+  for (uint32_t n; bytes > 0; data += n, bytes -= n, update->consumed += n) {
+    n = mlfab__packet_open(data, bytes, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
+    if (!mlfab__unpack_finite(&packet)) return MLFAB_ERR_NOT_FINITE;
+    if (server->significant) update->norm2 += sparse_apply_norm2(server, &packet);
+    int code = sparse_apply_take(server, update, &packet);
+    if (code) return code;
+  }
+  return 0;
+}
+
+/* --- in place --- */
+
+/* 1 when every packet is finite and what it is multiplied with makes infinity of nothing, 0 when that
+ * has to be seen. */
+static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                              int *code_p) {
+  mlfab__packet packet;
+  double norm2 = 0.0;
+  *code_p = 0;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return 0;
+    uint32_t slice = server->store.local[mlfab__layout_slice_at(&server->layout, packet.offset)];
+    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, slice);
+    double weight = mlfab__apply_weight(server, update, mode, slice);
+    if (!(weight >= -1.0 && weight <= 1.0)) return 0;
+    if (!mlfab__unpack_finite(&packet)) {
+      *code_p = MLFAB_ERR_NOT_FINITE;
+      return 1;
+    }
+    if (server->significant) norm2 += sparse_apply_norm2(server, &packet);
+  }
+  update->norm2 = norm2;
+  return 1;
+}
+
+/* Does it touch a slice of which its round has nothing yet? */
+static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming *update) {
+  for (uint32_t k = 0; k < update->push.segments; k++) {
+    uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
+    for (; i <= last; i++) {
+      if (mlfab__apply_mode(server, update, i) == MLFAB__APPLY_SUM &&
+          sparse_apply_unsummed(server, i))
+        return 1;
+    }
+  }
+  return 0;
+}
+
+/* The block that a piece of the update is added to. */
+static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incoming *update,
+                                     const mlfab__piece *piece) {
+  int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;
+  return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
+}
+
+/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY, FRAME. */
+static int sparse_apply_own(mlfab__server *server, const mlfab__incoming *update,
+                            const uint8_t *data) {
+  mlfab__packet packet;
+  sparse_apply_walk walk;
+  sparse_apply_part part;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
+    sparse_apply_begin(server, &packet, 1, &walk);
+    while (sparse_apply_next(&walk, &part)) {
+      uint32_t *place = sparse_apply_target(server, update, &part.piece);
+      if (*place != MLFAB__NO_BLOCK && server->store.blocks[*place].refs == 1) continue;
+      int code = mlfab__blocks_fresh(server, place, *place, 1);
+      if (code) return code;
+    }
+  }
+  return 0;
+}
+
+/* Adds all packets. Errors: FRAME, NOT_FINITE. */
+static int sparse_apply_add(mlfab__server *server, const mlfab__incoming *update,
+                            const uint8_t *data) {
+  mlfab__packet packet;
+  sparse_apply_walk walk;
+  sparse_apply_part part;
+  uint8_t *before = server->packed + MLFAB__SPARSE_APPLY_HALF;
+  for (uint64_t at = 0, n; at < update->push.bytes; at += n) {
+    n = mlfab__packet_open(data + at, update->push.bytes - at, &packet);
+    if (n == 0) return MLFAB_ERR_FRAME;
+    sparse_apply_begin(server, &packet, 1, &walk);
+    while (sparse_apply_next(&walk, &part)) {
+      const mlfab__piece *piece = &part.piece;
+      enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece->slice);
+      uint8_t *to =
+          server->store.blocks[*sparse_apply_target(server, update, piece)].data + piece->at;
+      int watch = server->watch && mode == MLFAB__APPLY_DIRECT;
+      if (watch) memcpy(before, to, piece->bytes);
+      double weight = mlfab__apply_weight(server, update, mode, piece->slice);
+      if (!mlfab__unpack_add(&part.packet, to, weight)) return MLFAB_ERR_NOT_FINITE;
+      if (watch) server->sparse->piece(server, piece, before, to);
+    }
+  }
+  return 0;
+}
+
+static int sparse_apply_whole(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                              int *code_p) {
+  if (mlfab__apply_steps(server, update) || sparse_apply_opens(server, update) ||
+      !sparse_apply_judge(server, update, data, code_p))
+    return 0;
+  if (!*code_p) *code_p = sparse_apply_own(server, update, data);
+  if (!*code_p) *code_p = sparse_apply_add(server, update, data);
+  return 1;
+}
+
+MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
+  static const mlfab__apply_codec codec = {sparse_apply_look, sparse_apply_consume,
+                                           sparse_apply_whole, sparse_apply_complete,
+                                           sparse_apply_fresh};
+  return &codec;
+}

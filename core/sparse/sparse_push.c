@@ -1,0 +1,608 @@
+/* sparse_push.c - the worker role: updates of which only some values travel. See worker.h.
+ *
+ * A filter holds back what is not worth sending in a residual of its tensor, which the next update
+ * takes along; a sparse update is told by the caller element by element. Both become packets (packet.h)
+ * when the push is made, so that the caller's buffers are its own again. The packets of an update
+ * stand in the order of the flat model, whoever's they are: a server's are picked out on the way.
+ *
+ * Encoding goes in three steps, so that what fails changes nothing: look at every value and mark what
+ * is sent; get the memory; write, and leave the rest to the residuals.
+ *
+ * A filtered update that was applied nowhere keeps its packets for a retry: it sends the same again,
+ * and touches no residual. To filter the same buffers once more would send what was held back twice.
+ *
+ * Source: TDF §4.2, 4.3. */
+#include "sparse_push.h"
+
+#include "filter.h"
+#include "../kernels/reduce.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { SPARSE_PUSH_LEAST = 64 }; /* elements of a packet, however short frames are */
+
+/* A stretch that one packet can have: of one slice and one tensor. */
+typedef struct sparse_push_piece {
+  uint64_t offset; /* in the flat model, bytes */
+  uint64_t first;  /* its first element, counted in the tensor */
+  uint32_t tensor; /* index in the layout */
+  uint32_t n;
+  int dtype;
+  const uint8_t *data; /* the caller's */
+} sparse_push_piece;
+
+typedef struct sparse_push_walk {
+  uint32_t source;
+  uint64_t in_source;
+} sparse_push_walk;
+
+static uint64_t sparse_push_pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+
+/* Elements of a packet that a frame can hold in any case. */
+static uint64_t sparse_push_most(const mlfab__worker *worker, int dtype) {
+  uint64_t room = (uint64_t)worker->config->chunk_bytes - MLFAB__PACKET_HEADER;
+  uint64_t most = room * 8 / (8 * mlfab__dtype_bytes(dtype) + 1);
+  return mlfab__max(SPARSE_PUSH_LEAST, mlfab__min(MLFAB__PACKET_ELEMENTS, most & ~(uint64_t)63));
+}
+
+/* Bytes behind `offset` that are of the same tensor and slice. */
+static uint64_t sparse_push_left(const mlfab__worker *worker, const mlfab__tensor *tensor,
+                                 uint64_t offset) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, offset)];
+  return mlfab__min(tensor->offset + tensor->bytes, slice->offset + slice->bytes) - offset;
+}
+
+static int sparse_push_next(const mlfab__worker *worker, const mlfab__outgoing *update,
+                            sparse_push_walk *walk, sparse_push_piece *piece) {
+  if (walk->source == update->nsources) return 0;
+  const mlfab__source *source = &update->sources[walk->source];
+  uint64_t offset = source->offset + walk->in_source;
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, offset);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes = mlfab__min(sparse_push_left(worker, tensor, offset),
+                              sparse_push_most(worker, (int)tensor->dtype) * width);
+  bytes = mlfab__min(bytes, source->bytes - walk->in_source);
+  piece->offset = offset;
+  piece->first = (offset - tensor->offset) / width;
+  piece->tensor = (uint32_t)(tensor - worker->layout.tensors);
+  piece->n = (uint32_t)(bytes / width);
+  piece->dtype = (int)tensor->dtype;
+  piece->data = source->data + walk->in_source;
+  walk->in_source += bytes;
+  if (walk->in_source == source->bytes) {
+    walk->source++;
+    walk->in_source = 0;
+  }
+  return 1;
+}
+
+static uint32_t sparse_push_words(const sparse_push_piece *piece) { return (piece->n + 63) / 64; }
+
+/* The tensor's filter, or NULL. */
+static mlfab__sieve *sparse_push_sieve(const mlfab__worker *worker, uint32_t tensor) {
+  mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
+  return sieve && sieve->residual ? sieve : NULL;
+}
+
+static uint8_t *sparse_push_residual(const mlfab__sieve *sieve, const sparse_push_piece *piece) {
+  return sieve->residual + piece->first * mlfab__dtype_bytes(piece->dtype);
+}
+
+static void sparse_push_rule(const mlfab__worker *worker, const mlfab__sieve *sieve,
+                             uint32_t tensor, uint64_t t, mlfab__filter_rule *rule) {
+  const mlfab_filter *filter = &sieve->filter;
+  const mlfab__tensor *its = &worker->layout.tensors[tensor];
+  uint32_t names[2] = {worker->rank, its->id};
+  memset(rule, 0, sizeof *rule);
+  rule->dtype = (int)its->dtype;
+  rule->seed = mlfab__hash(worker->config->seed, names, sizeof names);
+  rule->t = t;
+  if (sieve->leaves) return; /* all of it */
+  rule->half = (int)filter->half;
+  if (filter->threshold > 0.0) {
+    rule->tau = mlfab__filter_threshold(filter->threshold, filter->decay, t);
+    rule->p = filter->drop > 0.0 ? filter->drop : 1.0;
+  }
+}
+
+/* --- memory --- */
+
+static int sparse_push_marks_room(mlfab__worker *worker, uint64_t words) {
+  if (words <= worker->mark_room) return 0;
+  mlfab__free(worker->env, worker->marks, worker->mark_room * sizeof *worker->marks);
+  worker->marks = mlfab__alloc_array(worker->env, words, sizeof *worker->marks);
+  worker->mark_room = worker->marks ? words : 0;
+  return worker->marks ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static int sparse_push_packet_room(mlfab__worker *worker, mlfab__outgoing *update, uint64_t bytes) {
+  if (bytes <= update->packet_room) return 0;
+  mlfab__free_aligned(worker->env, update->packets, update->packet_room);
+  update->packets = mlfab__alloc_aligned(worker->env, bytes);
+  update->packet_room = update->packets ? bytes : 0;
+  return update->packets ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static int sparse_push_no_memory(mlfab_error *error) {
+  return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "push: out of memory for the packets of an update");
+}
+
+/* The most bytes of a packet that has `kept` of its elements, `width` bytes each. */
+static uint64_t sparse_push_bound(uint32_t elements, uint64_t kept, uint32_t width) {
+  if (kept == 0) return 0;
+  uint64_t marks = mlfab__min(sparse_push_pad((elements + 7) / 8), sparse_push_pad(2 * kept));
+  return MLFAB__PACKET_HEADER + marks + sparse_push_pad(kept * width);
+}
+
+/* --- filters --- */
+
+static int sparse_push_refuse(const mlfab__worker *worker, const sparse_push_piece *piece,
+                              const mlfab__filter_rule *rule, const uint8_t *residual,
+                              mlfab_error *error) {
+  uint32_t width = mlfab__dtype_bytes(piece->dtype), i = 0;
+  for (uint64_t keep; i + 1 < piece->n; i++) {
+    const uint8_t *g = piece->data + (size_t)i * width;
+    int bad = rule ? mlfab__filter_mark(rule, g, residual + (size_t)i * width, piece->first + i, 1,
+                                        &keep) == MLFAB__FILTER_REFUSED
+                   : !mlfab__reduce_finite(piece->dtype, g, 1);
+    if (bad) break;
+  }
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
+                      "push: element %llu of tensor %u is NaN or infinite%s: nothing was sent",
+                      (unsigned long long)(piece->first + i),
+                      worker->layout.tensors[piece->tensor].id,
+                      rule ? ", what was held back before added" : "");
+}
+
+static uint64_t sparse_push_count_words(const mlfab__worker *worker,
+                                        const mlfab__outgoing *update) {
+  uint64_t words = 0;
+  sparse_push_walk walk = {0, 0};
+  sparse_push_piece piece;
+  while (sparse_push_next(worker, update, &walk, &piece)) {
+    if (sparse_push_sieve(worker, piece.tensor)) words += sparse_push_words(&piece);
+  }
+  return words;
+}
+
+/* Marks what is sent; *bytes_p: no more bytes become of it. Changes nothing else. */
+static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
+                            uint64_t *bytes_p, mlfab_error *error) {
+  uint64_t *marks = worker->marks;
+  sparse_push_walk walk = {0, 0};
+  sparse_push_piece piece;
+  mlfab__filter_rule rule;
+  *bytes_p = 0;
+  while (sparse_push_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
+    uint32_t width = mlfab__dtype_bytes(piece.dtype);
+    if (!sieve) {
+      if (!mlfab__reduce_finite(piece.dtype, piece.data, piece.n))
+        return sparse_push_refuse(worker, &piece, NULL, NULL, error);
+      *bytes_p += sparse_push_bound(piece.n, piece.n, width);
+      continue;
+    }
+    sparse_push_rule(worker, sieve, piece.tensor, t, &rule);
+    const uint8_t *residual = sparse_push_residual(sieve, &piece);
+    uint32_t kept = mlfab__filter_mark(&rule, piece.data, residual, piece.first, piece.n, marks);
+    if (kept == MLFAB__FILTER_REFUSED)
+      return sparse_push_refuse(worker, &piece, &rule, residual, error);
+    *bytes_p += sparse_push_bound(piece.n, kept, rule.half ? 2 : width);
+    marks += sparse_push_words(&piece);
+  }
+  return 0;
+}
+
+/* Asks the user's own filter about a piece; it can only clear marks. */
+static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *sieve,
+                               const sparse_push_piece *piece, uint64_t t, uint64_t *marks) {
+  uint64_t asked[MLFAB__PACKET_ELEMENTS / 64];
+  uint32_t words = sparse_push_words(piece);
+  mlfab_filter_info info = {worker->layout.tensors[piece->tensor].id, (uint32_t)piece->dtype,
+                            piece->first, piece->n, t};
+  memcpy(asked, marks, words * sizeof *marks);
+  sieve->filter.select(sieve->filter.user, &info, sparse_push_residual(sieve, piece), NULL, asked);
+  for (uint32_t i = 0; i < words; i++) marks[i] &= asked[i];
+}
+
+/* Filters that need all of a tensor: its update is added to the residual at once, and marks are
+ * cleared. `walk` is behind the tensor's first piece. */
+static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               const mlfab__sieve *sieve, sparse_push_walk walk,
+                               sparse_push_piece piece, uint64_t t, uint64_t *marks) {
+  const mlfab_filter *filter = &sieve->filter;
+  const mlfab__tensor *tensor = &worker->layout.tensors[piece.tensor];
+  mlfab__filter_cut cut;
+  mlfab__reduce_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
+                    0);
+  uint64_t k = (uint64_t)(filter->top * (double)tensor->count);
+  if (filter->top > 0.0)
+    mlfab__filter_kth(piece.dtype, sieve->residual, tensor->count,
+                      mlfab__max(1, mlfab__min(k, tensor->count)), &cut);
+  uint32_t index = piece.tensor;
+  do {
+    if (filter->top > 0.0)
+      mlfab__filter_top(piece.dtype, sparse_push_residual(sieve, &piece), piece.n, &cut, marks);
+    if (filter->select) sparse_push_select(worker, sieve, &piece, t, marks);
+    marks += sparse_push_words(&piece);
+  } while (sparse_push_next(worker, update, &walk, &piece) && piece.tensor == index);
+}
+
+/* Writes the packet of a filtered piece, and its residual. */
+static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *sieve,
+                                 const sparse_push_piece *piece, const mlfab__filter_rule *rule,
+                                 const uint8_t *g, const uint64_t *marks, uint8_t *out) {
+  mlfab__packet_shape shape = {piece->offset, piece->dtype, rule->half, 0, piece->n};
+  uint8_t *values = out;
+  mlfab_stats *stats = worker->stats;
+  uint32_t bytes = mlfab__packet_begin(out, &shape, marks, &values);
+  stats->filter_offered += piece->n;
+  stats->filter_sent += mlfab__filter_emit(rule, g, sparse_push_residual(sieve, piece), piece->n,
+                                           marks, values, &stats->filter_saturated);
+  if (MLFAB__PLANTED(54))
+    memset(sparse_push_residual(sieve, piece), 0, mlfab__dtype_bytes(piece->dtype));
+  return bytes;
+}
+
+static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t) {
+  uint64_t *marks = worker->marks, at = 0;
+  sparse_push_walk walk = {0, 0};
+  sparse_push_piece piece;
+  while (sparse_push_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
+    mlfab__packet_shape shape = {piece.offset, piece.dtype, MLFAB_HALF_NONE, 0, piece.n};
+    if (!sieve) {
+      at += mlfab__packet_dense(update->packets + at, &shape, piece.data);
+      continue;
+    }
+    mlfab__filter_rule rule;
+    sparse_push_rule(worker, sieve, piece.tensor, t, &rule);
+    int chosen = !sieve->leaves && (sieve->filter.top > 0.0 || sieve->filter.select);
+    if (chosen && piece.first == 0)
+      sparse_push_choose(worker, update, sieve, walk, piece, t, marks);
+    at += sparse_push_emit(worker, sieve, &piece, &rule, chosen ? NULL : piece.data, marks,
+                           update->packets + at);
+    marks += sparse_push_words(&piece);
+  }
+  update->packet_bytes = at;
+}
+
+static void sparse_push_drop(mlfab__worker *worker, uint32_t tensor) {
+  mlfab__sieve *sieve = &worker->sieves[tensor];
+  mlfab__free_aligned(worker->env, sieve->residual, worker->layout.tensors[tensor].bytes);
+  memset(sieve, 0, sizeof *sieve);
+  worker->nsieves--;
+}
+
+/* Residuals that the update has taken along to the last bit. */
+static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
+  sparse_push_walk walk = {0, 0};
+  sparse_push_piece piece;
+  while (worker->nsieves > 0 && sparse_push_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
+    if (sieve && sieve->leaves) sparse_push_drop(worker, piece.tensor);
+  }
+}
+
+static int sparse_push_filter(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t,
+                              mlfab_error *error) {
+  uint64_t bytes;
+  if (sparse_push_marks_room(worker, sparse_push_count_words(worker, update)))
+    return sparse_push_no_memory(error);
+  int code = sparse_push_look(worker, update, t, &bytes, error);
+  if (code) return code;
+  if (sparse_push_packet_room(worker, update, bytes)) return sparse_push_no_memory(error);
+  sparse_push_write(worker, update, t);
+  sparse_push_leave(worker, update);
+  worker->stats->filter_raw_bytes += update->bytes;
+  worker->stats->filter_bytes += update->packet_bytes;
+  return 0;
+}
+
+static int sparse_push_wanted(const mlfab__worker *worker, const mlfab__source *sources,
+                              uint32_t n) {
+  for (uint32_t i = 0; i < n && worker->nsieves > 0; i++) {
+    uint64_t at = sources[i].offset, end = at + sources[i].bytes;
+    while (at < end) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, at);
+      if (sparse_push_sieve(worker, (uint32_t)(tensor - worker->layout.tensors))) return 1;
+      at = tensor->offset + tensor->bytes;
+    }
+  }
+  return 0;
+}
+
+/* --- setting filters --- */
+
+static int sparse_push_check(const mlfab_filter *filter, mlfab_error *error) {
+  const struct {
+    const char *name;
+    double value, most;
+  } members[] = {{"half", (double)filter->half, MLFAB_HALF_BF16},
+                 {"threshold", filter->threshold, HUGE_VAL},
+                 {"decay", filter->decay, FLT_MAX},
+                 {"drop", filter->drop, 1.0},
+                 {"top", filter->top, 1.0}};
+  for (uint32_t i = 0; i < MLFAB__COUNT(members); i++) {
+    if (members[i].value >= 0.0 && members[i].value <= members[i].most) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_filter: %s is %g, not between 0 and %g",
+                       members[i].name, members[i].value, members[i].most);
+  }
+  if (filter->drop > 0.0 && filter->drop < 1.0 && !(filter->threshold > 0.0))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "set_filter: drop is %g, but the threshold is 0 and selects nothing; "
+                       "HUGE_VAL as the threshold selects everything",
+                       filter->drop);
+  return 0;
+}
+
+/* Refuses what would never let anything of this tensor travel: every element is below the threshold,
+ * and the random policy spares none. */
+static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tensor *tensor,
+                                   mlfab_error *error) {
+  double most = tensor->dtype == MLFAB_F32 ? (double)FLT_MAX : DBL_MAX;
+  int draws = filter->drop > 0.0 && filter->drop < 1.0;
+  if (draws || filter->threshold <= most) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "set_filter: threshold %g holds every element of tensor %u back for ever; "
+                     "with a drop below 1 some travel",
+                     filter->threshold, tensor->id);
+}
+
+/* The residuals that are missing, of one tensor or of all; without memory, none of them. */
+static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
+  const mlfab__layout *layout = &worker->layout;
+  if (!worker->sieves)
+    worker->sieves = mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->sieves);
+  if (!worker->sieves) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = first; i < end; i++) {
+    mlfab__sieve *sieve = &worker->sieves[i];
+    sieve->fresh = !sieve->residual;
+    if (!sieve->fresh) continue;
+    sieve->residual = mlfab__alloc_aligned(worker->env, layout->tensors[i].bytes);
+    if (sieve->residual) {
+      memset(sieve->residual, 0, layout->tensors[i].bytes);
+      worker->nsieves++;
+      continue;
+    }
+    while (i-- > first) {
+      if (worker->sieves[i].fresh) sparse_push_drop(worker, i);
+    }
+    return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
+
+static void sparse_push_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  for (uint32_t i = 0; worker->nsieves > 0 && i < worker->layout.ntensors; i++) {
+    if (worker->sieves[i].residual) sparse_push_drop(worker, i);
+  }
+  mlfab__free(env, worker->sieves, worker->layout.ntensors * sizeof *worker->sieves);
+  mlfab__free(env, worker->marks, worker->mark_room * sizeof *worker->marks);
+  worker->sieves = NULL;
+  worker->marks = NULL;
+  worker->mark_room = 0;
+}
+
+/* --- sparse updates --- */
+
+static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__sparse *sparse,
+                                  mlfab_error *error) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  if (!tensor)
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "push_sparse: there is no tensor %u",
+                       sparse->tensor);
+  if (worker->define.ghost)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: sparse updates of ghost tensors");
+  if (sparse->count > 0 && (!sparse->indices || !sparse->values))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push_sparse: %s is NULL",
+                       sparse->indices ? "values" : "indices");
+  if (sparse->count > 0 &&
+      ((uintptr_t)sparse->indices % sizeof *sparse->indices != 0 ||
+       (uintptr_t)sparse->values % mlfab__dtype_bytes((int)tensor->dtype) != 0))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "push_sparse: indices or values are not aligned to their elements");
+  for (uint64_t i = 0; i < sparse->count; i++) {
+    unsigned long long index = sparse->indices[i], at = i;
+    if (index >= tensor->count)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                         "push_sparse: index %llu at position %llu: tensor %u has %llu elements",
+                         index, at, sparse->tensor, (unsigned long long)tensor->count);
+    if (i > 0 && index <= sparse->indices[i - 1])
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                         "push_sparse: index %llu at position %llu does not ascend: %llu is "
+                         "before it",
+                         index, at, (unsigned long long)sparse->indices[i - 1]);
+  }
+  int dtype = (int)tensor->dtype;
+  if (mlfab__reduce_finite(dtype, sparse->values, sparse->count)) return 0;
+  uint64_t bad = 0;
+  while (mlfab__reduce_finite(dtype, sparse->values, bad + 1)) bad++;
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
+                      "push_sparse: the value at position %llu, of element %llu of tensor %u, is "
+                      "NaN or infinite: nothing was sent",
+                      (unsigned long long)bad, (unsigned long long)sparse->indices[bad],
+                      sparse->tensor);
+}
+
+/* The values from position `at` on that one packet can have: returns where the next begins. */
+static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
+                                const mlfab__sparse *sparse, uint64_t at,
+                                mlfab__packet_shape *shape) {
+  int dtype = (int)tensor->dtype;
+  uint32_t width = mlfab__dtype_bytes(dtype);
+  uint64_t first = sparse->indices[at], next = at + 1;
+  uint64_t offset = tensor->offset + first * width;
+  uint64_t end = first + mlfab__min(sparse_push_left(worker, tensor, offset) / width,
+                                    sparse_push_most(worker, dtype));
+  while (next < sparse->count && sparse->indices[next] < end) next++;
+  *shape = (mlfab__packet_shape){offset, dtype, MLFAB_HALF_NONE, 0,
+                                 (uint32_t)(sparse->indices[next - 1] - first + 1)};
+  return next;
+}
+
+static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
+                            const mlfab__sparse *sparse, mlfab_error *error) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  uint64_t bytes = 0, most = 0, at, next;
+  mlfab__packet_shape shape;
+  for (at = 0; at < sparse->count; at = next) {
+    next = sparse_push_run(worker, tensor, sparse, at, &shape);
+    bytes += sparse_push_bound(shape.elements, next - at, width);
+    most = mlfab__max(most, next - at);
+  }
+  if (sparse_push_marks_room(worker, (most + 1) / 2) ||
+      sparse_push_packet_room(worker, update, bytes))
+    return sparse_push_no_memory(error);
+  uint32_t *indices = (uint32_t *)(void *)worker->marks;
+  update->packet_bytes = 0;
+  for (at = 0; at < sparse->count; at = next) {
+    next = sparse_push_run(worker, tensor, sparse, at, &shape);
+    for (uint64_t i = at; i < next; i++)
+      indices[i - at] = (uint32_t)(sparse->indices[i] - sparse->indices[at]);
+    update->packet_bytes +=
+        mlfab__packet_sparse(update->packets + update->packet_bytes, &shape, indices,
+                             (const uint8_t *)sparse->values + at * width, (uint32_t)(next - at));
+  }
+  return 0;
+}
+
+/* --- packets on their way --- */
+
+/* The packet at this place: its bytes, and whose it is. */
+static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                   uint64_t at, uint32_t *server_p) {
+  mlfab__packet packet;
+  uint32_t bytes = mlfab__packet_open(update->packets + at, update->packet_bytes - at, &packet);
+  assert(bytes > 0);
+  *server_p = worker->layout.slices[mlfab__layout_slice_at(&worker->layout, packet.offset)].server;
+  return bytes;
+}
+
+static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                  uint32_t server, uint64_t most) {
+  uint64_t sum = 0, bytes;
+  uint32_t owner;
+  for (uint64_t at = 0; at < update->packet_bytes; at += bytes) {
+    bytes = sparse_push_packet(worker, update, at, &owner);
+    if (owner == server && sum + bytes > most) break;
+    if (owner == server) sum += bytes;
+  }
+  return sum;
+}
+
+/* The server's next packets at or behind `from` that are neighbours, at most a frame's and not more
+ * than `most`: their bytes, and where they begin. */
+static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                       uint32_t server, uint64_t from, uint64_t most,
+                                       uint64_t *at_p) {
+  uint64_t at = from, bytes = 0, sum = 0;
+  uint32_t owner = server;
+  for (; at < update->packet_bytes; at += bytes) {
+    bytes = sparse_push_packet(worker, update, at, &owner);
+    if (owner == server) break;
+  }
+  *at_p = at;
+  for (; at < update->packet_bytes; at += bytes) {
+    bytes = sparse_push_packet(worker, update, at, &owner);
+    int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, worker->config->chunk_bytes) : most);
+    if (owner != server || !fits) break;
+    sum += bytes;
+  }
+  return sum;
+}
+
+static uint64_t sparse_push_next_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                       uint32_t server, const mlfab__part *part, uint64_t most,
+                                       const uint8_t **data_p) {
+  uint64_t at;
+  uint64_t bytes = sparse_push_neighbours(worker, update, server, part->in_source, most, &at);
+  *data_p = bytes > 0 ? update->packets + at : NULL;
+  return bytes;
+}
+
+static void sparse_push_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                uint32_t server, mlfab__part *part, uint64_t bytes) {
+  uint64_t at;
+  if (bytes == 0) return;
+  sparse_push_neighbours(worker, update, server, part->in_source, 0, &at);
+  part->in_source = at + bytes;
+}
+
+static int sparse_push_encode(mlfab__worker *worker, mlfab__outgoing *update,
+                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
+  return what->sparse ? sparse_push_list(worker, update, what->sparse, error)
+                      : sparse_push_filter(worker, update, t, error);
+}
+
+static const mlfab__push_codec sparse_push_codec = {
+    MLFAB__PUSH_PACKED,  sparse_push_encode, sparse_push_bytes, sparse_push_next_piece,
+    sparse_push_advance, sparse_push_wanted, sparse_push_free};
+
+/* --- calls --- */
+
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error) {
+  mlfab__sparse sparse = {tensor, indices, values, count};
+  mlfab_buf whole;
+  mlfab__push_what what = {&whole, 1, &sparse};
+  memset(&whole, 0, sizeof whole);
+  whole.tensor = tensor;
+  if (worker->stands) {
+    int code = sparse_push_check_list(worker, &sparse, error);
+    if (code) return code;
+    whole.count = mlfab__layout_find(&worker->layout, tensor)->count;
+  }
+  worker->packed = &sparse_push_codec;
+  return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
+                                             const mlfab_filter *given, mlfab_error *error) {
+  const mlfab__layout *layout = &worker->layout;
+  mlfab_filter filter;
+  memset(&filter, 0, sizeof filter);
+  if (!worker->stands)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_filter: before the model exists");
+  if (given && given->size < offsetof(mlfab_filter, threshold))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_filter: filter.size is not set");
+  const mlfab__tensor *one = tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, tensor);
+  if (!one && tensor != MLFAB_ALL)
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_filter: there is no tensor %u", tensor);
+  uint32_t first = one ? (uint32_t)(one - layout->tensors) : 0,
+           end = one ? first + 1 : layout->ntensors;
+  if (!given) {
+    for (uint32_t i = first; i < end; i++) {
+      if (sparse_push_sieve(worker, i)) worker->sieves[i].leaves = 1;
+    }
+    return 0;
+  }
+  memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
+  int code = sparse_push_check(&filter, error);
+  if (code) return code;
+  if (worker->define.ghost)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: filters on ghost tensors");
+  for (uint32_t i = first; i < end; i++) {
+    if (layout->tensors[i].dtype == MLFAB_I64)
+      return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "set_filter: tensor %u is int64",
+                         layout->tensors[i].id);
+    code = sparse_push_check_sends(&filter, &layout->tensors[i], error);
+    if (code) return code;
+  }
+  worker->packed = &sparse_push_codec;
+  if (sparse_push_add(worker, first, end))
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for what is held back");
+  for (uint32_t i = first; i < end; i++) {
+    worker->sieves[i].filter = filter;
+    worker->sieves[i].leaves = 0;
+  }
+  return 0;
+}

@@ -1,0 +1,832 @@
+/* wire.h - frames: their header, their types, and the meta of each type. Layer 1.
+ *
+ * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk
+ * (tensor bytes, at most MLFAB_BULK_MAX). Everything is little-endian.
+ *
+ *    0  u32 magic "MLFB"            24  u64 job (hash of its name)
+ *    4  u8  protocol                32  u32 epoch
+ *    5  u8  type                    36  u32 sender (node id)
+ *    6  u16 flags                   40  u32 incarnation of the sender
+ *    8  u32 CRC32C of the header    44  u32 zero
+ *   12  u32 CRC32C of the payload   48  16 bytes: a tag
+ *   16  u32 meta bytes              64  meta, then bulk
+ *   20  u32 bulk bytes
+ *
+ * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret; zero without one, and
+ * in all other frames. It proves that the sender was told the secret, to whoever hears it: it is a
+ * password, and no code over the frame (docs/promises.md says what that is worth).
+ *
+ * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
+ * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
+ * error, never a read outside them; a meta must be exactly as long as its fields. Lengths are
+ * checked by subtraction before anything is used. */
+#ifndef MLFAB__WIRE_H
+#define MLFAB__WIRE_H
+
+#include "../base/base.h"
+#include "../base/rng.h"
+
+#define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
+enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
+
+/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s),
+ * then a scheduler that is a process of its own. */
+#define MLFAB__NO_NODE 0xffffffffu
+
+typedef struct mlfab__header {
+  uint8_t protocol, type;
+  uint16_t flags;
+  uint32_t payload_crc;
+  uint32_t meta_bytes, bulk_bytes;
+  uint64_t job;
+  uint32_t epoch, sender, incarnation;
+  uint64_t tag[2]; /* of the types that have one, else not looked at by seal */
+} mlfab__header;
+
+/* Every type: name, number. The limits on bulk: 0 means that the type has none. */
+#define MLFAB__FRAMES(X)      \
+  X(JOIN, 1)                  \
+  X(WELCOME, 2)               \
+  X(REFUSE, 3)                \
+  X(HELLO, 4)                 \
+  X(HELLO_ACK, 5)             \
+  X(HEARTBEAT, 6)             \
+  X(BYE, 7)                   \
+  X(MEMBER, 8)                \
+  X(DEFINE, 9)                \
+  X(DEFINE_ACK, 10)           \
+  X(PUSH, 11)                 \
+  X(CHUNK, 12)                \
+  X(GRANT, 13)                \
+  X(PUSH_ACK, 14)             \
+  X(RESEND, 15)               \
+  X(WITHDRAW, 16)             \
+  X(PULL, 17)                 \
+  X(MODEL, 18)                \
+  X(PULL_FAIL, 19)            \
+  X(PULL_CANCEL, 20)          \
+  X(BARRIER, 21)              \
+  X(BARRIER_DONE, 22)         \
+  X(DONE, 25)                 \
+  X(DONE_ACK, 26)             \
+  X(MEET, 27)                 \
+  X(WHERE, 28)                \
+  X(THERE, 29)                \
+  X(CAPACITY, 30)             \
+  X(STATION, 31)              \
+  X(SCHEDULE, 32)             \
+  X(ANNOUNCE, 33)             \
+  X(PLAN, 34)                 \
+  X(REPORT, 35)               \
+  X(VIA, 36)                  \
+  X(GROUP, 37)                \
+  X(GROUP_END, 38)            \
+  X(RELEASE, 39)              \
+  X(GROUP_FAIL, 40)           \
+  X(FORWARD, 41)              \
+  X(HOP_GRANT, 42)            \
+  X(HOP_CHUNK, 43)            \
+  X(SPREAD, 44)               \
+  X(SPREAD_FAIL, 45)          \
+  X(PULL_VIA, 46)             \
+  X(HOP_MODEL, 47)            \
+  X(PULL_DONE, 48)            \
+  X(TREE_ASK, 56)             \
+  X(TREE_PLAN, 57)            \
+  X(SYNC, 58)                 \
+  X(SYNC_ACK, 59)             \
+  X(RESHARD_SERVER, 60)       \
+  X(RESHARD, 61)              \
+  X(RESHARD_DONE, 62)         \
+  X(FREEZE, 63)               \
+  X(FROZEN, 64)               \
+  X(STOP, 65)                 \
+  X(MOVE, 66)                 \
+  X(MOVED, 67)                \
+  X(RESHARD_SERVER_CLOCK, 68) \
+  X(THAW, 69)                 \
+  X(MEMBERSHIP, 70)           \
+  X(MEMBERSHIP_LIST, 71)      \
+  X(MEMBERSHIP_READY, 72)     \
+  X(MEMBERSHIP_GO, 73)        \
+  X(MEMBERSHIP_FAIL, 74)      \
+  X(MEMBERSHIP_OVER, 75)      \
+  X(MEMBERSHIP_STUCK, 76)     \
+  X(MEMBERSHIP_ASK, 77)       \
+  X(MEMBERSHIP_TELL, 78)      \
+  X(MEMBERSHIP_MISSING, 79)   \
+  X(MEMBERSHIP_LEAVE, 80)     \
+  X(MEMBERSHIP_LEFT, 81)      \
+  X(COLL, 82)                 \
+  X(COLL_ACK, 83)             \
+  X(PROGRESS, 84)
+
+enum mlfab__frame_type {
+#define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
+  MLFAB__FRAMES(MLFAB__FRAME_ENUM)
+#undef MLFAB__FRAME_ENUM
+      MLFAB__FRAME_TYPES = 85
+};
+
+#define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
+#define MLFAB__META_PLAIN 1280   /* room for the meta of every frame that has no list */
+#define MLFAB__ADDRESSES_MAX 768 /* bytes of a node's list of addresses, likewise */
+#define MLFAB__SEGMENTS_MAX 2048 /* stretches of the flat model in one push or pull */
+#define MLFAB__SLICES_MAX 4096
+
+/* A stretch of the flat model, bytes. In a list: ascending, not touching, not empty. */
+typedef struct mlfab__segment {
+  uint64_t offset, bytes;
+} mlfab__segment;
+
+/* --- the metas, one struct a type, members in wire order. Lists are arrays of the decoder's caller
+ * or of the encoder's; texts travel as u16 length and bytes. --- */
+
+typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
+  int32_t rank;              /* as in mlfab_config */
+  uint32_t roles, workers, servers, dedicated;
+  uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
+  uint32_t hand;        /* 1: hand-driven, not missed by its heartbeat */
+  uint32_t incarnation; /* the one it had before, or 0 */
+  uint64_t nonce;       /* of this process, so that a repeated JOIN is recognised */
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__join;
+
+typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded mlfab__member_info */
+  uint32_t incarnation;         /* of the receiver */
+  uint32_t nodes;
+} mlfab__welcome;
+
+typedef struct
+    mlfab__member_info { /* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+  uint32_t node, roles, incarnation, hand;
+  uint64_t nonce; /* of its process, which it shows in HELLO */
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__member_info;
+
+typedef struct mlfab__refuse { /* any -> any; the link is then closed */
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__refuse;
+
+typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
+  uint32_t node, incarnation, roles, hand;
+  uint32_t accumulators; /* that this worker offers as an aggregator */
+  uint64_t host;         /* nodes of one host share its links */
+  uint64_t nonce;        /* of this process, as in its JOIN */
+} mlfab__hello;
+
+typedef struct mlfab__hello_ack { /* server -> worker */
+  uint32_t server, eager_bytes;   /* credit of bytes without a grant */
+  uint32_t generation;            /* of the worker's push stream from here on */
+  uint32_t model_stands;          /* 1: this server has a model */
+  uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
+                                    the credit is news; 3: to STOP */
+  uint64_t v_train;               /* the worker's progress at this server */
+  uint64_t top;                   /* all updates up to here are decided ... */
+  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
+  uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
+  uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
+  uint64_t nonce;                 /* to a server: of the process that answers; else 0 */
+} mlfab__hello_ack;
+
+/* Whoever gets a PROBE says ANSWER at once. */
+enum { MLFAB__BEAT = 0, MLFAB__BEAT_PROBE = 1, MLFAB__BEAT_ANSWER = 2 };
+typedef struct mlfab__heartbeat {
+  uint64_t sent_ns; /* the sender's clock; of an answer: the probe's */
+  uint32_t kind;
+} mlfab__heartbeat;
+
+typedef struct mlfab__bye { /* a regular end, or being given up */
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__bye;
+
+typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, died, left, is done */
+  uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__member;
+
+typedef struct
+    mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
+  uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
+  uint32_t tensors, optimizer, mean, deterministic, slices, ghost;
+  uint32_t first_weights; /* 1: first weights follow as update 0 */
+  uint32_t active, tags, pull_half;
+  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
+  double change_threshold, change_decay;
+  mlfab_sync consistency; /* `size` does not travel */
+} mlfab__define;
+
+typedef struct mlfab__tensor_info {
+  uint32_t id, dtype;
+  uint64_t count;
+} mlfab__tensor_info;
+
+typedef struct mlfab__define_ack { /* server -> worker: the model stands here, or why not */
+  int32_t code;
+  uint32_t server;
+  uint64_t v_train;
+  char text[MLFAB__TEXT_MAX];
+  /* Worker 0's options, which win, follow as a define without tensors, but with the `ask` that this
+   * answers. */
+  mlfab__define options;
+} mlfab__define_ack;
+
+/* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
+/* PACKED: its bytes are packets (packet.h); every bulk holds whole ones. */
+enum {
+  MLFAB__PUSH_MORE = 1,
+  MLFAB__PUSH_INIT = 2,
+  MLFAB__PUSH_PLANNED = 4,
+  MLFAB__PUSH_PACKED = 8
+};
+
+/* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
+ * then segments; u32 version count (1: the same for all slices touched; else one for each in
+ * ascending order), then versions. */
+typedef struct mlfab__push {
+  uint64_t seq;        /* of its first member */
+  uint32_t members;    /* how many merged updates: seq .. seq + members - 1 */
+  uint32_t generation; /* of the stream */
+  uint32_t flags;
+  uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
+  uint64_t progress; /* the worker's iteration, from 0: the same at all servers */
+  uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
+  double scale, norm;
+  uint32_t parts; /* servers that have a part of it */
+  uint32_t segments;
+  uint32_t versions;
+} mlfab__push;
+
+typedef struct mlfab__chunk { /* worker -> server: the next bytes of an update */
+  uint64_t seq, offset;       /* offset: within the update's bytes at this server */
+  uint32_t generation;
+} mlfab__chunk;
+
+typedef struct mlfab__grant { /* server -> worker: update may be sent up to `upto` of its bytes */
+  uint64_t seq, upto;
+  uint32_t generation;
+} mlfab__grant;
+
+typedef struct mlfab__push_ack { /* server -> worker: decided */
+  uint64_t seq;
+  uint32_t members, generation;
+  int32_t code; /* 0: applied */
+  uint64_t version,
+      delay;        /* largest over the slices, after the commit; delay of the first member */
+  uint64_t v_train; /* the worker's progress at this server from here on */
+} mlfab__push_ack;
+
+typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
+  uint32_t generation;         /* the new one; everything older is discarded here */
+  uint64_t top;
+  uint64_t applied[4], dropped[4];
+} mlfab__resend;
+
+typedef struct mlfab__withdraw { /* worker -> server: forget this update unless it is decided */
+  uint64_t seq;
+  uint32_t members, generation;
+} mlfab__withdraw;
+
+/* u32 segment count and segments follow; then u32 count and the commits that the worker's cache has of
+ * the slices touched (as versions in a push; 0: nothing of it), when the model has tags. */
+typedef struct mlfab__pull {
+  uint64_t request;
+  uint64_t progress; /* how many rounds this worker has pushed */
+  uint32_t epoch;    /* of the cache */
+  uint32_t segments;
+  uint32_t sinces; /* 0: no cache */
+} mlfab__pull;
+
+/* flags. LAST: the pull is answered with this. PACKED: the bulk is packets of this stretch, and what
+ * none of them names has not changed since the commit of the cache. */
+enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
+typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
+  uint64_t request;
+  uint64_t offset, bytes;   /* the stretch of the flat model that it answers for */
+  uint64_t version, commit; /* of the slice */
+  uint32_t slice, flags;
+  uint32_t epoch; /* that commits are counted in */
+} mlfab__model;
+
+typedef struct mlfab__pull_fail {
+  uint64_t request;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__pull_fail;
+
+typedef struct mlfab__pull_cancel {
+  uint64_t request;
+} mlfab__pull_cancel;
+
+typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
+  uint64_t number;              /* the worker's count of barriers, from 1 */
+} mlfab__barrier;
+
+typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
+  uint64_t ask;                  /* the worker's count of changes, from 1 */
+  uint32_t tensor;               /* the slices that have bytes of it, or MLFAB_ALL */
+  mlfab_sync consistency;        /* `size` does not travel */
+} mlfab__sync_ask;
+
+typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
+  uint64_t ask;                  /* 0: only news */
+  int32_t code;
+  uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
+  char text[MLFAB__TEXT_MAX];
+} mlfab__sync_ack;
+
+typedef struct mlfab__progress { /* worker -> server that counts: what it may not have heard */
+  uint64_t progress;             /* whole updates before the first that is not decided there */
+} mlfab__progress;
+
+typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
+  uint64_t last_seq;
+} mlfab__done;
+
+/* --- a fabric with a scheduler: see scheduler.h, aggregator.h and server.h --- */
+
+typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
+  uint32_t node, incarnation;
+  uint64_t nonce; /* of this process */
+} mlfab__meet;
+
+typedef struct
+    mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
+  uint32_t node;
+} mlfab__where;
+
+typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
+  uint64_t host;
+  double in, out; /* of its network interface, bytes a second; negative: not known */
+} mlfab__capacity;
+
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+  uint32_t worker, incarnation, alive, accumulators;
+  uint64_t host;
+} mlfab__station;
+
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
+ * others. */
+typedef struct mlfab__schedule {
+  uint64_t delay_bound; /* UINT64_MAX: none */
+  uint64_t plan_ahead_ns, interval_ns;
+  uint32_t best, whole, no_aggregation, no_distribution;
+  /* Server -> scheduler only: what it has to know of the server. */
+  uint32_t rounds; /* 1: lists of rounds are planned: no order, no drops */
+  uint64_t host;   /* of the server */
+} mlfab__schedule;
+
+enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
+
+typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+  uint64_t id;                   /* number of the update, or of the pull request */
+  uint64_t bytes;                /* of its part at this server */
+  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
+  uint64_t placed;               /* members that were ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  double norm;
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts; /* servers that will announce it */
+} mlfab__announce;
+
+enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
+
+typedef struct mlfab__plan_entry {
+  uint64_t id;
+  uint64_t delay; /* that it will have, or would have had */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
+  uint32_t kind, worker;
+  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
+  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t fate;
+} mlfab__plan_entry;
+
+typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
+  uint64_t serial;
+  double rate_in,
+      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  uint32_t entries;
+} mlfab__plan;
+#define MLFAB__PLAN_ENTRIES_MAX 1400u
+
+typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
+  uint64_t id;                   /* push or pull that is over, when `worker` is one */
+  uint64_t placed;               /* members that were ever placed */
+  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+  uint64_t version;
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  int32_t code;
+} mlfab__report;
+
+typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
+  uint64_t seq;
+  uint64_t group;      /* ascending at a server: fences whatever came before */
+  uint32_t generation; /* of the stream */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
+} mlfab__via;
+
+typedef struct mlfab__group_member {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+} mlfab__group_member;
+
+typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
+  uint64_t group, bytes;
+  double rate_in; /* of the aggregator's host; 0 or less: not known */
+  uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t
+      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
+  uint32_t members, segments;
+} mlfab__group;
+#define MLFAB__GROUP_MEMBERS_MAX 512u
+
+typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
+  uint64_t group;
+} mlfab__group_end;
+
+typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+  uint64_t group, upto;
+} mlfab__release;
+
+typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+  uint64_t group, seq;
+  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  int32_t code;
+} mlfab__group_fail;
+
+typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
+  uint64_t group, offset;
+  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
+} mlfab__forward;
+
+typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
+  uint64_t group, seq, upto;
+  uint32_t server;
+} mlfab__hop_grant;
+
+typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
+  uint64_t group, seq, offset;
+  uint64_t total; /* of the update's bytes for that server, or of its packets */
+  uint32_t server;
+} mlfab__hop_chunk;
+
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
+ * to the distributor's worker; its MODEL frames go to the aggregator role there. */
+#define MLFAB__SPREAD_BIT 0x8000000000000000u
+
+typedef struct mlfab__spread_member {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+} mlfab__spread_member;
+
+typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
+  uint64_t request, bytes;
+  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
+  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t members;
+} mlfab__spread;
+
+/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+typedef struct mlfab__spread_fail {
+  uint64_t request, member_request;
+  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  int32_t code;
+} mlfab__spread_fail;
+
+typedef struct
+    mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
+  uint64_t request;
+  uint32_t attempt;
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
+} mlfab__pull_via;
+
+typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
+  uint64_t request, offset, bytes, version, commit;
+  uint32_t slice, flags, epoch; /* as in mlfab__model */
+  uint32_t server, attempt;
+} mlfab__hop_model;
+
+typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of the distributor */
+  uint64_t request;
+} mlfab__pull_done;
+
+/* --- allreduce: see tree.h --- */
+
+#define MLFAB__TREE_NODES_MAX 1024u
+
+/* A tree for an allreduce. Worker -> server 0: the worker begins call `number` and needs its tree; no
+ * ranks. Server 0 -> scheduler: a tree over these workers, whose ranks follow. */
+typedef struct mlfab__tree_ask {
+  uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
+  uint64_t bytes;
+  uint32_t root, nodes;
+} mlfab__tree_ask;
+
+typedef struct mlfab__tree_node {
+  uint32_t worker, parent, giver;
+} mlfab__tree_node;
+
+/* Scheduler -> server 0: all workers that were asked for, by rank, in the order in which they are to be
+ * added; no nodes: there is no tree. Server 0 -> worker: the same, by the members' numbers. */
+typedef struct mlfab__tree_plan {
+  uint64_t number;
+  uint32_t nodes;
+} mlfab__tree_plan;
+
+/* --- slices that move between servers: see reslice.h --- */
+
+typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
+                                       servers follow */
+  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t timeout_ns;
+  uint32_t servers;
+} mlfab__reshard_ask;
+
+typedef struct mlfab__reshard_done { /* server 0 -> worker */
+  uint64_t ask;
+  int32_t code, rank;
+  uint32_t is_server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__reshard_done;
+
+typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
+  uint32_t attempt;
+} mlfab__freeze;
+
+/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+enum mlfab__stop_kind {
+  MLFAB__STOP_BEGIN = 0,
+  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_OVER = 2
+};
+typedef struct mlfab__stop { /* worker -> server */
+  uint32_t attempt, kind;
+} mlfab__stop;
+
+enum mlfab__move_step {
+  MLFAB__MOVE_ABORT = 0,
+  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
+  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+};
+typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
+  uint32_t attempt, step;
+  uint32_t slices; /* only with PREPARE, else 0 */
+} mlfab__move;
+
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
+  uint32_t attempt, step, server;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__moved;
+
+/* Server -> server: a clock of slices that follow; u32 count and u32 words follow. Bit w of them: worker w
+ * has something in its open round. */
+typedef struct mlfab__reshard_server_clock {
+  uint32_t attempt, clock; /* its number there */
+  uint32_t contributors, members, quiet;
+  uint64_t v_train, refused_round, threshold;
+  double scale;
+  mlfab_sync consistency; /* `size` does not travel */
+  uint32_t words;
+} mlfab__reshard_server_clock;
+#define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
+
+enum mlfab__reshard_server_kind {
+  MLFAB__RESHARD_SERVER_WEIGHTS,
+  MLFAB__RESHARD_SERVER_STATE0,
+  MLFAB__RESHARD_SERVER_STATE1,
+  MLFAB__RESHARD_SERVER_SUM
+};
+typedef struct
+    mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
+  uint32_t attempt, slice, clock, kind;
+  uint64_t offset; /* in the slice */
+  uint64_t version, commit;
+  uint32_t last; /* 1: of this slice */
+} mlfab__reshard_server_bytes;
+
+typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt;          /* that is over, or all that ever were */
+  uint32_t epoch;            /* of the layout that counts */
+  uint32_t slices;
+} mlfab__thaw;
+
+/* --- collectives: who takes part (roll.h), and what passes between workers (stream.h) --- */
+
+typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
+  uint32_t epoch;                      /* that it knows to be over, 0: none */
+  uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  uint64_t host;    /* workers of one host share its links */
+  double in, out;   /* its link, bytes a second; 0: not known */
+  uint64_t round;   /* partial rounds that it has completed, the most of any object */
+  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
+} mlfab__membership_ask;
+
+typedef struct mlfab__membership_member { /* in a list, in the order of members */
+  uint32_t rank, incarnation, arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes, host;
+} mlfab__membership_member;
+#define MLFAB__MEMBERSHIP_MEMBERS_MAX 1024u
+
+typedef struct
+    mlfab__membership_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
+                                     mlfab__membership_member follow */
+  uint32_t epoch;
+  uint32_t members;
+} mlfab__membership_list;
+
+typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
+  uint32_t epoch;
+  uint32_t arena; /* 1: it has mapped everybody's memory */
+} mlfab__membership_ready;
+
+typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
+  uint32_t epoch;
+  uint32_t arena;      /* 1: all have */
+  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
+  double rate;         /* bytes a second of the slowest link */
+  uint64_t round;      /* the first partial round of this epoch */
+  uint64_t objects;    /* the most that a member had opened: they go on from there */
+} mlfab__membership_go;
+
+typedef struct
+    mlfab__membership_over { /* MEMBERSHIP_FAIL up, MEMBERSHIP_OVER down: the epoch is over, and why */
+  uint32_t epoch;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__membership_over;
+
+typedef struct
+    mlfab__membership_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+  uint32_t epoch, channel;
+  uint64_t number;
+} mlfab__membership_call;
+
+typedef struct mlfab__membership_tell { /* worker -> server 0 */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t called;
+  uint64_t signature;         /* of the call, if called */
+  char text[MLFAB__TEXT_MAX]; /* the call in words */
+} mlfab__membership_tell;
+
+typedef struct
+    mlfab__membership_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+  uint32_t epoch, channel;
+  uint64_t number;
+  int32_t rank;
+} mlfab__membership_missing;
+
+typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls; /* plain collectives of the epoch that it has called */
+} mlfab__membership_leave;
+
+/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
+ * without waiting for READY. */
+enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
+typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t tag, flags;
+  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
+  uint64_t signature;     /* of the call */
+  uint64_t offset, total; /* of the message */
+} mlfab__coll;
+
+typedef struct mlfab__coll_ack { /* back on the link of COLL */
+  uint32_t epoch;
+  uint64_t received; /* every frame up to this came */
+  uint64_t consumed; /* bytes of eager messages that wait no longer */
+} mlfab__coll_ack;
+
+/* --- encoding and decoding --- */
+
+/* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
+ * meta of the type where that is known; what m holds after an error is not specified):
+ *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
+ *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
+ * Those with lists take them as further arguments. */
+/* clang-format off */
+#define MLFAB__WIRE_PAIRS(X) \
+  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
+  X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
+  X(pull_fail) X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) \
+  X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
+  X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
+  X(hop_model) X(pull_done) \
+  X(reshard_done) X(freeze) X(stop) X(moved) X(reshard_server_bytes) \
+  X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) X(membership_tell) X(membership_missing) \
+  X(membership_leave) X(coll) X(coll_ack)
+/* clang-format on */
+#define MLFAB__WIRE_DECLARE(name)                                                       \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
+MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
+#undef MLFAB__WIRE_DECLARE
+
+/* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
+ * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
+ * not empty, no overflow, their sum = bytes (of packets: no more than 8 times the sum); members 1..4096, seq + members not wrapping; eager <=
+ * bytes; scale finite; at least one version unless there are no segments. */
+MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
+                                            const mlfab__segment *segments,
+                                            const uint64_t *versions);
+MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
+                                       mlfab__segment *segments, uint64_t *versions);
+MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
+                                            const mlfab__segment *segments, const uint64_t *sinces);
+MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
+                                       mlfab__segment *segments, uint64_t *sinces);
+
+/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
+ * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose
+ * members do not stand in a row are the receiver's to refuse; of a group: at least one member,
+ * weights finite, segments as in a push. */
+MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
+                                            const mlfab__plan_entry *entries);
+MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
+                                       mlfab__plan_entry *entries);
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments);
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments);
+MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
+                                              const mlfab__spread_member *members);
+MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
+                                         mlfab__spread_member *members);
+
+/* Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. When decoding, a list may be NULL:
+ * then only its length is set; else it has room for MLFAB__TREE_NODES_MAX. */
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
+                                                const uint32_t *ranks);
+MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
+                                           uint32_t *ranks);
+MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
+                                                 const mlfab__tree_node *nodes);
+MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
+                                            mlfab__tree_plan *m, mlfab__tree_node *nodes);
+
+/* servers and owners have room for MLFAB__SLICES_MAX when decoding, and are below 65536. */
+MLFAB__INTERNAL uint32_t mlfab__encode_reshard_ask(uint8_t *meta, const mlfab__reshard_ask *m,
+                                                   const uint32_t *servers);
+MLFAB__INTERNAL int mlfab__decode_reshard_ask(const uint8_t *meta, uint32_t bytes,
+                                              mlfab__reshard_ask *m, uint32_t *servers);
+MLFAB__INTERNAL uint32_t mlfab__encode_move(uint8_t *meta, const mlfab__move *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_move(const uint8_t *meta, uint32_t bytes, mlfab__move *m,
+                                       uint32_t *owners);
+MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
+                                            const uint32_t *owners);
+MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
+                                       uint32_t *owners);
+/* members has room for MLFAB__MEMBERSHIP_MEMBERS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_membership_list(uint8_t *meta,
+                                                       const mlfab__membership_list *m,
+                                                       const mlfab__membership_member *members);
+MLFAB__INTERNAL int mlfab__decode_membership_list(const uint8_t *meta, uint32_t bytes,
+                                                  mlfab__membership_list *m,
+                                                  mlfab__membership_member *members);
+/* words has room for MLFAB__RESHARD_SERVER_WORDS_MAX when decoding. */
+MLFAB__INTERNAL uint32_t mlfab__encode_reshard_server_clock(uint8_t *meta,
+                                                            const mlfab__reshard_server_clock *m,
+                                                            const uint32_t *words);
+MLFAB__INTERNAL int mlfab__decode_reshard_server_clock(const uint8_t *meta, uint32_t bytes,
+                                                       mlfab__reshard_server_clock *m,
+                                                       uint32_t *words);
+
+/* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
+ * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
+MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
+                                                   const mlfab__member_info *m);
+MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t room,
+                                                   mlfab__member_info *m);
+#define MLFAB__TENSOR_INFO_BYTES 16u
+MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m);
+MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
+
+/* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
+ * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc
+ * is not looked at, and protocol 0 means MLFAB_PROTOCOL. */
+MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
+/* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
+MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
+/* "PUSH"; "type 77" for unknown ones is not made: "UNKNOWN". */
+MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
+
+/* CRC32C (Castagnoli) of bytes, continuing from `crc` (0 to begin). Hardware where there is. */
+MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
+/* The same from tables: what there is without the hardware, and what tests compare it with. */
+MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, size_t bytes);
+
+#endif

@@ -1,0 +1,507 @@
+/* pull.c - the worker role: pulls. See worker.h.
+ *
+ * A pull is one request to every server that has a part of it; their answers come as MODEL frames,
+ * slice by slice, and are copied into the caller's buffers. A server may begin a slice again at a
+ * newer version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ *
+ * In a fabric with a scheduler a server may have its part handed on by another worker's node (the
+ * hop), and may choose another way at any time. Its ways have ascending numbers; on each, all of
+ * the part comes, in order. PULL_VIA tells the newest, and so does the first frame of the hop,
+ * which may be faster. On the server's own link nothing comes for a way that is not direct, but
+ * what was sent before it was changed. */
+#include "worker.h"
+
+#include "../kernels/reduce.h"
+
+#include <stdio.h>
+
+static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  mlfab__cache_done(worker, fetch);
+  fetch->request = 0;
+  worker->pull_count++;
+  worker->stats->pulls_finished++;
+  if (request) {
+    mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+    request->result.version = fetch->version;
+  }
+  worker->due = 1;
+}
+
+static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
+  }
+  return NULL;
+}
+
+static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  uint64_t bytes;
+  fetch->parts[server].asked = 1;
+  fetch->parts[server].slice = UINT32_MAX;
+  /* The number of the last way stays: the server's next ones are larger, and what still comes by
+   * the former hop is void. */
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  mlfab__pull pull;
+  memset(&pull, 0, sizeof pull);
+  pull.request = fetch->request;
+  if (worker->cache.bytes) {
+    mlfab__cache_ask(worker, server, fetch, &pull);
+  } else {
+    pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
+  }
+  /* The first weights are those of any round: others may be waiting for this worker. */
+  if (worker->stands) {
+    pull.progress =
+        worker->streams[server].round + mlfab__worker_ahead(worker, server, fetch->after_seq);
+  }
+  uint8_t meta[MLFAB_META_MAX];
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
+  worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
+}
+
+/* Asks the next pull of the cache, when none is asked. */
+static void pull_turn(mlfab__worker *worker, uint32_t server) {
+  mlfab__fetch *next = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    if (fetch->parts[server].asked) return;
+    if (!next || fetch->request < next->request) next = fetch;
+  }
+  if (next && worker->cache.bytes && worker->streams[server].up &&
+      mlfab__worker_sends(worker, server))
+    pull_ask(worker, server, next);
+}
+
+static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+  if (worker->cache.bytes) {
+    pull_turn(worker, server);
+  } else {
+    pull_ask(worker, server, fetch);
+  }
+}
+
+/* Ends a pull with an error, and tells the servers that still answer. */
+static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
+                      int is_server, uint64_t now_ns, const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  mlfab__pull_cancel cancel = {fetch->request};
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!fetch->parts[s].waiting) continue;
+    MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+  }
+  fetch->request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
+  if (request)
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
+  worker->due = 1;
+}
+
+static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *error) {
+  if (flags & ~(uint32_t)(MLFAB_PULL_FULL | MLFAB_PULL_KEPT))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull: unknown flags");
+  if (!worker->stands && !worker->model_request) {
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "pull: before the model exists");
+  }
+  if (flags && !worker->cache.bytes)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "pull: flags that only a model with version tags has");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].dead) continue;
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_pull_options *given, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  mlfab_pull_options options;
+  memset(&options, 0, sizeof options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_pull_options, flags))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull: options.size is not set");
+  int code = pull_check(worker, options.flags, error);
+  if (code) return code;
+  mlfab__fetch *fetch = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && !fetch; i++) {
+    if (worker->fetches[i].request == 0) fetch = &worker->fetches[i];
+  }
+  if (!fetch)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
+  code = mlfab__request_reserve(worker->requests);
+  if (code == MLFAB_ERR_AGAIN)
+    return MLFAB__FAIL(error, code, "pull: %d requests are open that were not waited for",
+                       MLFAB__REQUESTS);
+  if (code) return MLFAB__FAIL(error, code, "pull: out of memory");
+  if (!fetch->parts)
+    fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
+  if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
+  code = mlfab__worker_sources(worker, bufs, n, worker->cache.bytes != NULL, &fetch->sources,
+                               &fetch->nsources, &fetch->source_room, error);
+  if (code) return code;
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+    if (segments == UINT32_MAX && !worker->cache.bytes) {
+      return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                         "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
+    }
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+    fetch->parts[s].waiting = segments > 0;
+    fetch->parts[s].hop = MLFAB__NO_NODE;
+  }
+  mlfab__request *request = mlfab__request_open(
+      worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
+      options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns);
+  fetch->request = request->id;
+  fetch->flags = options.flags;
+  fetch->after_seq = worker->next_seq;
+  fetch->version = 0;
+  fetch->missing = MLFAB_NO_RANK;
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    /* Before its greeting a server would be asked twice. */
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
+      pull_begin(worker, s, fetch);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+/* The source that has this byte, or NULL. */
+static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
+  uint32_t low = 0, high = fetch->nsources;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    if (fetch->sources[middle].offset <= offset) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const mlfab__source *source = &fetch->sources[low];
+  return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
+}
+
+/* Was all of the stretch asked for? With a cache, slices are. */
+static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                      const mlfab__model *model) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  uint64_t at = model->offset, end = at + model->bytes;
+  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (source->offset < slice->offset + slice->bytes &&
+        slice->offset < source->offset + source->bytes)
+      return 1;
+  }
+  while (at < end && !worker->cache.bytes) {
+    const mlfab__source *source = pull_source(fetch, at);
+    if (!source) return 0;
+    at = source->offset + source->bytes;
+  }
+  return at >= end;
+}
+
+/* 1 when what comes is written into the buffers right away. */
+static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
+}
+
+/* Writes a stretch as it is; what no buffer has is passed over. */
+static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
+                       const uint8_t *from, uint64_t bytes) {
+  if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
+  for (uint32_t i = 0; pull_into_buffers(worker, fetch) && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      memcpy(source->data + (at - source->offset), from + (at - offset), end - at);
+  }
+}
+
+/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
+static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
+                       const mlfab__frame_in *frame) {
+  uint64_t room = frame->bulk_bytes;
+  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
+  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    const mlfab__source *source =
+        pull_into_buffers(worker, fetch) ? pull_source(fetch, packet.offset) : NULL;
+    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
+    if (source && source->data)
+      mlfab__unpack_store(&packet, source->data + (packet.offset - source->offset));
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
+  }
+  return 0;
+}
+
+/* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
+ * MEMORY. */
+static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                     const mlfab__model *model, const mlfab__frame_in *frame) {
+  const mlfab__layout *layout = &worker->layout;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.ghost != 0;
+  if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
+  if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
+  const mlfab__slice *slice = &layout->slices[model->slice];
+  if (slice->server != server || model->offset < slice->offset ||
+      model->offset - slice->offset > slice->bytes ||
+      model->bytes > slice->bytes - (model->offset - slice->offset) ||
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
+      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
+    return MLFAB_ERR_FRAME;
+  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
+    return MLFAB_ERR_FRAME;
+  int code = packed ? pull_unpack(worker, fetch, model, frame) : 0;
+  if (code) return code;
+  if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
+  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
+  worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
+  fetch->version = mlfab__max(fetch->version, model->version);
+  return 0;
+}
+
+/* A server's part is complete. */
+static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                           uint64_t now_ns) {
+  fetch->parts[server].waiting = 0;
+  fetch->parts[server].hop = MLFAB__NO_NODE;
+  if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
+  pull_turn(worker, server);
+}
+
+MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__model model;
+  int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
+  mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
+  if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
+  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
+  int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                               : "a MODEL frame that was not asked for");
+    return;
+  }
+  if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+}
+
+/* --- ways --- */
+
+static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
+                       uint32_t hop) {
+  part->attempt = attempt;
+  part->hop = hop;
+  part->begun = 0;
+  if (hop != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, hop);
+}
+
+MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__pull_via via;
+  if (mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a PULL_VIA that does not parse, or names no worker");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
+  /* As new as what is known: the hop has told it already. */
+  if (!part || !part->waiting || via.attempt <= part->attempt) return;
+  pull_route(worker, part, via.attempt, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__hop_model in;
+  if (mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+      in.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_MODEL that does not parse, or names no server");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
+  if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
+  if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
+  if (part->hop != aggregator) return;
+  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
+                        in.commit,  in.slice,  in.flags, in.epoch};
+  part->begun = 1;
+  int code = pull_take(worker, fetch, in.server, &model, frame);
+  if (code) {
+    worker->hop.drop(worker->hop.self, aggregator, code,
+                     code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                              : "a HOP_MODEL frame that was not asked for");
+    return;
+  }
+  if (!(in.flags & MLFAB__MODEL_LAST)) return;
+  mlfab__pull_done done = {in.request};
+  MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
+  pull_part_done(worker, fetch, in.server, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where
+       * nothing had come yet, the hop may still begin on a new link. */
+      if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    const mlfab__fetch *fetch = &worker->fetches[i];
+    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
+      if (fetch->parts[s].waiting && fetch->parts[s].hop == aggregator) return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
+                                        const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__pull_fail fail;
+  if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a PULL_FAIL that does not parse");
+    return;
+  }
+  mlfab__fetch *fetch = pull_find(worker, fail.request);
+  if (!fetch) return;
+  if (fail.code == MLFAB_ERR_AGAIN) {
+    if (!fetch->parts[server].waiting) return;
+    fetch->missing = fail.rank;
+    fetch->missing_at = server;
+    snprintf(fetch->state, sizeof fetch->state, "%.199s", fail.text);
+    return;
+  }
+  char text[MLFAB__TEXT_MAX + 64];
+  snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
+  fetch->parts[server].waiting = 0;
+  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
+            text);
+}
+
+MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    if (fetch->request == 0 || !fetch->parts[server].asked) continue;
+    /* The link may be the same: of two greetings in a row the first may have been enough to ask. */
+    if (fetch->parts[server].waiting)
+      MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    fetch->parts[server].asked = 0;
+  }
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__cache_void(worker, MLFAB_ALL);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    uint64_t bytes;
+    uint32_t segments = 0;
+    if (fetch->request == 0) continue;
+    fetch->nwaiting = 0;
+    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      if (worker->cache.bytes) segments = segments > 0; /* it asks for whole slices */
+      part->waiting = segments > 0;
+      part->begun = part->asked = 0;
+      part->hop = MLFAB__NO_NODE;
+      fetch->nwaiting += part->waiting;
+    }
+    if (segments == UINT32_MAX)
+      pull_fail(worker, fetch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
+                "pull: too many separate stretches of the model, since slices have moved");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
+  int asks = worker->streams[server].up && mlfab__worker_sends(worker, server);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->parts[server].asked ||
+        fetch->after_seq <= seq)
+      continue;
+    MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    pull_ask(worker, server, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
+  snprintf(text, sizeof text, "pull: server %u is dead", server);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request != 0 && fetch->parts[server].waiting) {
+      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__fetch *fetch = pull_find(worker, request->id);
+  uint32_t server = 0;
+  while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
+  char text[sizeof fetch->state + 128], waited[24];
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  mlfab__duration(waited, now_ns - request->started_ns);
+  if (!fetch) {
+    /* Its model was given up meanwhile. */
+    mlfab__request_finish(worker->requests, request, code, MLFAB_NO_RANK, 0, now_ns,
+                          "pull: %s after %s", what, waited);
+    return;
+  }
+  if (fetch->missing != MLFAB_NO_RANK && fetch->parts[fetch->missing_at].waiting) {
+    snprintf(text, sizeof text,
+             "pull: %s after %s awaiting worker %d, the slowest, at server %u%s%s", what, waited,
+             (int)fetch->missing, fetch->missing_at, fetch->state[0] ? ": " : "", fetch->state);
+    pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
+    return;
+  }
+  char by[48] = "";
+  if (fetch->parts[server].hop != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", fetch->parts[server].hop);
+  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s", what, waited, server, by);
+  pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
+}
+
+MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__free(worker->env, fetch->sources, fetch->source_room * sizeof *fetch->sources);
+    mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
+    memset(fetch, 0, sizeof *fetch);
+  }
+  mlfab__free_aligned(worker->env, worker->came, MLFAB__PACKET_ROOM);
+  worker->came = NULL;
+}

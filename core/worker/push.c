@@ -1,0 +1,1356 @@
+/* push.c - the worker role: updates on their way out. See worker.h.
+ *
+ * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain
+ * asynchronous model those that wait while others are under way are added together into one update
+ * of several members, as MLfabric's aggregators do on the way (§3.2): the fewer frames the busier
+ * the link.
+ *
+ * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
+ * generation of the stream a part waits, then is a member of groups, one after another, and may at
+ * last be sent directly; never the other way round.
+ *
+ * Progress. Whole updates are counted, and an update has one number at all servers:
+ *
+ *    stream->round + (undecided ones before it there) is the same for all streams   (aligned)
+ *
+ * A server knows the number of its last update, or less: of one that it had no part of it has not heard
+ * (ASYNC), and others may have moved the worker on (it joined behind them, or was late in a round that
+ * drops). It hears of it with the next PUSH. One that counts iterations makes others wait for what it
+ * knows, so it is told by PROGRESS when it begins to count, on a new link, when the worker is moved on,
+ * and when its answer shows that it knows less. So no worker waits for ever: the slowest has the same
+ * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
+#include "worker.h"
+
+#include "../kernels/reduce.h"
+
+#include <stdio.h>
+
+static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
+  return &worker->updates[worker->order[i]];
+}
+
+static int push_rounds(const mlfab__worker *worker) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].counts) return 1;
+  }
+  return 0;
+}
+
+/* 1 when a scheduler may drop updates. */
+static int push_plans(const mlfab__worker *worker) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
+}
+
+/* A withdrawn update that some server counts as a round's must count at the others too, or their
+ * rounds would drift apart: it goes on as an empty one. */
+static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  part->empty = 1;
+  part->planned = 0;
+  part->bytes = 0;
+  worker->port.ready(worker->port.self, server);
+}
+
+MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  mlfab__progress progress = {stream->round};
+  if (!worker->stands || !stream->counts || !stream->up || MLFAB__PLANTED(78)) return;
+  MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
+}
+
+/* What is undecided at a server has larger numbers now: pulls behind it ask for those. */
+static void push_moved_on(mlfab__worker *worker, uint32_t server) {
+  if (worker->streams[server].counts && mlfab__worker_ahead(worker, server, worker->next_seq) > 0)
+    mlfab__pull_renumber(worker, server, 0);
+}
+
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
+  uint64_t most = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->dead) continue;
+    most = mlfab__max(most, stream->round + mlfab__worker_ahead(worker, s, worker->next_seq));
+  }
+  for (uint32_t s = 0; s < worker->servers && worker->stands; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    uint64_t next = stream->round + mlfab__worker_ahead(worker, s, worker->next_seq);
+    if (stream->dead || next == most) continue;
+    stream->round += most - next;
+    mlfab__push_tell(worker, s);
+    push_moved_on(worker, s);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (reached > stream->round) {
+    stream->round = reached;
+    push_moved_on(worker, server);
+    mlfab__push_align(worker);
+  } else if (reached < stream->round) {
+    mlfab__push_tell(worker, server);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    uint8_t state = worker->updates[worker->order[i]].parts[server].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 1;
+  }
+  return 0;
+}
+
+/* --- the way of an update --- */
+
+static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
+  }
+  return NULL;
+}
+
+/* All bulks of an update that are lent to one server's link have one token, so that they can be
+ * taken back together. */
+static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint64_t slot = (uint64_t)(update - worker->updates);
+  return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
+}
+
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and
+ * return. Less than MLFAB__AGGREGATOR_TOKEN. */
+static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint32_t server) {
+  return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
+         (uint64_t)(update->parts[server].way & 0x1fffu) << 48;
+}
+
+/* Nothing of it was sent, or what was sent is void. */
+static void push_rewind(mlfab__part *part) {
+  part->granted = part->sent = part->in_source = 0;
+  part->source = 0;
+}
+
+/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for
+ * it instead would let an aggregator that stalls hold the caller's buffers after the update has
+ * gone another way. */
+static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  mlfab__part *part = &update->parts[server];
+  if (part->lent_hop > 0)
+    worker->hop.detach(worker->hop.self, part->aggregator, push_hop_token(worker, update, server));
+  part->lent_hop = 0;
+  part->way++;
+  part->aggregator = MLFAB__NO_NODE;
+  part->adopted = 0;
+}
+
+/* From now on the part goes this way, from its first byte. */
+static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
+                       uint64_t group, uint32_t aggregator) {
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator) push_leave_hop(worker, update, server);
+  push_rewind(part);
+  part->aggregator = aggregator;
+  part->group = group;
+  if (aggregator != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
+                                          const mlfab__frame_in *frame) {
+  mlfab__via via;
+  if (mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA that does not parse, or names no worker");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, via.seq);
+  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->state != MLFAB__PART_ANNOUNCED) return;
+  if (!part->planned) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA for an update that is not planned");
+    return;
+  }
+  /* The server's words come in order; only an aggregator's grant can have been faster than them. */
+  if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
+  int known = via.group == part->group && via.aggregator == part->aggregator;
+  part->adopted = 0;
+  if (!known) push_route(worker, update, server, via.group, via.aggregator);
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame) {
+  mlfab__hop_grant grant;
+  if (mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) || grant.group == 0 ||
+      grant.server >= worker->servers) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT that does not parse, or names no server");
+    return;
+  }
+  mlfab__outgoing *update = push_find(worker, grant.seq);
+  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
+  mlfab__part *part = &update->parts[grant.server];
+  if (part->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
+  if (!part->planned) {
+    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                     "a HOP_GRANT for an update that is not planned");
+    return;
+  }
+  if (grant.group > part->group) {
+    push_route(worker, update, grant.server, grant.group, aggregator);
+    part->adopted = 1;
+  }
+  if (part->aggregator != aggregator) return;
+  part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
+  worker->hop.ready(worker->hop.self, aggregator);
+}
+
+MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator == aggregator) return 1;
+    }
+  }
+  return 0;
+}
+
+/* --- the end of an update --- */
+
+static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
+  for (uint32_t i = 0; i < update->members; i++) {
+    worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
+  }
+  if (update->flags & MLFAB__PUSH_INIT) return;
+  if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
+  *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
+}
+
+/* Does a server's code weigh more than another's? A dead server may have applied the update: that
+ * is worse than to know that it was not. And a drop is no word on the update itself. */
+static int push_outweighs(int code, int other) {
+  if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
+  return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
+}
+
+/* The verdict over all servers: the code that weighs most, who is to blame for it, and the
+ * counts. */
+static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
+  int code = 0;
+  *applied_p = *refused_p = *server_p = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    if (part->state != MLFAB__PART_DECIDED) continue;
+    ++*(part->code ? refused_p : applied_p);
+    if (part->code && (!code || push_outweighs(part->code, code))) {
+      code = part->code;
+      *server_p = s;
+    }
+  }
+  /* Withdrawn or dropped means applied nowhere: who believes it pushes the same again. */
+  int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
+}
+
+/* The largest delay over the servers; of a dropped update the one that it would have had. */
+static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
+  uint64_t delay = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    int dropped = part->code == MLFAB_ERR_DROPPED;
+    if (part->state == MLFAB__PART_DECIDED && dropped == (code == MLFAB_ERR_DROPPED))
+      delay = mlfab__max(delay, part->delay);
+  }
+  return delay;
+}
+
+/* Text of an update that a server dropped, `applied` others not. */
+static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
+                              uint32_t server, const mlfab__part *part, uint64_t now_ns) {
+  char others[112] = "", why[96];
+  if (request->result.applied > 0) {
+    snprintf(others, sizeof others,
+             "; %u of %u servers applied their parts: only what was dropped may be pushed again",
+             request->result.applied, request->result.applied + request->result.refused);
+  }
+  if (part->untold) {
+    snprintf(why, sizeof why, "dropped by server %u, whose answer is lost", server);
+  } else if (part->late) {
+    snprintf(why, sizeof why, "too late at server %u: iteration %llu was complete", server,
+             (unsigned long long)(part->late - 1));
+  } else {
+    snprintf(why, sizeof why, "dropped by the plan at server %u: its delay would be %llu", server,
+             (unsigned long long)part->delay);
+  }
+  mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                        "update %llu: %s%s", (unsigned long long)request->result.seq, why, others);
+}
+
+static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfab__outgoing *update,
+                      int code, uint32_t server, uint64_t now_ns) {
+  char waited[24] = "";
+  if (code) mlfab__duration(waited, now_ns - request->started_ns);
+  unsigned long long seq = request->result.seq;
+  const mlfab__part *part = &update->parts[server];
+  request->result.version = update->version;
+  request->result.delay = push_delay(worker, update, code);
+  if (code && part->code == MLFAB_ERR_DROPPED) {
+    push_tell_dropped(worker, request, code, server, part, now_ns);
+    return;
+  }
+  switch (code) {
+    case 0:
+      mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+      break;
+    case MLFAB_ERR_NOT_FINITE:
+      mlfab__request_finish(
+          worker->requests, request, code, (int32_t)worker->rank, 0, now_ns,
+          "update %llu of worker %u holds NaN or infinity: refused whole by server %u", seq,
+          worker->rank, server);
+      break;
+    case MLFAB_ERR_PEER_DEAD:
+      mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                            "update %llu has waited %s for server %u, which is dead", seq, waited,
+                            server);
+      break;
+    default:
+      mlfab__request_finish(worker->requests, request, code, (int32_t)server, 1, now_ns,
+                            "update %llu: server %u says: %s (after %s)", seq, server,
+                            mlfab_error_text(code), waited);
+  }
+}
+
+/* Is every part decided, and nothing of it lent? */
+static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__part *part = &update->parts[s];
+    if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
+    uint32_t lent = MLFAB__PLANTED(41) ? part->lent : part->lent + part->lent_hop;
+    if (lent > 0 && !update->withdrawn) return 0;
+  }
+  return 1;
+}
+
+/* Ends every request for the update; an error that nobody asks after is told once. */
+static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int code, uint32_t server,
+                          const mlfab__request *verdict, uint64_t now_ns) {
+  uint32_t slot = (uint32_t)(update - worker->updates), told = 0;
+  mlfab__request *request = NULL;
+  while ((request = mlfab__request_of(worker->requests, MLFAB__REQUEST_PUSH, slot, request))) {
+    request->result.applied = verdict->result.applied;
+    request->result.refused = verdict->result.refused;
+    push_tell(worker, request, update, code, server, now_ns);
+    told++;
+  }
+  if (!code || told > 0 || worker->requests->abandoned_code || update->withdrawn) return;
+  mlfab__request nobody = *verdict;
+  push_tell(worker, &nobody, update, code, server, now_ns);
+  worker->requests->abandoned_code = code;
+}
+
+/* Ends the update once it is over. */
+static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t now_ns) {
+  mlfab__request verdict;
+  uint32_t server, at = 0;
+  if (update->seq == 0 || !push_over(worker, update)) return;
+  memset(&verdict, 0, sizeof verdict);
+  verdict.result.seq = update->seq;
+  verdict.started_ns = update->started_ns;
+  int code =
+      push_verdict(worker, update, &server, &verdict.result.applied, &verdict.result.refused);
+  push_record(worker, update, code);
+  push_tell_all(worker, update, code, server, &verdict, now_ns);
+  while (&worker->updates[worker->order[at]] != update) at++;
+  memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
+  worker->norder--;
+  int again = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
+  update->kept = again && update->filtered ? update->seq : 0;
+  update->seq = 0;
+  update->serial++;
+  worker->due = 1;
+}
+
+static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
+                        uint64_t now_ns) {
+  mlfab__part *part = &update->parts[server];
+  mlfab__stream *stream = &worker->streams[server];
+  if (part->state == MLFAB__PART_ANNOUNCED) {
+    stream->eager_used -= part->eager;
+    if (update->mergeable) stream->small--;
+  }
+  part->state = MLFAB__PART_DECIDED;
+  part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
+  if (mlfab__worker_whole(update)) {
+    uint64_t next = stream->round + 1;
+    /* Only a plan drops one that is not late. */
+    int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
+    part->late = late ? next : 0;
+    stream->round = next;
+  }
+  worker->port.ready(worker->port.self, server);
+  push_settle(worker, update, now_ns);
+  worker->due = 1;
+}
+
+MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__push_ack ack;
+  if (mlfab__decode_push_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a PUSH_ACK that does not parse");
+    return;
+  }
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__part *part = &update->parts[server];
+    if (update->seq != ack.seq) continue;
+    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) return;
+    update->version = mlfab__max(update->version, ack.version);
+    part->delay = ack.delay;
+    part->reached = ack.code == MLFAB_ERR_DROPPED ? ack.v_train : 0;
+    push_decide(worker, update, server, ack.code, now_ns);
+    mlfab__push_reached(worker, server, ack.v_train);
+    return;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame) {
+  mlfab__grant grant;
+  if (mlfab__decode_grant(frame->meta, frame->meta_bytes, &grant)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a GRANT that does not parse");
+    return;
+  }
+  if (grant.generation != worker->streams[server].generation) return;
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    mlfab__part *part = &update->parts[server];
+    if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
+    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was
+     * reset. */
+    if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
+    if (part->aggregator != MLFAB__NO_NODE) return;
+    part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
+    worker->port.ready(worker->port.self, server);
+  }
+}
+
+/* --- the stream begins anew --- */
+
+MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    part->lent = 0;
+    if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator != MLFAB__NO_NODE) {
+      /* The group goes on without it: the server has lost it, too. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
+    }
+    push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      mlfab__part *part = &update->parts[s];
+      if (part->aggregator != aggregator) continue;
+      part->lent_hop = 0;
+      part->way++;
+      if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
+    }
+    push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
+                                        const mlfab__window *window, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  stream->generation = generation;
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
+    enum mlfab__decision known = mlfab__windows_ask(window, update->seq, update->members);
+    if (known != MLFAB__UNDECIDED) {
+      /* The answer is lost; of the reasons the window has only that it was dropped. */
+      int refused = update->withdrawn         ? MLFAB_ERR_WITHDRAWN
+                    : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
+                                              : MLFAB_ERR_REFUSED;
+      part->untold = 1;
+      push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
+    } else if (update->withdrawn && !push_rounds(worker)) {
+      push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
+    } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
+      if (update->mergeable) stream->small--;
+      stream->eager_used -= part->eager;
+      part->state = MLFAB__PART_QUEUED;
+      part->eager = 0;
+      /* Its number stays: the aggregator may grant it once more before it hears of this. */
+      push_leave_hop(worker, update, server);
+      push_rewind(part);
+      if (update->withdrawn) push_empty(worker, update, server);
+    }
+  }
+  worker->port.ready(worker->port.self, server);
+}
+
+MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    uint8_t state = update->parts[server].state;
+    if (state != MLFAB__PART_ANNOUNCED && state != MLFAB__PART_QUEUED) continue;
+    push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+                                      uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
+  }
+}
+
+/* --- updates as they are --- */
+
+static const mlfab__push_codec push_dense;
+
+/* Copies a small update into one contiguous image in the order of the flat model, and remembers
+ * where each of the caller's buffers went. */
+static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
+  if (!update->image) update->image = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
+  if (!update->image) return MLFAB_ERR_MEMORY;
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    mlfab__source *source = &update->sources[i];
+    memcpy(update->image + at, source->data, source->bytes);
+    source->data = update->image + at;
+    at += source->bytes;
+  }
+  update->nbufs = n;
+  /* Neighbours in the flat model are neighbours in the image: join them. */
+  uint32_t kept = 0;
+  for (uint32_t i = 1; i < update->nsources; i++) {
+    mlfab__source *last = &update->sources[kept], *source = &update->sources[i];
+    if (last->offset + last->bytes == source->offset) {
+      last->bytes += source->bytes;
+    } else {
+      update->sources[++kept] = *source;
+    }
+  }
+  update->nsources = kept + 1;
+  return 0;
+}
+
+/* Is it small enough to be copied? */
+static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
+         !worker->define.ghost;
+}
+
+/* The image of a small update, or the caller's buffers as they are. */
+static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
+                             const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
+  (void)t;
+  if (push_small(worker, update) && push_pack(worker, update, what->n))
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
+  return 0;
+}
+
+/* No element is cut. */
+static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                 uint32_t server, uint64_t most) {
+  uint64_t bytes = update->parts[server].bytes;
+  (void)worker;
+  return most < bytes ? most - most % 8 : bytes;
+}
+
+/* In one source and in one run of the server's slices. */
+static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                 uint32_t server, const mlfab__part *part, uint64_t most,
+                                 const uint8_t **data_p) {
+  uint64_t begin = 0, end = 0, in_source = part->in_source;
+  *data_p = NULL;
+  for (uint32_t i = part->source; i < update->nsources; i++, in_source = 0) {
+    const mlfab__source *source = &update->sources[i];
+    uint64_t from = source->offset + in_source;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
+    uint64_t to = mlfab__min(source->offset + source->bytes, end);
+    if (from >= to) continue;
+    if (source->data) *data_p = source->data + (from - source->offset);
+    return mlfab__min(to - from, mlfab__min(most, worker->config->chunk_bytes));
+  }
+  return 0;
+}
+
+static void push_dense_advance(const mlfab__worker *worker, const mlfab__outgoing *update,
+                               uint32_t server, mlfab__part *part, uint64_t bytes) {
+  uint64_t begin = 0, end = 0;
+  while (bytes > 0) {
+    const mlfab__source *source = &update->sources[part->source];
+    uint64_t from = source->offset + part->in_source, stop = source->offset + source->bytes;
+    if (from >= end) mlfab__layout_run(&worker->layout, server, from, &begin, &end);
+    from = mlfab__max(from, begin);
+    uint64_t to = mlfab__min(stop, end);
+    uint64_t step = from < to ? mlfab__min(bytes, to - from) : 0;
+    bytes -= step;
+    part->in_source = from + step - source->offset;
+    if (from + step >= stop) {
+      part->source++;
+      part->in_source = 0;
+    }
+  }
+}
+
+static const mlfab__push_codec push_dense = {
+    0, push_dense_encode, push_dense_bytes, push_dense_piece, push_dense_advance, NULL, NULL};
+
+/* --- a new update --- */
+
+/* Places for every server's part, and one version a slice; made once per slot. */
+static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
+  if (!update->parts)
+    update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
+  if (!update->versions)
+    update->versions =
+        mlfab__alloc_array(worker->env, worker->layout.nslices, sizeof *update->versions);
+  return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* Which servers get a part; once more when slices have moved: what links still have of it comes back
+ * under the same token, and a late grant of an aggregator is of an old number. */
+static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+  int rounds = push_rounds(worker), again = update->seq != 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s], former = *part;
+    memset(part, 0, sizeof *part);
+    part->aggregator = MLFAB__NO_NODE;
+    if (again) {
+      part->lent = former.lent;
+      part->way = former.way;
+      part->group = former.group;
+    }
+    uint32_t segments =
+        mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
+    if (segments == UINT32_MAX) {
+      return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                         "more than %d separate stretches of the model in one update",
+                         MLFAB__SEGMENTS_MAX);
+    }
+    if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
+      part->state = MLFAB__PART_QUEUED;
+  }
+  return 0;
+}
+
+/* What is known of the parts once the update's bytes are. */
+static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
+  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  int planned =
+      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
+    part->planned = planned && part->bytes > worker->config->eager_bytes;
+    /* Each is placed, or dropped, by itself. */
+    if (part->planned) update->mergeable = 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab_error error;
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int decided = 0;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
+    if (decided || update->withdrawn) continue; /* only what was lent is awaited */
+    if (!push_parts_begin(worker, update, &error)) {
+      push_parts_end(worker, update);
+      continue;
+    }
+    /* It has more stretches than fit now. */
+    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
+    update->parts[0].state = MLFAB__PART_QUEUED;
+    push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
+  }
+  mlfab__push_align(worker); /* who has a part of what has changed */
+}
+
+static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
+                      mlfab_error *error) {
+  int code = 0;
+  const char *text = NULL;
+  double scale = options->scale;
+  if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
+  if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
+    code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
+  }
+  if (!(options->norm >= 0.0) || !mlfab__finite(options->norm)) {
+    code = MLFAB_ERR_ARGUMENT, text = "norm is negative or not finite";
+  }
+  if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
+    code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
+  for (uint32_t i = 0; i < worker->layout.ntensors && !code; i++) {
+    if (worker->layout.tensors[i].dtype != MLFAB_I64) continue;
+    if (!(scale >= -9007199254740992.0 && scale <= 9007199254740992.0) ||
+        (double)(int64_t)scale != scale) {
+      code = MLFAB_ERR_DTYPE, text = "scale must be an integer for int64 tensors";
+    }
+    if (options->clip_norm > 0)
+      code = MLFAB_ERR_DTYPE, text = "clip_norm does not go with int64 tensors";
+    break;
+  }
+  if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
+  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_join";
+  for (uint32_t s = 0; s < worker->servers && !code; s++) {
+    if (worker->streams[s].dead) {
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",
+                          s);
+    }
+  }
+  return code ? MLFAB__FAIL(error, code, "push: %s", text) : 0;
+}
+
+/* The number of the next update. */
+static uint64_t push_progress(const mlfab__worker *worker) {
+  return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
+}
+
+static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
+  uint64_t next = push_progress(worker) + 1;
+  if (wanted == 0 || wanted == next) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "push: progress is %llu, this worker's next is %llu",
+                     (unsigned long long)wanted, (unsigned long long)next);
+}
+
+/* Global norm of the update, and the scale after clipping by it. */
+static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        const mlfab__sparse *sparse, double limit, double *norm_p) {
+  double sum = 0.0;
+  if (sparse) {
+    const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+    sum = mlfab__reduce_norm2((int)tensor->dtype, sparse->values, sparse->count);
+  }
+  for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
+    const mlfab__source *source = &update->sources[i];
+    for (uint64_t at = 0; at < source->bytes;) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
+      uint64_t bytes =
+          mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
+      sum += mlfab__reduce_norm2((int)tensor->dtype, source->data + at,
+                                 bytes / mlfab__dtype_bytes((int)tensor->dtype));
+      at += bytes;
+    }
+  }
+  double root = sum > 0.0 ? 1.0 : 0.0;
+  if (sum > 0.0 && mlfab__finite(sum)) {
+    /* Newton's iteration from above: monotone, no libm. */
+    root = sum > 1.0 ? sum : 1.0;
+    for (double before = 0.0; root != before && !(before != 0.0 && root > before);) {
+      before = root;
+      root = 0.5 * (root + sum / root);
+    }
+  }
+  *norm_p = root;
+  return root > limit ? update->scale * (limit / root) : update->scale;
+}
+
+/* Do they meet a filter? */
+static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
+  return worker->packed && worker->packed->wanted(worker, sources, n);
+}
+
+static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+  mlfab__source source = {0, worker->layout.bytes, NULL};
+  if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
+  return push_filtered(worker, &source, 1);
+}
+
+/* Adds a small update to the last one that waits, if they can be one. */
+static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                   const mlfab_push_options *options) {
+  if (worker->norder == 0 || n != 1) return NULL;
+  mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
+  /* Members have numbers in a row; one between may have been withdrawn. */
+  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
+  if (push_sifts(worker, bufs)) return NULL;
+  if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
+      update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
+      options->version != update->base || options->retry_seq || options->progress ||
+      options->clip_norm > 0.0 || options->scale < update->scale ||
+      options->scale > update->scale) {
+    return NULL;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state != MLFAB__PART_NONE && state != MLFAB__PART_QUEUED) return NULL;
+  }
+  const mlfab__tensor *tensor = bufs->tensor == MLFAB_ALL
+                                    ? &worker->layout.tensors[worker->layout.by_offset[0]]
+                                    : mlfab__layout_find(&worker->layout, bufs->tensor);
+  if (!tensor || !bufs->data || tensor->offset != update->sources[0].offset) return NULL;
+  uint64_t bytes = bufs->count * mlfab__dtype_bytes((int)tensor->dtype);
+  if (bytes != update->bytes || (bufs->tensor != MLFAB_ALL && bufs->count != tensor->count))
+    return NULL;
+  if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
+    return NULL;
+  /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
+  if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  if (update->members == 1 &&
+      !mlfab__reduce_finite((int)tensor->dtype, update->image, bufs->count)) {
+    update->mergeable = 0;
+    return NULL;
+  }
+  mlfab__reduce_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
+                    0);
+  update->members++;
+  update->norm = 0.0; /* of the sum, it is not known */
+  worker->stats->pushes_merged++;
+  worker->next_seq++;
+  return update;
+}
+
+/* The slot that keeps the packets of the update to be tried again; else one that keeps none; else
+ * the one whose packets are the oldest. */
+static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
+                                       uint32_t *slot_p) {
+  mlfab__outgoing *best = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    mlfab__outgoing *update = &worker->updates[i];
+    if (update->seq != 0) continue;
+    int wanted = retry_seq != 0 && update->kept == retry_seq;
+    if (best && !wanted && update->kept >= best->kept) continue;
+    best = update;
+    *slot_p = i;
+    if (wanted) break;
+  }
+  return best;
+}
+
+/* The oldest number in flight must stay inside every server's window. */
+static int push_window_open(const mlfab__worker *worker, uint64_t seq) {
+  if (worker->norder == 0) return 1;
+  return seq - worker->updates[worker->order[0]].seq < MLFAB__WINDOW - worker->config->merge_max;
+}
+
+/* Puts a filled slot into the order and tells the servers' streams. */
+static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_t slot,
+                         uint64_t now_ns) {
+  update->started_ns = now_ns;
+  uint32_t at = worker->norder++;
+  while (at > 0 && worker->updates[worker->order[at - 1]].seq > update->seq) {
+    worker->order[at] = worker->order[at - 1];
+    at--;
+  }
+  worker->order[at] = (uint8_t)slot;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      worker->port.ready(worker->port.self, s);
+    } else if (mlfab__worker_whole(update)) {
+      worker->streams[s].round++; /* it does not hear of this one */
+    }
+  }
+}
+
+/* Chooses how the update goes, and makes its bytes. */
+static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                       const mlfab_push_options *options, mlfab_error *error) {
+  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
+    shape = mlfab__hash(shape, stretch, sizeof stretch);
+  }
+  int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
+  if (again && update->shape != shape)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
+                       (unsigned long long)options->retry_seq);
+  update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
+                               push_filtered(worker, update->sources, update->nsources));
+  /* To filter its buffers once more would send twice what was held back. */
+  if (update->filtered && options->retry_seq && !again)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "push: the packets of update %llu are not kept any more",
+                       (unsigned long long)options->retry_seq);
+  update->codec = update->filtered || what->sparse ? worker->packed : &push_dense;
+  update->shape = shape;
+  if (again) return 0;
+  update->kept = 0;
+  int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
+  update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
+                      worker->define.optimizer == MLFAB_OPTIMIZER_SGD &&
+                      !(worker->define.weight_decay > 0.0) && !update->flags &&
+                      worker->config->merge_max > 1 && options->clip_norm <= 0.0;
+  return code;
+}
+
+static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                     const mlfab_push_options *options, uint32_t flags, mlfab_error *error) {
+  if (push_prepare(worker, update))
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for an update");
+  int code =
+      mlfab__worker_sources(worker, what->bufs, what->n, what->sparse != NULL, &update->sources,
+                            &update->nsources, &update->source_room, error);
+  if (code) return code;
+  update->members = 1;
+  update->flags = flags;
+  update->scale = options->scale;
+  update->norm = options->norm;
+  update->base = options->version;
+  update->withdrawn = update->mergeable = 0;
+  update->version = update->bytes = 0;
+  update->nbufs = what->n;
+  update->pull_count = worker->pull_count;
+  for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
+  for (uint32_t i = 0; i < worker->layout.nslices; i++) {
+    update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
+  }
+  if (options->clip_norm > 0.0 && !worker->define.ghost) {
+    update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
+  }
+  code = push_parts_begin(worker, update, error);
+  if (!code) code = push_check_progress(worker, options->progress, error);
+  if (!code) code = push_encode(worker, update, what, options, error);
+  if (!code) push_parts_end(worker, update);
+  return code;
+}
+
+/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
+ * of one that was applied nowhere gets a new number: its own was passed over by the servers. */
+static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
+                      mlfab_error *error) {
+  int status = 0;
+  *applied_p = 0;
+  if (seq == 0) return 0;
+  if (mlfab__worker_status(worker, seq, &status)) {
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: nothing is known of update %llu",
+                       (unsigned long long)seq);
+  }
+  if (status == MLFAB_ERR_IN_DOUBT) {
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "push: update %llu is still in doubt",
+                       (unsigned long long)seq);
+  }
+  if (status != 0 && status != MLFAB_ERR_WITHDRAWN && status != MLFAB_ERR_DROPPED) {
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "push: update %llu cannot be repeated: %s",
+                       (unsigned long long)seq, mlfab_error_text(status));
+  }
+  *applied_p = status == 0;
+  return 0;
+}
+
+/* A new update in a slot of its own. */
+static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *what,
+                                 const mlfab_push_options *options, uint32_t flags, uint64_t now_ns,
+                                 int *code_p, mlfab_error *error) {
+  uint32_t slot = 0;
+  mlfab__outgoing *update = push_free_slot(worker, options->retry_seq, &slot);
+  if (!update || !push_window_open(worker, worker->next_seq)) {
+    *code_p = MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "push: %u updates are under way", worker->norder);
+    return NULL;
+  }
+  *code_p = push_fill(worker, update, what, options, flags, error);
+  if (*code_p) return NULL;
+  update->seq = worker->next_seq++;
+  push_enqueue(worker, update, slot, now_ns);
+  return update;
+}
+
+/* A retry of what was applied: its request has ended when it begins. */
+static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t timeout,
+                       uint64_t now_ns, mlfab_request *request_p) {
+  mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
+                                              MLFAB__WORKER_UPDATES, now_ns, timeout);
+  known->result.seq = options->retry_seq;
+  *request_p = known->id;
+  mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+}
+
+MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
+                                      const mlfab_push_options *given, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error) {
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_push_options, flags))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: options.size is not set");
+  int applied, code = push_check(worker, &options, error);
+  if (!code) code = push_retry(worker, options.retry_seq, &applied, error);
+  if (code) return code;
+  uint64_t seq = worker->next_seq;
+  uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
+  code = request_p ? mlfab__request_reserve(worker->requests) : 0;
+  if (code == MLFAB_ERR_AGAIN)
+    return MLFAB__FAIL(error, code, "push: %d requests are open that were not waited for",
+                       MLFAB__REQUESTS);
+  if (code) return MLFAB__FAIL(error, code, "push: out of memory");
+  if (applied) {
+    if (request_p) push_known(worker, &options, timeout, now_ns, request_p);
+    return 0;
+  }
+  mlfab__outgoing *update = NULL;
+  if (what->bufs && !what->sparse && !options.flags)
+    update = push_merge(worker, what->bufs, what->n, &options);
+  if (update && update->members == worker->config->merge_max) {
+    for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
+  }
+  uint32_t flags = options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0;
+  if (!update) update = push_new(worker, what, &options, flags, now_ns, &code, error);
+  if (code) return code;
+  worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
+  worker->stats->pushes_started++;
+  if (!request_p) return 0;
+  mlfab__request *request = mlfab__request_open(
+      worker->requests, MLFAB__REQUEST_PUSH, (uint32_t)(update - worker->updates), now_ns, timeout);
+  request->result.seq = seq;
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_push_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  mlfab__push_what what = {bufs, n, NULL};
+  return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                      uint64_t now_ns, mlfab_error *error) {
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  int code = 0;
+  mlfab__push_what what = {bufs, n, NULL};
+  push_new(worker, &what, &options, MLFAB__PUSH_INIT, now_ns, &code, error);
+  return code;
+}
+
+/* --- frames out --- */
+
+/* May the first queued part of a stream be announced now? */
+static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+  const mlfab__part *part = &update->parts[server];
+  if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
+  /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
+  if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
+      update->members < worker->config->merge_max) {
+    return 0;
+  }
+  /* One that the credit can hold goes whole; it is soon given back. A planned one takes none. */
+  return part->planned || part->bytes > stream->eager_bytes ||
+         part->bytes <= stream->eager_bytes - stream->eager_used;
+}
+
+/* Versions of the slices that the segments in scratch touch; one when all are equal. */
+static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
+                              uint32_t segments) {
+  uint64_t *out = worker->versions_scratch;
+  uint32_t n = 0, next = 0;
+  int equal = 1;
+  for (uint32_t k = 0; k < segments; k++) {
+    const mlfab__segment *segment = &worker->segments_scratch[k];
+    uint32_t first = mlfab__layout_slice_at(&worker->layout, segment->offset);
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, segment->offset + segment->bytes - 1);
+    for (uint32_t i = first < next ? next : first; i <= last; i++) {
+      out[n++] = update->versions[i];
+      if (out[n - 1] != out[0]) equal = 0;
+    }
+    next = last + 1;
+  }
+  if (n == 0) out[0] = 0;
+  return equal ? 1 : n;
+}
+
+/* Bytes of credit that go with an announcement, and take nobody's turn. */
+static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__part *part = &update->parts[server];
+  if (part->planned) return 0;
+  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
+   * first. */
+  uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
+  uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
+  /* What is left of the credit may be any number. */
+  return eager < part->bytes ? (uint32_t)update->codec->bytes(worker, update, server, eager)
+                             : eager;
+}
+
+/* Servers that the scheduler will hear of this update from. One that has decided it says nothing
+ * more. */
+static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    n += update->parts[s].planned && update->parts[s].state != MLFAB__PART_DECIDED;
+  }
+  return n;
+}
+
+static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
+                         mlfab__frame_out *frame) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__part *part = &update->parts[server];
+  uint64_t bytes;
+  uint32_t nsources = part->empty ? 0 : update->nsources;
+  mlfab__push push;
+  memset(&push, 0, sizeof push);
+  push.segments = mlfab__worker_clip(worker, server, update->sources, nsources, &bytes);
+  push.versions = push_versions(worker, update, push.segments);
+  push.seq = update->seq;
+  push.members = update->members;
+  push.generation = stream->generation;
+  push.flags = update->flags | (part->planned ? MLFAB__PUSH_PLANNED : 0u) |
+               (part->empty ? 0u : update->codec->flags);
+  push.eager = push_eager(worker, update, server);
+  push.parts = push_parts(worker, update);
+  push.progress = stream->round + mlfab__worker_ahead(worker, server, update->seq);
+  push.bytes = part->bytes;
+  push.scale = update->scale;
+  push.norm = update->norm;
+  const uint8_t *data = NULL;
+  uint64_t piece =
+      part->empty ? 0 : update->codec->piece(worker, update, server, part, push.eager, &data);
+  frame->type = MLFAB__PUSH;
+  frame->meta_bytes =
+      mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
+  frame->bulk = piece > 0 ? data : NULL;
+  frame->bulk_bytes = (uint32_t)piece;
+  frame->note[1] = push.eager;
+  return frame->meta_bytes > 0;
+}
+
+/* The next bytes that were granted, as the bulk. 0 when no packet is granted whole. */
+static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
+                              const mlfab__outgoing *update, mlfab__frame_out *frame) {
+  const mlfab__part *part = &update->parts[server];
+  const uint8_t *data;
+  uint64_t most = part->granted - part->sent;
+  frame->bulk_bytes = (uint32_t)update->codec->piece(worker, update, server, part, most, &data);
+  frame->bulk = data;
+  return frame->bulk_bytes > 0;
+}
+
+static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab__outgoing *update,
+                      mlfab__frame_out *frame) {
+  mlfab__chunk chunk = {update->seq, update->parts[server].sent,
+                        worker->streams[server].generation};
+  frame->type = MLFAB__CHUNK;
+  frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
+  return push_granted_piece(worker, server, update, frame);
+}
+
+/* Is it to be borrowed, or will the transport copy it? */
+static int push_lends(const mlfab__frame_out *frame) {
+  return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
+}
+
+MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
+                                     mlfab__frame_out *frame) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = push_slot(worker, i);
+    const mlfab__part *part = &update->parts[server];
+    int found = 0;
+    frame->note[0] = 0;
+    if (part->state == MLFAB__PART_QUEUED) {
+      if (!mlfab__worker_announces(worker, server, update->seq)) return 0;
+      if (!push_may_announce(worker, server, i)) return 0;
+      frame->note[0] = 1;
+      found = push_announce(worker, server, update, frame);
+    } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
+               part->aggregator == MLFAB__NO_NODE && !update->withdrawn) {
+      found = push_chunk(worker, server, update, frame);
+    }
+    if (!found) continue;
+    frame->slot = worker->order[i];
+    frame->token = push_lends(frame) ? push_token(worker, update) : 0;
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
+                                       const mlfab__frame_out *frame) {
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  mlfab__stream *stream = &worker->streams[server];
+  if (frame->note[0]) {
+    part->state = MLFAB__PART_ANNOUNCED;
+    stream->announced = mlfab__max(stream->announced, update->seq + update->members - 1);
+    part->eager = (uint32_t)frame->note[1];
+    part->granted = part->eager;
+    stream->eager_used += part->eager;
+    if (update->mergeable) stream->small++;
+  }
+  part->sent += frame->bulk_bytes;
+  update->codec->advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) part->lent++;
+}
+
+MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
+                                      uint64_t now_ns) {
+  uint32_t slot = (uint32_t)((token & 0xff) - 1);
+  if (slot >= MLFAB__WORKER_UPDATES) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
+  if (update->parts[server].lent > 0) update->parts[server].lent--;
+  push_settle(worker, update, now_ns);
+}
+
+/* --- frames to aggregators --- */
+
+MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
+                                           mlfab__frame_out *frame) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = push_slot(worker, i);
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
+          part->sent >= part->granted)
+        continue;
+      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
+      frame->type = MLFAB__HOP_CHUNK;
+      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
+      if (!push_granted_piece(worker, s, update, frame)) continue;
+      frame->slot = worker->order[i];
+      frame->note[0] = s;
+      frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_out *frame) {
+  uint32_t server = (uint32_t)frame->note[0];
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  assert(part->aggregator == aggregator);
+  (void)aggregator;
+  part->sent += frame->bulk_bytes;
+  update->codec->advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) part->lent_hop++;
+}
+
+MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                          uint64_t token, uint64_t now_ns) {
+  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
+  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  /* What was taken back may be reported all the same: its way, or its update, is over then. */
+  if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
+  mlfab__part *part = &update->parts[server];
+  if (part->aggregator != aggregator || part->lent_hop == 0) return;
+  part->lent_hop--;
+  push_settle(worker, update, now_ns);
+}
+
+/* --- withdrawing --- */
+
+/* Takes the buffers back from every transport, and the update from every server that has not
+ * decided it. 1 when it had been announced anywhere. */
+static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
+  int announced = 0;
+  update->withdrawn = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__part *part = &update->parts[s];
+    if (part->lent > 0) {
+      worker->port.detach(worker->port.self, s, push_token(worker, update));
+      part->lent = 0;
+    }
+    push_leave_hop(worker, update, s);
+    if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
+    if (part->state != MLFAB__PART_ANNOUNCED) continue;
+    mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
+    MLFAB__POST(&worker->port, s, MLFAB__WITHDRAW, withdraw, &withdraw);
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (update->parts[s].state == MLFAB__PART_QUEUED && announced && push_rounds(worker)) {
+      push_empty(worker, update, s);
+    } else if (update->parts[s].state == MLFAB__PART_QUEUED) {
+      /* Never announced there: decided here and now, and not counted as a round's update. */
+      update->parts[s].state = MLFAB__PART_DECIDED;
+      update->parts[s].code = MLFAB_ERR_WITHDRAWN;
+      worker->port.ready(worker->port.self, s);
+      if (push_rounds(worker) && mlfab__worker_whole(update))
+        mlfab__pull_renumber(worker, s, update->seq);
+    }
+  }
+  return announced;
+}
+
+MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  char waited[24];
+  mlfab__duration(waited, now_ns - request->started_ns);
+  uint32_t server = 0;
+  while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
+         update->parts[server].state != MLFAB__PART_QUEUED) {
+    server++;
+  }
+  char by[48] = "";
+  if (update->parts[server].aggregator != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
+  /* Merged with others: only this caller's waiting ends, the update goes on from the library's
+   * copy. */
+  int shared = update->members > 1;
+  int announced = shared || push_recall(worker, update);
+  if (!shared) mlfab__push_align(worker);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
+                        (int32_t)server, 1, now_ns,
+                        "update %llu: %s after %s awaiting server %u to apply it%s%s",
+                        (unsigned long long)request->result.seq, what, waited, server, by,
+                        announced ? "; it is not known yet whether it was" : "; it was not sent");
+  if (!shared) push_settle(worker, update, now_ns);
+  worker->due = 1;
+}
+
+MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
+  worker->norder = 0;
+  for (uint32_t s = 0; worker->streams && s < worker->servers; s++) worker->streams[s].small = 0;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    mlfab__outgoing *update = &worker->updates[i];
+    mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
+    update->versions = NULL;
+    if (update->seq != 0) update->serial++;
+    update->seq = update->kept = 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
+    mlfab__outgoing *update = &worker->updates[i];
+    mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
+    mlfab__free(env, update->image, MLFAB__WORKER_PACK);
+    mlfab__free_aligned(env, update->packets, update->packet_room);
+    mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
+    memset(update, 0, sizeof *update);
+  }
+}

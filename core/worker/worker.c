@@ -1,0 +1,785 @@
+/* worker.c - the worker role: its model, its streams. See worker.h. */
+#include "worker.h"
+
+#include "../kernels/reduce.h"
+#include "../model/store.h"
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t rank,
+                                       const mlfab__port *port, const mlfab__port *hop,
+                                       mlfab_stats *stats, mlfab__requests *requests) {
+  memset(worker, 0, sizeof *worker);
+  worker->env = env;
+  worker->config = config;
+  worker->port = *port;
+  worker->hop = *hop;
+  worker->stats = stats;
+  worker->requests = requests;
+  worker->rank = rank;
+  worker->servers = config->servers;
+  worker->next_seq = 1;
+  worker->epoch = 1;
+  worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
+  worker->segments_scratch =
+      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
+  worker->versions_scratch =
+      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *worker->versions_scratch);
+  if (worker->streams && worker->segments_scratch && worker->versions_scratch) return 0;
+  mlfab__worker_free(worker);
+  return MLFAB_ERR_MEMORY;
+}
+
+/* Forgets the model, so that it can be defined again. What transports may still read stays. */
+static void worker_free_model(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  mlfab__push_forget(worker);
+  if (worker->packed) worker->packed->free(worker);
+  mlfab__cache_free(worker);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
+  mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__free(env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
+  mlfab__layout_free(env, &worker->layout);
+  worker->table = NULL;
+  worker->pulled = NULL;
+  worker->model_bufs = NULL;
+  worker->nmodel_bufs = worker->norder = 0;
+  uint32_t asked = worker->define.ask; /* what still comes is void, not an answer to the next */
+  memset(&worker->define, 0, sizeof worker->define);
+  worker->define.ask = asked;
+}
+
+MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  if (!env) return;
+  worker_free_model(worker);
+  mlfab__push_free(worker);
+  mlfab__pull_free(worker);
+  if (worker->mover) worker->mover->free(worker);
+  mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
+  mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
+  mlfab__free(env, worker->segments_scratch,
+              MLFAB__SEGMENTS_MAX * sizeof *worker->segments_scratch);
+  mlfab__free(env, worker->versions_scratch, MLFAB__SLICES_MAX * sizeof *worker->versions_scratch);
+  memset(worker, 0, sizeof *worker);
+}
+
+/* --- buffers --- */
+
+/* --- the model --- */
+
+MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
+                                         uint64_t count, mlfab_error *error) {
+  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "tensor_add after model_start");
+  if (!mlfab__dtype_bytes(dtype))
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "tensor %u: unknown element type %d", id, dtype);
+  if (count == 0 || id == MLFAB_ALL) {
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_ARGUMENT,
+        id == MLFAB_ALL ? "tensor id %u is reserved (MLFAB_ALL)" : "tensor %u has no elements", id);
+  }
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    if (worker->tensors[i].id == id)
+      return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "tensor id %u is used twice", id);
+  }
+  if (worker->ntensors == MLFAB_BULK_MAX / MLFAB__TENSOR_INFO_BYTES)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %u tensors", worker->ntensors);
+  if (worker->ntensors == worker->tensor_room) {
+    uint32_t room = worker->tensor_room ? 2 * worker->tensor_room : 16;
+    mlfab__tensor_info *more = mlfab__alloc_array(worker->env, room, sizeof *more);
+    if (!more) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for tensors");
+    if (worker->ntensors) memcpy(more, worker->tensors, worker->ntensors * sizeof *more);
+    mlfab__free(worker->env, worker->tensors, worker->tensor_room * sizeof *more);
+    worker->tensors = more;
+    worker->tensor_room = room;
+  }
+  mlfab__tensor_info *tensor = &worker->tensors[worker->ntensors++];
+  tensor->id = id;
+  tensor->dtype = (uint32_t)dtype;
+  tensor->count = count;
+  return 0;
+}
+
+static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
+  define->optimizer = o->optimizer;
+  if (o->consistency.size > 0)
+    memcpy(&define->consistency, &o->consistency,
+           mlfab__min(o->consistency.size, sizeof define->consistency));
+  else
+    define->consistency.kind = o->sync;
+  mlfab__sync_complete(&define->consistency);
+  define->active = o->active;
+  define->tags = o->tags;
+  define->pull_half = o->pull_half;
+  define->change_threshold = o->change_threshold;
+  define->change_decay = o->change_decay;
+  define->mean = o->mean;
+  define->deterministic = o->deterministic;
+  define->slices = o->slices;
+  define->ghost = o->ghost;
+  define->gamma = o->gamma;
+  define->adadelay_c = o->adadelay_c;
+  define->beta1 = o->beta1;
+  define->beta2 = o->beta2;
+  define->epsilon = o->epsilon;
+  define->weight_decay = o->weight_decay;
+}
+
+/* Is the model in range? The text says whose call it was. */
+static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync, const char *call,
+                             mlfab_error *error) {
+  mlfab_error wrong;
+  int code = mlfab__sync_check(sync, worker->config->workers, &wrong);
+  if (!code) return 0;
+  return MLFAB__FAIL(error, code, "%s: %.200s", call, wrong.text);
+}
+
+/* Members without the size would go unseen, and the model would be asynchronous. */
+static int worker_check_consistency(const mlfab__worker *worker, const mlfab_sync *sync,
+                                    mlfab_error *error) {
+  static const mlfab_sync none;
+  if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
+      memcmp(sync, &none, sizeof none) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: consistency.size is not set");
+  return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
+}
+
+/* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
+static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
+                                mlfab_error *error) {
+  mlfab_model_options options = *o;
+  mlfab__optimizer optimizer;
+  if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: tags is %u, not a power of two up to 65536", o->tags);
+  if (o->pull_half > MLFAB_HALF_BF16)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
+  int decay = !(o->change_decay >= 0.0 && o->change_decay - o->change_decay == 0.0);
+  if (decay || !(o->change_threshold >= 0.0 && o->change_threshold - o->change_threshold == 0.0))
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_ARGUMENT, "model_start: %s is %g, not a number of at least 0",
+        decay ? "change_decay" : "change_threshold", decay ? o->change_decay : o->change_threshold);
+  if (o->ghost && o->tags > 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: version tags of ghost tensors");
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    if (worker->tensors[i].dtype != MLFAB_I64) continue;
+    if (o->pull_half == MLFAB_HALF_NONE && !(o->change_threshold > 0.0)) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: filters on int64 (%s, tensor %u)",
+                       o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
+  }
+  int code = worker_check_consistency(worker, &o->consistency, error);
+  if (code) return code;
+  options.consistency = worker->define.consistency;
+  mlfab_error wrong;
+  code = mlfab__store_check(&options, &worker->layout, &optimizer, &wrong);
+  return code ? MLFAB__FAIL(error, code, "model_start: %.230s", wrong.text) : 0;
+}
+
+static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                mlfab_error *error) {
+  mlfab__source *sources = NULL;
+  uint32_t nsources = 0, room = 0;
+  if (n == 0) return 0;
+  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, error);
+  mlfab__free(worker->env, sources, room * sizeof *sources);
+  return code;
+}
+
+/* Builds the layout and what hangs on it. On failure worker_free_model undoes it. */
+static int worker_build(mlfab__worker *worker, const mlfab_model_options *options,
+                        const mlfab_buf *bufs, uint32_t n, mlfab_error *error) {
+  mlfab__env *env = worker->env;
+  int code =
+      mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
+                          options->active, worker->config->model_max_bytes, &worker->layout, error);
+  if (code) return code;
+  /* They may have moved before this process was here. */
+  if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
+    mlfab__layout_assign(&worker->layout, worker->pause.owners);
+  if (options->slices > MLFAB__SLICES_MAX)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %d slices", MLFAB__SLICES_MAX);
+  worker_options(options, &worker->define);
+  code = worker_check_options(worker, options, error);
+  if (code) return code;
+  code = worker_check_weights(worker, bufs, n, error);
+  if (code) return code;
+  worker->define.ask++;
+  worker->define.tensors = worker->ntensors;
+  worker->define.first_weights = worker->rank == 0 && n > 0;
+  worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
+  worker->pulled = mlfab__alloc_array(env, worker->layout.nslices, sizeof *worker->pulled);
+  if (n > 0) worker->model_bufs = mlfab__alloc_array(env, n, sizeof *worker->model_bufs);
+  worker->nmodel_bufs = n;
+  if (!worker->table || !worker->pulled || (n > 0 && !worker->model_bufs)) {
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the model");
+  }
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    mlfab__encode_tensor_info(worker->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &worker->tensors[i]);
+  }
+  if (n > 0) memcpy(worker->model_bufs, bufs, n * sizeof *bufs);
+  if (worker->define.first_weights) return mlfab__push_first(worker, bufs, n, 0, error);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *given,
+                                        const mlfab_buf *bufs, uint32_t n, uint64_t now_ns,
+                                        mlfab_request *request_p, mlfab_error *error) {
+  mlfab_model_options options;
+  mlfab_model_options_init(&options);
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (given && given->size < offsetof(mlfab_model_options, sync))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: options.size is not set");
+  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "model_start twice");
+  if ((n > 0) != (bufs != NULL))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: bufs and n do not fit");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead)
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "model_start: server %u is dead", s);
+  }
+  mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
+                                                worker->config->timeout_ns);
+  if (!request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "model_start: too many requests are open");
+  int code = worker_build(worker, &options, bufs, n, error);
+  if (code) {
+    mlfab__request_end(worker->requests, request);
+    worker_free_model(worker);
+    return code;
+  }
+  worker->model_request = request->id;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].define = 1;
+    worker->port.ready(worker->port.self, s);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+/* Ends model_start; what failed can be tried again with another model. */
+static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int is_server,
+                             uint64_t now_ns, const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
+  mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
+  worker->model_request = worker->model_pull = 0;
+  if (pull) mlfab__request_end(worker->requests, pull);
+  if (code) {
+    for (uint32_t s = 0; s < worker->servers; s++)
+      worker->streams[s].define = worker->streams[s].defined = 0;
+    worker_free_model(worker);
+  } else {
+    worker->stands = 1;
+    mlfab__push_align(worker); /* they may have been at different iterations when it came */
+    mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
+    worker->model_bufs = NULL;
+    worker->nmodel_bufs = 0;
+  }
+  if (request && !request->done)
+    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
+}
+
+static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                              uint64_t now_ns) {
+  mlfab__define_ack ack;
+  mlfab__stream *stream = &worker->streams[server];
+  if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a DEFINE_ACK that does not parse");
+    return;
+  }
+  if (!worker->model_request || stream->defined || ack.options.ask != worker->define.ask) return;
+  if (ack.code == MLFAB_ERR_AGAIN) {
+    stream->undefined = 1;
+    return;
+  }
+  if (ack.code) {
+    char text[MLFAB__TEXT_MAX + 64];
+    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
+    worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
+    return;
+  }
+  /* Worker 0's options win, but for what belongs to this worker alone. */
+  uint32_t tensors = worker->define.tensors, first_weights = worker->define.first_weights;
+  if (ack.options.slices != worker->define.slices) {
+    char text[128];
+    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
+             worker->define.slices, ack.options.slices);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+    return;
+  }
+  if (ack.options.active != worker->define.active) {
+    char text[128];
+    snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
+             worker->define.active, ack.options.active);
+    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+    return;
+  }
+  stream->own_weights = ack.options.first_weights != 0;
+  worker->define = ack.options;
+  worker->define.tensors = tensors;
+  worker->define.first_weights = first_weights;
+  stream->defined = 1;
+  stream->define = 0;
+  stream->round = ack.v_train;
+  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.consistency.kind);
+  worker->due = 1;
+}
+
+/* Every server has the model: gets the weights where they are not this worker's own. */
+static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
+  int own = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
+  if (own || worker->nmodel_bufs == 0) {
+    worker_model_end(worker, 0, MLFAB_NO_RANK, 0, now_ns, "");
+    return;
+  }
+  mlfab_error error;
+  int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
+                                &worker->model_pull, &error);
+  if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
+}
+
+static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
+  mlfab__done done = {worker->next_seq - 1};
+  worker->streams[server].done_told = 1;
+  MLFAB__POST(&worker->port, server, MLFAB__DONE, done, &done);
+}
+
+/* Each server is told as soon as it has decided everything, not only when all have: they may be at
+ * different rounds, and one must not wait for a worker that waits for another. */
+static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
+  uint32_t acked = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
+      worker_tell_done(worker, s);
+  }
+  for (uint32_t s = 0; s < worker->servers; s++)
+    acked += worker->streams[s].done_acked || worker->streams[s].dead;
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
+  if (acked < worker->servers || !request || request->done) return;
+  mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+}
+
+static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
+  if (!worker->model_request) return;
+  if (worker->model_pull) {
+    mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
+    if (pull && !pull->done) return;
+    int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
+    const mlfab_error last = worker->requests->last; /* the end of the request is written there */
+    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
+                     last.text);
+    return;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].defined) return;
+  }
+  if (worker->norder > 0) return;
+  if (mlfab__cache_open(worker)) {
+    worker_model_end(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                     "model_start: out of memory for the cache of the model");
+    return;
+  }
+  worker_model_pull(worker, now_ns);
+}
+
+/* What other files have set due: after each event, once. */
+static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
+  while (worker->due) {
+    worker->due = 0;
+    if (worker->done) worker_join_progress(worker, now_ns);
+    worker_model_progress(worker, now_ns);
+    if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
+      worker->mover->decided(worker, now_ns);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  if (worker->done)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "join: this worker has joined before");
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
+                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "join: too many requests are open");
+  worker->done = 1;
+  worker->join_request = request->id;
+  *request_p = request->id;
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+  return 0;
+}
+
+/* --- a change of consistency --- */
+
+static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
+  if (!mlfab__worker_sends(worker, server)) return; /* asked when it has said its epoch */
+  MLFAB__POST(&worker->port, server, MLFAB__SYNC, sync_ask, &worker->change.ask);
+}
+
+static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
+                               uint32_t tensor, mlfab_error *error) {
+  if (!worker->stands)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_sync: before the model exists");
+  if (server != MLFAB_ALL && server >= worker->servers)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_sync: there is no server %u, there are %u",
+                       server, worker->servers);
+  if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
+  if (worker->change.request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "set_sync: another change of this worker is under way");
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
+                          "set_sync: server %u is dead", s);
+  }
+  return worker_check_sync(worker, sync, "set_sync", error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
+                                           uint32_t server, uint32_t tensor, uint64_t timeout_ns,
+                                           uint64_t now_ns, mlfab_request *request_p,
+                                           mlfab_error *error) {
+  mlfab__sync_change *change = &worker->change;
+  mlfab_sync sync;
+  memset(&sync, 0, sizeof sync);
+  if (!given || given->size < offsetof(mlfab_sync, kind) + sizeof given->kind)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       given ? "set_sync: sync.size is not set" : "set_sync: sync is NULL");
+  memcpy(&sync, given, mlfab__min(given->size, sizeof sync));
+  int code = worker_change_check(worker, &sync, server, tensor, error);
+  if (code) return code;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
+                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_sync: too many requests are open");
+  mlfab__sync_complete(&sync);
+  change->request = request->id;
+  change->ask.ask++;
+  change->ask.tensor = tensor;
+  change->ask.consistency = sync;
+  change->all = server == MLFAB_ALL;
+  change->nwaiting = 0;
+  change->code = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    stream->changes = server == MLFAB_ALL || server == s;
+    change->nwaiting += stream->changes;
+    if (stream->changes && stream->up) worker_change_ask(worker, s);
+  }
+  *request_p = request->id;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
+  mlfab__sync_change *change = &worker->change;
+  if (!change->request || !change->all) return;
+  /* Slices that come from a server that has not made it to one that has would be left out. */
+  change->ask.ask++;
+  change->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].changes = !worker->streams[s].dead;
+    change->nwaiting += worker->streams[s].changes;
+  }
+}
+
+/* Ends the change here: servers that have not answered may make it all the same. */
+static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, uint64_t now_ns,
+                              const char *text) {
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
+  worker->change.request = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
+  if (!request || request->done) return;
+  mlfab__request_finish(worker->requests, request, code, code ? (int32_t)server : MLFAB_NO_RANK,
+                        code != 0, now_ns, "set_sync: %s", text);
+}
+
+static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
+  if (!worker->streams[server].changes) return;
+  snprintf(text, sizeof text, "server %u is dead", server);
+  worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
+}
+
+/* What became of a change of consistency, or only how it is now. */
+static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                            uint64_t now_ns) {
+  mlfab__sync_ack ack;
+  mlfab__sync_change *change = &worker->change;
+  mlfab__stream *stream = &worker->streams[server];
+  if (mlfab__decode_sync_ack(frame->meta, frame->meta_bytes, &ack)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
+    return;
+  }
+  int counted = stream->counts;
+  stream->counts = ack.counts != 0;
+  if (!counted) mlfab__push_tell(worker, server);
+  if (!stream->changes || ack.ask != change->ask.ask) return;
+  stream->changes = 0;
+  if (ack.code && !change->code) {
+    change->code = ack.code;
+    change->server = server;
+    snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
+  }
+  if (--change->nwaiting == 0)
+    worker_change_end(worker, change->code, change->server, now_ns,
+                      change->code ? change->text : "");
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
+  return worker->norder;
+}
+
+MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
+                                            int code, uint64_t now_ns) {
+  char text[200], waited[24];
+  uint32_t s = 0;
+  mlfab__duration(waited, now_ns - request->started_ns);
+  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
+  switch (request->kind) {
+    case MLFAB__REQUEST_PUSH:
+      mlfab__push_withdraw(worker, request, code, now_ns);
+      break;
+    case MLFAB__REQUEST_PULL:
+      mlfab__pull_withdraw(worker, request, code, now_ns);
+      break;
+    case MLFAB__REQUEST_MODEL:
+      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
+      if (worker->streams[s].undefined) {
+        snprintf(text, sizeof text,
+                 "model_start: %s after %s awaiting worker 0, which has not defined the model at "
+                 "server %u",
+                 what, waited, s);
+      } else {
+        snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u", what, waited, s);
+      }
+      worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
+                       !worker->streams[s].undefined, now_ns, text);
+      break;
+    case MLFAB__REQUEST_SYNC:
+      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
+      snprintf(text, sizeof text, "%s after %s awaiting server %u; it may still change there", what,
+               waited, s);
+      worker_change_end(worker, code, s, now_ns, text);
+      break;
+    case MLFAB__REQUEST_RESLICE:
+      worker->mover->withdraw(worker, request, code, now_ns);
+      break;
+    default:
+      while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
+      mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
+                            "join: %s after %s awaiting server %u", what, waited, s);
+  }
+  worker_advance(worker, now_ns);
+}
+
+/* --- links and frames --- */
+
+/* What a server has decided, as it tells it. */
+static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
+                          const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
+  mlfab__window window;
+  memset(&window, 0, sizeof window);
+  window.top = top;
+  memcpy(window.applied, applied, sizeof window.applied);
+  memcpy(window.dropped, dropped, sizeof window.dropped);
+  mlfab__push_resync(worker, server, generation, &window, now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
+                                          uint64_t top) {
+  return top > worker->streams[server].announced;
+}
+
+MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__hello_ack *ack, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  stream->eager_bytes = ack->eager_bytes;
+  stream->epoch = ack->epoch;
+  if (ack->was_dead == 2) {
+    worker->port.ready(worker->port.self, server);
+    return;
+  }
+  if (worker->stands && !ack->model_stands) {
+    stream->dead = 1;
+    mlfab__push_dead(worker, server, now_ns);
+    mlfab__pull_dead(worker, server, now_ns);
+    worker_change_dead(worker, server, now_ns);
+    if (worker->mover) worker->mover->dead(worker, server, now_ns);
+    worker_advance(worker, now_ns);
+    return;
+  }
+  stream->up = 1;
+  if (worker->table && !stream->defined) stream->define = 1;
+  worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
+  /* Rounds may have gone on without us, and answers and PROGRESS may be lost. */
+  if (worker->stands) {
+    mlfab__push_reached(worker, server, ack->v_train);
+  } else {
+    stream->round = ack->v_train;
+  }
+  mlfab__pull_again(worker, server);
+  if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
+  if (stream->changes) worker_change_ask(worker, server);
+  if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
+  worker->port.ready(worker->port.self, server);
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  worker->streams[server].up = 0;
+  mlfab__push_lost(worker, server, now_ns);
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  char text[64];
+  worker->streams[server].dead = 1;
+  worker->streams[server].up = 0;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_dead(worker, server, now_ns);
+  mlfab__pull_dead(worker, server, now_ns);
+  worker_change_dead(worker, server, now_ns);
+  if (worker->mover) worker->mover->dead(worker, server, now_ns);
+  if (worker->model_request) {
+    snprintf(text, sizeof text, "model_start: server %u is dead", server);
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
+  }
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+}
+
+static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                          uint64_t now_ns) {
+  mlfab__resend resend;
+  if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
+    return;
+  }
+  if (mlfab__worker_usurped(worker, server, resend.top)) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
+    return;
+  }
+  worker_resync(worker, server, resend.generation, resend.top, resend.applied, resend.dropped,
+                now_ns);
+}
+
+static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                        uint64_t now_ns) {
+  switch (frame->type) {
+    case MLFAB__DEFINE_ACK:
+      worker_define_ack(worker, server, frame, now_ns);
+      break;
+    case MLFAB__GRANT:
+      mlfab__push_granted(worker, server, frame);
+      break;
+    case MLFAB__VIA:
+      mlfab__push_rerouted(worker, server, frame);
+      break;
+    case MLFAB__PUSH_ACK:
+      mlfab__push_acked(worker, server, frame, now_ns);
+      break;
+    case MLFAB__RESEND:
+      worker_resend(worker, server, frame, now_ns);
+      break;
+    case MLFAB__SYNC_ACK:
+      worker_sync_ack(worker, server, frame, now_ns);
+      break;
+    case MLFAB__MODEL:
+      mlfab__pull_model(worker, server, frame, now_ns);
+      break;
+    case MLFAB__PULL_VIA:
+      mlfab__pull_rerouted(worker, server, frame);
+      break;
+    case MLFAB__PULL_FAIL:
+      mlfab__pull_failed(worker, server, frame, now_ns);
+      break;
+    case MLFAB__DONE_ACK:
+      worker->streams[server].done_acked = 1;
+      worker->due = 1;
+      break;
+    default:
+      worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a frame that no server sends");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_in *frame, uint64_t now_ns) {
+  if (!worker->mover || !worker->mover->frame(worker, server, frame, now_ns))
+    worker_take(worker, server, frame, now_ns);
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
+                                       mlfab__frame_out *frame) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (!stream->up || !worker->table) return 0;
+  if (stream->define) {
+    frame->type = MLFAB__DEFINE;
+    frame->meta_bytes = mlfab__encode_define(frame->meta, &worker->define);
+    frame->bulk = worker->table;
+    frame->bulk_bytes = worker->define.tensors * MLFAB__TENSOR_INFO_BYTES;
+    frame->token = 0;
+    frame->note[0] = 2;
+    return 1;
+  }
+  return mlfab__push_next(worker, server, frame);
+}
+
+MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
+                                         const mlfab__frame_out *frame) {
+  if (frame->note[0] == 2) {
+    worker->streams[server].define = 0;
+    return;
+  }
+  mlfab__push_taken(worker, server, frame);
+}
+
+MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
+                                        uint64_t now_ns) {
+  mlfab__push_sent(worker, server, token, now_ns);
+  worker_advance(worker, now_ns);
+}
+
+/* --- links to aggregators --- */
+
+MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t token, uint64_t now_ns) {
+  mlfab__push_hop_sent(worker, aggregator, token, now_ns);
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
+                                            uint64_t now_ns) {
+  mlfab__pull_hop_lost(worker, aggregator);
+  mlfab__push_hop_lost(worker, aggregator, now_ns);
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  switch (frame->type) {
+    case MLFAB__HOP_GRANT:
+      mlfab__push_hop_granted(worker, aggregator, frame);
+      break;
+    case MLFAB__HOP_MODEL:
+      mlfab__pull_hop_model(worker, aggregator, frame, now_ns);
+      break;
+    default:
+      worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
+                       "a frame that no aggregator sends");
+  }
+  worker_advance(worker, now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  return worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
+         (mlfab__push_hop_wanted(worker, aggregator) || mlfab__pull_hop_wanted(worker, aggregator));
+}

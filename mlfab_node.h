@@ -1,0 +1,144 @@
+/*
+ * mlfab_node.h - stepping by hand: the node level. Section 11 of mlfab.h.
+ *
+ * A node is a state machine without I/O, clock or threads: feed it events (mlfab_io_event, section 12 of
+ * mlfab.h) with the present time, carry out the actions that it yields, and call it again at its
+ * deadline. mlfab_open is a driver around this; embedders with their own event loop write another
+ * (examples/04_event_loop.c). Nobody else needs this header: mlfab.c has its text.
+ *
+ * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
+ * mlfab_node_done. The memory of a request that has ended is the caller's when the actions that are
+ * due then have been carried out: one may be to take it back from a link (MLFAB_ACTION_DETACH).
+ * One thread at a time. Time never goes back.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MLFAB_NODE_H
+#define MLFAB_NODE_H
+
+#include "mlfab.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mlfab_node mlfab_node;
+
+enum mlfab_action_kind {
+  MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
+  MLFAB_ACTION_CONNECT = 2,    /* address, token */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
+  MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
+  MLFAB_ACTION_PROBE = 5       /* link, which came UP with MLFAB_CAP_PROBE: what the transport's
+                                  probe returns goes to mlfab_node_done */
+};
+
+/* What a node wants done. Pointers are valid until mlfab_node_done. */
+typedef struct mlfab_action {
+  uint32_t kind;
+  uint32_t link;
+  uint64_t token;   /* send: 0 when there is no bulk or it need not be reported */
+  const void *head; /* to be copied by whoever takes the action */
+  const void *bulk; /* borrowed until SENT, DOWN, or a detach */
+  uint32_t head_bytes, bulk_bytes;
+  const char *address; /* connect: a list separated by blanks, best first: take the first that a
+                              transport of this node reaches */
+} mlfab_action;
+
+/* `addresses`: where this node can be met, a list separated by blanks. */
+MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                              mlfab_node **node_p, mlfab_error *error_p);
+MLFAB_API void mlfab_node_close(mlfab_node **node_p);
+/* Feeds an event. Never fails because of what a peer sent: a bad peer is disconnected and counted. */
+MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns);
+/* Runs timers and background work (commits, one block at a time). */
+MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns);
+/* The next action, 1, or 0 when there is none. The same one again until mlfab_node_done. */
+MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p);
+/* What became of the action: 0, or MLFAB_ERR_AGAIN (a send that found no room: it comes again after
+ * MLFAB_IO_WRITABLE), or another error (the link is given up). */
+MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
+                               uint64_t now_ns);
+/* When tick must be called at the latest. */
+MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
+/* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
+MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
+/* The calls of sections 7 to 9b. Beside each kind: the function that it stands for, whose rules and errors hold,
+ * and the members of mlfab_call that it takes. */
+enum mlfab_call_kind {
+  /* Done when mlfab_node_submit returns; there is no request. */
+  MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */
+  MLFAB_CALL_SET_FILTER = 2,   /* tensor; options: mlfab_filter or NULL */
+  MLFAB_CALL_SET_SCHEDULE = 3, /* options: mlfab_schedule */
+  /* Those that begin something. */
+  MLFAB_CALL_MODEL_START = 4, /* bufs, n; options: mlfab_model_options or NULL */
+  MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
+  MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
+  MLFAB_CALL_PULL = 7,         /* bufs, n; options: mlfab_pull_options or NULL */
+  MLFAB_CALL_JOIN = 8,         /* timeout_ns */
+  MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
+  MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
+  /* Section 9b. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
+  MLFAB_CALL_ALLREDUCE = 11,      /* data, count, dtype, timeout_ns, and no options */
+  MLFAB_CALL_ALLREDUCE_LIST = 12, /* vecs, n, dtype */
+  MLFAB_CALL_REDUCE_SCATTER = 13, /* data, counts, dtype */
+  MLFAB_CALL_ALLGATHER = 14,      /* data, counts, dtype */
+  MLFAB_CALL_BROADCAST = 15,      /* root, data, count (bytes); timeout_ns without options */
+  MLFAB_CALL_BARRIER = 16,        /* timeout_ns without options */
+  /* Open when the request has ended with 0; to be closed when it has ended otherwise. */
+  MLFAB_CALL_PARTIAL_OPEN = 17, /* count, dtype, timeout_ns, id_p; options: mlfab_partial_options */
+  MLFAB_CALL_PARTIAL_REDUCE = 18, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
+  MLFAB_CALL_PARTIAL_FLUSH = 19,  /* id, data, timeout_ns */
+  MLFAB_CALL_PARTIAL_RESYNC = 20, /* id, data, count, dtype, timeout_ns */
+  MLFAB_CALL_PARTIAL_CLOSE = 21,  /* id; no request */
+  /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
+  MLFAB_CALL_STOCHASTIC_OPEN = 22,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
+  MLFAB_CALL_STOCHASTIC_STATE = 23, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_REDUCE =
+      24,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 25 /* id; no request */
+};
+
+/* A call. Members that a kind does not take are not looked at. */
+typedef struct mlfab_call {
+  uint32_t size;
+  uint32_t kind; /* MLFAB_CALL_* */
+  const void
+      *options; /* of the type that stands beside the kind; has its own timeout, where it has one */
+  const mlfab_buf *bufs;
+  const mlfab_vec *vecs;
+  const uint32_t *servers;
+  uint32_t n; /* of bufs, vecs or servers */
+  uint32_t tensor, server;
+  int32_t dtype, root;
+  uint32_t id; /* of an object */
+  void *data;
+  uint64_t count;
+  const uint64_t *counts, *indices;
+  uint32_t *id_p;
+  void *info_p;
+  uint64_t timeout_ns;
+} mlfab_call;
+
+/* Checks a call and begins it; never waits. `call` is read before it returns; what its members point to is
+ * borrowed as by the function that the kind stands for. *request_p, where there is a request, is for
+ * mlfab_node_test. Errors: of that function; ARGUMENT also for an unknown kind. */
+MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
+                                mlfab_request *request_p);
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p);
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
+                                  uint64_t now_ns);
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
+MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
+                              mlfab_result *result_p);
+MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request request, uint64_t now_ns);
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p);
+MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p);
+MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MLFAB_NODE_H */

@@ -1,0 +1,296 @@
+/* test_barrier.c - the barrier: server 0's role and three workers' over links that break, several barriers open at a
+ * time, and what is refused of the frames of either side. Frames travel in the order in which they were sent. */
+#include "core/coll/barrier.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { WORKERS = 3, FRAMES = 256, OPEN = 4 };
+
+typedef struct message {
+  int to_server;
+  uint32_t worker, bytes;
+  uint8_t type, meta[64];
+} message;
+
+typedef struct worker {
+  mlfab__barrier_worker barrier;
+  mlfab__requests requests;
+  mlfab_request open[OPEN];
+  int up;
+} worker;
+
+typedef struct fixture {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab__barrier_server server;
+  worker workers[WORKERS];
+  message frames[FRAMES];
+  uint32_t begin, count, server_drops, worker_drops;
+} fixture;
+
+static fixture F;
+
+static void put(int to_server, uint32_t w, uint8_t type, const void *meta, uint32_t bytes) {
+  if (!F.workers[w].up) return;
+  assert_true(F.count < FRAMES && bytes <= sizeof F.frames[0].meta);
+  message *m = &F.frames[(F.begin + F.count++) % FRAMES];
+  *m = (message){.to_server = to_server, .worker = w, .bytes = bytes, .type = type};
+  memcpy(m->meta, meta, bytes);
+}
+
+static void server_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  (void)self;
+  put(0, peer, type, meta, bytes);
+}
+static void worker_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  assert_int_equal(peer, 0);
+  put(1, (uint32_t)((worker *)self - F.workers), type, meta, bytes);
+}
+static void server_drop(void *self, uint32_t peer, int code, const char *text) {
+  (void)self, (void)peer, (void)text;
+  assert_int_equal(code, MLFAB_ERR_FRAME);
+  F.server_drops++;
+}
+static void worker_drop(void *self, uint32_t peer, int code, const char *text) {
+  (void)self, (void)peer, (void)text;
+  assert_int_equal(code, MLFAB_ERR_FRAME);
+  F.worker_drops++;
+}
+
+static void open_worker(uint32_t w) {
+  worker *me = &F.workers[w];
+  mlfab__port port = {.self = me, .post = worker_post, .drop = worker_drop};
+  mlfab__barrier_worker_init(&me->barrier, &F.config, &port, &me->requests);
+  me->up = 1;
+  mlfab__barrier_server_hello(&F.server, w, 1);
+  mlfab__barrier_worker_hello(&me->barrier);
+}
+
+static int open_all(void **state) {
+  mlfab__port port = {.post = server_post, .drop = server_drop};
+  (void)state;
+  memset(&F, 0, sizeof F);
+  assert_int_equal(mlfab__env_init(&F.env, NULL), 0);
+  mlfab_config_init(&F.config);
+  F.config.workers = WORKERS;
+  F.config.timeout_ns = 1000;
+  assert_int_equal(mlfab__barrier_server_init(&F.server, &F.env, &F.config, &port), 0);
+  for (uint32_t w = 0; w < WORKERS; w++) open_worker(w);
+  return 0;
+}
+
+static int close_all(void **state) {
+  (void)state;
+  mlfab__barrier_server_free(&F.server);
+  assert_int_equal(F.env.bytes, 0);
+  return 0;
+}
+
+/* Delivers at most so many frames. Returns how many. */
+static uint32_t run(uint32_t most) {
+  uint32_t n = 0;
+  for (; F.count > 0 && n < most; n++) {
+    const message m = F.frames[F.begin++ % FRAMES];
+    mlfab__frame_in in = {m.type, m.bytes, 0, m.meta, NULL};
+    F.count--;
+    if (m.to_server)
+      assert_int_equal(mlfab__barrier_server_frame(&F.server, m.worker, &in), 1);
+    else
+      assert_int_equal(mlfab__barrier_worker_frame(&F.workers[m.worker].barrier, &in, 5), 1);
+  }
+  return n;
+}
+
+static void settle(void) {
+  run(10000);
+  assert_int_equal(F.count, 0);
+}
+
+/* What is under way to and from it is lost. */
+static void cut(uint32_t w) {
+  F.workers[w].up = 0;
+  for (uint32_t i = 0, n = F.count; i < n; i++) {
+    message m = F.frames[F.begin++ % FRAMES];
+    F.count--;
+    if (m.worker == w) continue;
+    F.frames[(F.begin + F.count++) % FRAMES] = m;
+  }
+}
+
+static void meet(uint32_t w) {
+  F.workers[w].up = 1;
+  mlfab__barrier_server_hello(&F.server, w, 0);
+  mlfab__barrier_worker_hello(&F.workers[w].barrier);
+}
+
+static void call(uint32_t w, uint32_t k) {
+  mlfab_error error;
+  worker *me = &F.workers[w];
+  assert_int_equal(mlfab__barrier_start(&me->barrier, 0, 1, &me->open[k], &error), 0);
+}
+
+/* How call k of a worker ended, or 1: it has not. */
+static int ended(uint32_t w, uint32_t k) {
+  mlfab__requests *requests = &F.workers[w].requests;
+  mlfab__request *request = mlfab__request_find(requests, F.workers[w].open[k]);
+  assert_non_null(request);
+  if (!request->done) return 1;
+  int status = request->result.status;
+  mlfab__request_end(requests, request);
+  return status;
+}
+
+static void all_end(uint32_t k) {
+  for (uint32_t w = 0; w < WORKERS; w++) assert_int_equal(ended(w, k), 0);
+}
+
+/* It is over when all have called, and who waits knows who has not. Who is gone or has no more data is not awaited. */
+static void test_barrier(void **state) {
+  (void)state;
+  for (uint32_t round = 0; round < 3; round++) {
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      for (uint32_t j = 0; j < w; j++) assert_int_equal(ended((j + 1) % WORKERS, 0), 1);
+      call((w + 1) % WORKERS, 0);
+      settle();
+    }
+    all_end(0);
+  }
+  call(0, 0), call(2, 0);
+  settle();
+  assert_int_equal(F.workers[0].barrier.missing, 1);
+  assert_int_equal(F.workers[2].barrier.missing, 1);
+  mlfab__barrier_server_gone(&F.server, 1);
+  settle();
+  assert_int_equal(ended(0, 0), 0);
+  assert_int_equal(ended(2, 0), 0);
+  call(0, 0);
+  settle();
+  assert_int_equal(ended(0, 0), 1);
+  assert_int_equal(F.workers[0].barrier.missing, 2);
+  mlfab__barrier_server_done(&F.server, 2);
+  settle();
+  assert_int_equal(ended(0, 0), 0);
+}
+
+/* Several are open at a time: they end in the order of the calls, each when all have called as often. */
+static void test_several(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < OPEN; k++) call(0, k), call(1, k);
+  settle();
+  for (uint32_t k = 0; k < OPEN; k++) {
+    assert_int_equal(ended(0, k), 1);
+    call(2, k);
+    settle();
+    all_end(k);
+  }
+}
+
+/* On a new link it is asked for again, also where it was over and the word of it is lost; a new process counts from
+ * what is over. Whatever number of frames went before. */
+static void test_links_break(void **state) {
+  (void)state;
+  for (uint32_t victim = 0; victim < WORKERS; victim++) {
+    for (uint32_t after = 0; after < 12; after++) {
+      for (uint32_t w = 0; w < WORKERS; w++) call(w, 0), call(w, 1);
+      run(after);
+      cut(victim);
+      run(after % 3);
+      meet(victim);
+      settle();
+      all_end(0);
+      all_end(1);
+    }
+  }
+  open_worker(2);
+  for (uint32_t w = 0; w < WORKERS; w++) call(w, 0);
+  settle();
+  all_end(0);
+  assert_int_equal(F.server_drops + F.worker_drops, 0);
+}
+
+/* What is withdrawn and called again is the same one. */
+static void test_withdrawn(void **state) {
+  (void)state;
+  call(0, 0);
+  settle();
+  worker *me = &F.workers[0];
+  mlfab__barrier_withdraw(&me->barrier, mlfab__request_find(&me->requests, me->open[0]),
+                          MLFAB_ERR_TIMEOUT, 5);
+  assert_int_equal(ended(0, 0), MLFAB_ERR_TIMEOUT);
+  assert_non_null(strstr(me->requests.last.text, "barrier: the deadline passed"));
+  assert_non_null(strstr(me->requests.last.text, "awaiting worker 1"));
+  assert_int_equal(me->requests.last.rank, 1);
+  for (uint32_t w = 0; w < WORKERS; w++) call(w, 0);
+  settle();
+  all_end(0);
+  call(0, 0);
+  settle();
+  assert_int_equal(ended(0, 0), 1);
+}
+
+static void test_dead(void **state) {
+  mlfab_error error;
+  (void)state;
+  worker *me = &F.workers[2];
+  call(2, 0), call(2, 1);
+  mlfab__barrier_worker_dead(&me->barrier, 9);
+  for (uint32_t k = 0; k < 2; k++) {
+    assert_int_equal(ended(2, k), MLFAB_ERR_PEER_DEAD);
+    assert_int_equal(me->requests.last.is_server, 1);
+    assert_int_equal(me->requests.last.rank, 0);
+  }
+  assert_int_equal(mlfab__barrier_start(&me->barrier, 0, 1, &me->open[0], &error),
+                   MLFAB_ERR_PEER_DEAD);
+  assert_non_null(strstr(error.text, "barrier: server 0 is dead"));
+}
+
+/* --- frames that nobody may send --- */
+
+static void to_server(uint32_t w, const uint8_t *meta, uint32_t bytes) {
+  mlfab__frame_in in = {MLFAB__BARRIER, bytes, 0, meta, NULL};
+  assert_int_equal(mlfab__barrier_server_frame(&F.server, w, &in), 1);
+}
+
+static void to_worker(uint32_t w, const uint8_t *meta, uint32_t bytes) {
+  mlfab__frame_in in = {MLFAB__BARRIER_DONE, bytes, 0, meta, NULL};
+  assert_int_equal(mlfab__barrier_worker_frame(&F.workers[w].barrier, &in, 5), 1);
+}
+
+static void test_bad_frames(void **state) {
+  static const uint64_t numbers[] = {0, MLFAB__BARRIER_MISSING, UINT64_MAX};
+  uint8_t meta[64];
+  (void)state;
+  call(0, 0);
+  settle();
+  for (uint32_t i = 0; i < MLFAB__COUNT(numbers); i++) {
+    mlfab__barrier bad = {numbers[i]};
+    to_server(1, meta, mlfab__encode_barrier(meta, &bad));
+    assert_int_equal(F.server_drops, i + 1);
+  }
+  mlfab__barrier good = {1};
+  uint32_t bytes = mlfab__encode_barrier(meta, &good);
+  to_server(1, meta, bytes - 1);
+  assert_int_equal(F.server_drops, 4);
+  assert_int_equal(F.server.entries[1].asked, 0);
+  to_worker(0, meta, bytes - 1);
+  assert_int_equal(F.worker_drops, 1);
+  assert_int_equal(ended(0, 0), 1);
+  mlfab__frame_in in = {MLFAB__HEARTBEAT, bytes, 0, meta, NULL}; /* no frame of theirs */
+  assert_int_equal(mlfab__barrier_server_frame(&F.server, 0, &in), 0);
+  assert_int_equal(mlfab__barrier_worker_frame(&F.workers[0].barrier, &in, 5), 0);
+  call(1, 0), call(2, 0);
+  settle();
+  all_end(0);
+}
+
+int main(void) {
+#define TEST(test) cmocka_unit_test_setup_teardown(test, open_all, close_all)
+  const struct CMUnitTest tests[] = {TEST(test_barrier),     TEST(test_several),
+                                     TEST(test_links_break), TEST(test_withdrawn),
+                                     TEST(test_dead),        TEST(test_bad_frames)};
+#undef TEST
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1283 @@
+/* test_partial_run.c - partial reductions between up to 33 communicators and the roll of server 0, over
+ * links that are slow and break; through what mlfab.h says of them alone.
+ *
+ * Oracles. Element i of each block is of rank i, which adds 1 to that of the first block with every
+ * call, and a random number to those of the others: so a result tells how many calls of whom are in
+ * it, and whether one was torn. Who got the same round got the same bits. All rounds that were
+ * returned and the flush at the end are together all that was ever called with.
+ *
+ * MLFAB_SEED=n adds to the seeds, MLFAB_SCALE=10 ten times as many worlds. */
+#include "core/coll/partial_run.h"
+#include "core/base/rng.h"
+#include "core/coll/membership.h"
+#include "scale.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { WORKERS = 33, BEAT = 4000, BLOCKS = 3, ROUNDS = 512, EPOCHS = 64 };
+
+typedef struct message {
+  uint8_t type;
+  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
+  const void *lent;     /* where it lies, when it is lent; or NULL */
+  uint32_t meta_bytes, bulk_bytes;
+  uint64_t token;
+} message;
+
+typedef struct pipe { /* one direction of a link; a ring */
+  message *frames;
+  unsigned begin, count, room;
+} pipe;
+
+typedef struct link { /* of a worker to another */
+  int stands, wanted;
+  pipe there, back;
+} link;
+
+enum state { OPENING, THINKING, CALLING, FLUSHING, DONE };
+
+typedef struct worker {
+  mlfab__comm comm;
+  mlfab__requests requests;
+  int alive, up; /* up: the link to server 0 stands */
+  pipe to_server, from_server;
+  enum state state;
+  uint32_t id;
+  mlfab_request request;
+  uint32_t slowness; /* it calls when one of so many is drawn */
+  uint64_t steps;    /* of its next call, and that it makes */
+  int64_t *data, *flushed;
+  mlfab_partial_info info;
+  int64_t calls, value; /* that it has made, all its life */
+  uint64_t failures, last_round;
+  int64_t stale;
+  uint32_t flushed_in, failed_in; /* the epochs in which its flush last did */
+  int32_t code, rank;             /* of the last failure */
+  char text[320];
+} worker;
+
+typedef struct past { /* a round, as it was first returned */
+  int64_t *data;
+  mlfab_partial_info info;
+  uint64_t seen; /* by how many workers */
+} past;
+
+typedef struct world {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab__membership roll;
+  worker workers[WORKERS];
+  link peers_out[WORKERS][WORKERS]; /* of the first to the second */
+  uint32_t n;
+  uint64_t now, tick_ns, stop; /* stop: the step after the last */
+  mlfab__rng prng;
+  mlfab_partial_options options;
+  uint64_t count, elements; /* count: of the array; elements: of blocks that are looked at */
+  past rounds[ROUNDS];
+  int64_t *flushes[EPOCHS]; /* what was returned, by epoch */
+  uint32_t flush_failures;  /* that are still to be brought about */
+  uint32_t drops;
+  uint64_t finished, rounds_done;
+} world;
+
+static world *w;
+
+static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
+
+static uint64_t seed_of(uint64_t base) {
+  const char *text = getenv("MLFAB_SEED");
+  return base + (text ? strtoull(text, NULL, 10) : 0);
+}
+
+static int scaled(int usual, int most) {
+  uint64_t n = test_cases(usual);
+  return n > (uint64_t)most ? most : (int)n;
+}
+
+/* --- links --- */
+
+static void *copy(const void *from, uint32_t bytes) {
+  void *to = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(to);
+  if (bytes > 0) memcpy(to, from, bytes);
+  return to;
+}
+
+static void pipe_put(pipe *p, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
+                     uint32_t bulk_bytes, uint64_t token) {
+  if (p->count == p->room) {
+    unsigned room = p->room ? 2 * p->room : 16;
+    message *frames = calloc(room, sizeof *frames);
+    assert_non_null(frames);
+    for (unsigned i = 0; i < p->count; i++) frames[i] = p->frames[(p->begin + i) % p->room];
+    free(p->frames);
+    p->frames = frames;
+    p->room = room;
+    p->begin = 0;
+  }
+  message *m = &p->frames[(p->begin + p->count++) % p->room];
+  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
+  m->meta = copy(meta, meta_bytes);
+  if (!bulk) return;
+  m->bulk = copy(bulk, bulk_bytes);
+  if (token) m->lent = bulk;
+}
+
+static void message_free(message *m) {
+  free(m->meta);
+  free(m->bulk);
+}
+
+static message pipe_take(pipe *p) {
+  message m = p->frames[p->begin];
+  p->begin = (p->begin + 1) % p->room;
+  p->count--;
+  return m;
+}
+
+static void pipe_cut(pipe *p) {
+  while (p->count > 0) {
+    message m = pipe_take(p);
+    message_free(&m);
+  }
+}
+
+static void pipe_free(pipe *p) {
+  pipe_cut(p);
+  free(p->frames);
+  memset(p, 0, sizeof *p);
+}
+
+static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
+
+/* --- ports --- */
+
+static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  worker *me = self;
+  assert_int_equal(peer, 0);
+  if (me->up) pipe_put(&me->to_server, type, meta, bytes, NULL, 0, 0);
+}
+static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->peers_out[rank_of(self)][peer];
+  if (l->stands) pipe_put(&l->there, type, meta, bytes, NULL, 0, 0);
+}
+static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->peers_out[peer][rank_of(self)];
+  if (l->stands) pipe_put(&l->back, type, meta, bytes, NULL, 0, 0);
+}
+static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  (void)self;
+  if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
+}
+static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void hop_ready(void *self, uint32_t peer) {
+  assert_int_not_equal(peer, rank_of(self));
+  w->peers_out[rank_of(self)][peer].wanted = 1;
+}
+static void any_drop(void *self, uint32_t peer, int code, const char *text) {
+  (void)self, (void)peer, (void)code;
+  print_message("dropped: %s\n", text);
+  w->drops++;
+}
+static void hop_detach(void *self, uint32_t peer, uint64_t token) {
+  pipe *p = &w->peers_out[rank_of(self)][peer].there;
+  for (unsigned i = 0; i < p->count; i++) {
+    message *m = &p->frames[(p->begin + i) % p->room];
+    if (!m->lent || m->token != token) continue;
+    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+    m->lent = NULL;
+  }
+}
+static void no_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                     int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+/* --- the world --- */
+
+static void open_world(uint32_t n, uint64_t seed) {
+  w = calloc(1, sizeof *w);
+  assert_non_null(w);
+  mlfab__rng_seed(&w->prng, seed);
+  assert_int_equal(mlfab__env_init(&w->env, NULL), 0);
+  mlfab_config_init(&w->config);
+  w->config.workers = w->n = n;
+  w->config.seed = seed;
+  w->config.timeout_ns = 100000 * BEAT;
+  w->config.heartbeat_ns = BEAT;
+  w->config.chunk_bytes = 4096u << chance(5);
+  w->config.model_max_bytes = 1 << 30;
+  w->now = 1;
+  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
+  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &host), 0);
+  for (uint32_t i = 0; i < n; i++) {
+    worker *me = &w->workers[i];
+    mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
+    mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
+    mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
+    assert_int_equal(
+        mlfab__comm_init(&me->comm, &w->env, &w->config, i, &up, &out, &in, &me->requests), 0);
+    me->comm.host = 1 + i % 3;
+    me->alive = me->up = 1;
+    me->slowness = 1u << chance(8);
+    mlfab__membership_hello(&w->roll, i, 1, w->now);
+  }
+  w->options = (mlfab_partial_options){.size = sizeof w->options,
+                                       .mode = 1 + chance(3),
+                                       .quorum = 1 + chance(n),
+                                       .results = chance(2),
+                                       .queue_max = 1 + chance(5),
+                                       .algorithm = chance(5),
+                                       .seed = chance(2) ? seed : 0,
+                                       .resync = chance(5)};
+  w->elements = BLOCKS * (uint64_t)n;
+  w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
+}
+
+static void cut_hop(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  pipe_cut(&l->there);
+  pipe_cut(&l->back);
+  l->stands = 0;
+}
+
+static void free_worker(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  if (!me->alive) return;
+  me->alive = me->up = 0;
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+  for (uint32_t k = 0; k < w->n; k++) {
+    int stood = w->peers_out[k][rank].stands;
+    cut_hop(rank, k);
+    cut_hop(k, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+  }
+  mlfab__comm_free(&me->comm);
+  free(me->data);
+  free(me->flushed);
+}
+
+static void close_world(void) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    free_worker(i);
+    pipe_free(&w->workers[i].to_server);
+    pipe_free(&w->workers[i].from_server);
+    for (uint32_t k = 0; k < w->n; k++) {
+      pipe_free(&w->peers_out[i][k].there);
+      pipe_free(&w->peers_out[i][k].back);
+    }
+  }
+  mlfab__membership_free(&w->roll);
+  for (uint32_t r = 0; r < ROUNDS; r++) free(w->rounds[r].data);
+  for (uint32_t e = 0; e < EPOCHS; e++) free(w->flushes[e]);
+  assert_int_equal(w->env.bytes, 0);
+  assert_int_equal(w->drops, 0);
+  free(w);
+}
+
+/* --- the program --- */
+
+static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text) {
+  me->failures++;
+  me->code = code;
+  me->rank = rank;
+  snprintf(me->text, sizeof me->text, "%s", text);
+}
+
+static int open_object(worker *me, const mlfab_partial_options *options) {
+  mlfab_error error = {0};
+  int code = mlfab__partial_run_open(&me->comm, w->count, MLFAB_I64, options, 0, w->now, &me->id,
+                                     &me->request, &error);
+  me->state = OPENING;
+  if (!me->data) me->data = calloc(w->count, 8);
+  if (!me->flushed) me->flushed = calloc(w->count, 8);
+  if (code) saw_failure(me, code, error.rank, error.text);
+  return code;
+}
+
+/* Its next step; what it brings counts as soon as it was taken in. */
+static int call(worker *me, uint64_t timeout_ns) {
+  mlfab_error error = {0};
+  int64_t value = (int64_t)mlfab__rng_below(&w->prng, 1u << 30);
+  uint32_t rank = rank_of(me);
+  memset(me->data, 0, w->count * 8);
+  for (uint32_t b = 0; b < BLOCKS; b++) me->data[b * w->n + rank] = b ? value : 1;
+  me->info = (mlfab_partial_info){.size = sizeof me->info};
+  int code = mlfab__partial_run_start(&me->comm, me->id, me->data, timeout_ns, w->now, &me->info,
+                                      &me->request, &error);
+  me->calls++;
+  me->value += value;
+  if (code) {
+    saw_failure(me, code, error.rank, error.text);
+    return code;
+  }
+  me->state = CALLING;
+  return 0;
+}
+
+static int flush(worker *me) {
+  mlfab_error error = {0};
+  int code =
+      mlfab__partial_run_flush(&me->comm, me->id, me->flushed, 0, w->now, &me->request, &error);
+  if (code) saw_failure(me, code, error.rank, error.text);
+  if (!code) me->state = FLUSHING;
+  return code;
+}
+
+/* A flush's result: the same for all to whom it is given, though others may see it fail. */
+static void look_at_flush(worker *me) {
+  uint32_t epoch = me->flushed_in = me->comm.epoch;
+  assert_in_range(epoch, 1, EPOCHS - 1);
+  if (!w->flushes[epoch]) w->flushes[epoch] = copy(me->flushed, (uint32_t)w->count * 8);
+  assert_memory_equal(w->flushes[epoch], me->flushed, w->count * 8);
+}
+
+static uint32_t ones(const uint64_t *bitmap) {
+  uint32_t n = 0;
+  for (uint32_t r = 0; r < 1024; r++) n += (uint32_t)(bitmap[r / 64] >> r % 64 & 1);
+  return n;
+}
+
+/* A step's result. */
+static void look_at_result(worker *me) {
+  const mlfab_partial_info *info = &me->info;
+  uint32_t rank = rank_of(me);
+  assert_in_range(info->round, 0, ROUNDS - 1);
+  past *p = &w->rounds[info->round];
+  assert_int_equal(info->size, sizeof *info);
+  assert_true(info->step >= me->steps);
+  me->steps = info->step + 1;
+  assert_true(info->round >= info->step);
+  assert_true(info->round + 1 >= me->last_round);
+  me->last_round = info->round + 1;
+  if (w->options.results == MLFAB_QUEUED) assert_int_equal(info->round, info->step);
+  assert_int_equal(info->active, ones(info->bitmap));
+  assert_int_equal(info->included,
+                   info->round == info->step && (info->bitmap[rank / 64] >> rank % 64 & 1));
+  assert_int_equal(info->resync,
+                   w->options.resync > 0 && (info->step + 1) % w->options.resync == 0);
+  uint64_t quorum = w->options.mode == MLFAB_QUORUM ? w->options.quorum : 1;
+  assert_true(info->active >= mlfab__min(quorum, info->workers));
+  if (!p->data) {
+    p->data = malloc(w->count * 8);
+    memcpy(p->data, me->data, w->count * 8);
+    p->info = *info;
+    for (uint64_t e = w->elements; e < w->count; e++) assert_int_equal(p->data[e], 0);
+    for (uint32_t r = 0; r < w->n; r++) {
+      if (info->bitmap[r / 64] >> r % 64 & 1) assert_true(p->data[r] >= 1);
+      for (uint32_t b = 2; b < BLOCKS; b++)
+        assert_int_equal(p->data[b * w->n + r], p->data[w->n + r]);
+    }
+  }
+  p->seen++;
+  assert_memory_equal(p->data, me->data, w->count * 8);
+  assert_memory_equal(p->info.bitmap, info->bitmap, sizeof info->bitmap);
+  assert_int_equal(p->info.workers, info->workers);
+  me->stale = info->stale;
+  w->finished++;
+}
+
+static void look(worker *me) {
+  mlfab__request *request = mlfab__request_find(&me->requests, me->request);
+  if (!me->alive || !request || !request->done) return;
+  int code = request->result.status;
+  int32_t rank = request->result.rank;
+  mlfab__request_end(&me->requests, request);
+  me->request = 0;
+  if (code) {
+    saw_failure(me, code, rank, me->requests.last.text);
+    if (me->state == FLUSHING) me->failed_in = me->comm.epoch;
+    if (me->state != OPENING) me->state = THINKING;
+  } else if (me->state == FLUSHING) {
+    look_at_flush(me);
+    me->state = DONE;
+  } else {
+    if (me->state == CALLING) look_at_result(me);
+    me->state = THINKING;
+  }
+}
+
+/* --- what happens --- */
+
+static mlfab__frame_in frame_of(const message *m) {
+  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
+}
+
+static void deliver_to_server(uint32_t rank) {
+  message m = pipe_take(&w->workers[rank].to_server);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__membership_frame(&w->roll, rank, &frame, w->now), 1);
+  message_free(&m);
+}
+
+static void deliver_from_server(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  message m = pipe_take(&me->from_server);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
+  message_free(&m);
+  look(me);
+}
+
+static void deliver_there(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  message m = pipe_take(&l->there);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
+  if (m.token && l->stands && w->workers[from].alive)
+    mlfab__stream_sent(&w->workers[from].comm.streams, to, m.token);
+  message_free(&m);
+  look(&w->workers[to]);
+}
+
+static void deliver_back(uint32_t from, uint32_t to) {
+  message m = pipe_take(&w->peers_out[from][to].back);
+  mlfab__frame_in frame = frame_of(&m);
+  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  message_free(&m);
+  look(&w->workers[from]);
+}
+
+static int yield(uint32_t from, uint32_t to) {
+  uint8_t meta[MLFAB_META_MAX];
+  mlfab__frame_out frame = {.meta = meta};
+  mlfab__streams *streams = &w->workers[from].comm.streams;
+  if (w->peers_out[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
+  pipe_put(&w->peers_out[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
+           frame.bulk_bytes, frame.token);
+  mlfab__stream_taken(streams, to, &frame);
+  return 1;
+}
+
+static void break_hop(uint32_t from, uint32_t to) {
+  if (!w->peers_out[from][to].stands) return;
+  cut_hop(from, to);
+  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+}
+
+static void connect_hop(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  if (!l->wanted || l->stands || !w->workers[to].alive) return;
+  l->stands = 1;
+  mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+}
+
+static void break_up(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  pipe_cut(&me->to_server);
+  pipe_cut(&me->from_server);
+  me->up = 1;
+  mlfab__membership_hello(&w->roll, rank, 1, w->now);
+  mlfab__comm_hello(&me->comm);
+}
+
+static void tick(void) {
+  w->tick_ns = w->now + BEAT / 4;
+  mlfab__membership_tick(&w->roll, w->now);
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    if (!me->alive) continue;
+    mlfab__request *r;
+    uint32_t place = 0;
+    while ((r = mlfab__request_due(&me->requests, w->now, &place)))
+      mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
+    mlfab__comm_tick(&me->comm, w->now);
+    for (uint32_t k = 0; k < w->n; k++) {
+      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_hop_missing(&me->comm, k, w->now))
+        w->peers_out[i][k].wanted = 1;
+    }
+    look(me);
+  }
+}
+
+/* One thing that can happen, drawn from all. 0: only time passes. */
+static int act(void) {
+  uint32_t from = chance(w->n);
+  w->now++;
+  if (w->now >= w->tick_ns) tick();
+  for (uint32_t tried = 0; tried < w->n; tried++, from = (from + 1) % w->n) {
+    worker *me = &w->workers[from];
+    if (!me->alive) continue;
+    uint32_t begin_at = chance(w->n + 2);
+    for (uint32_t j = 0; j < w->n + 2; j++) {
+      uint32_t to = (begin_at + j) % (w->n + 2);
+      if (to == w->n && me->to_server.count > 0) {
+        deliver_to_server(from);
+        return 1;
+      }
+      if (to == w->n + 1 && me->from_server.count > 0) {
+        deliver_from_server(from);
+        return 1;
+      }
+      if (to >= w->n || to == from) continue;
+      link *l = &w->peers_out[from][to];
+      connect_hop(from, to);
+      if (!l->stands) continue;
+      uint32_t which = chance(3);
+      for (uint32_t t = 0; t < 3; t++, which = (which + 1) % 3) {
+        if (which == 0 && l->there.count > 0) {
+          deliver_there(from, to);
+          return 1;
+        }
+        if (which == 1 && l->back.count > 0) {
+          deliver_back(from, to);
+          return 1;
+        }
+        if (which == 2 && yield(from, to)) return 1;
+      }
+    }
+  }
+  w->now = mlfab__max(w->now, w->tick_ns);
+  return 0;
+}
+
+/* --- runs --- */
+
+/* What hangs. */
+static void explain(void) {
+  print_message("%u workers, mode %u, quorum %u, results %u\n", w->n, w->options.mode,
+                w->options.quorum, w->options.results);
+  for (uint32_t i = 0; i < w->n; i++) {
+    const worker *me = &w->workers[i];
+    print_message("worker %u: phase %d, epoch %u, state %d, step %u, %u failures, code %d %s\n", i,
+                  me->comm.phase, me->comm.epoch, me->state, (unsigned)me->steps,
+                  (unsigned)me->failures, me->code, me->text);
+    for (const mlfab__engine *play = me->comm.armed; me->alive && play; play = play->next)
+      print_message("  play %u of %u: lent %u, running %u\n", (unsigned)play->number, play->channel,
+                    play->lent, play->running);
+  }
+}
+
+static int all_are(enum state state) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].alive && w->workers[i].state != state) return 0;
+  return 1;
+}
+
+static void break_something(void) {
+  if (chance(600) == 0) break_hop(chance(w->n), chance(w->n));
+  if (chance(3000) == 0) {
+    uint32_t rank = chance(w->n);
+    if (w->workers[rank].alive) break_up(rank);
+  }
+}
+
+static void open_all(void) {
+  uint64_t end = w->now + 2000000;
+  for (uint32_t i = 0; i < w->n; i++) assert_int_equal(open_object(&w->workers[i], &w->options), 0);
+  while (!all_are(THINKING)) {
+    assert_true(w->now < end);
+    (void)act();
+  }
+}
+
+/* Has somebody seen this one's last flush fail? */
+static int must_repeat(const worker *me) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].failed_in >= me->flushed_in) return 1;
+  return 0;
+}
+
+/* What a worker does next, when it is drawn. One that has made its steps flushes, until all have
+ * succeeded. */
+static void move(worker *me) {
+  if (me->state == DONE && must_repeat(me)) me->state = THINKING;
+  if (!me->alive || me->state != THINKING || chance(me->slowness)) return;
+  if (me->steps < w->stop) {
+    (void)call(me, 0);
+  } else {
+    (void)flush(me);
+  }
+}
+
+/* Only then do all agree on what is next after a failure. */
+static int all_are_there(uint32_t epoch) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].steps < w->stop || w->workers[i].failed_in >= epoch) return 0;
+  return 1;
+}
+
+static int others_have_it(const worker *me) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (w->workers[i].state == DONE && w->workers[i].flushed_in == me->comm.epoch) return 1;
+  return 0;
+}
+
+/* At any time, or when others have its result. Then everybody tries again, at once or after one step
+ * more. */
+static void withdraw_flush(worker *me) {
+  mlfab__request *request = mlfab__request_find(&me->requests, me->request);
+  int late = w->flush_failures & 1;
+  if (!all_are_there(me->comm.epoch)) return;
+  if (!request || request->done || (late && !others_have_it(me)) || chance(late ? 4 : 100)) return;
+  w->flush_failures--;
+  w->stop += chance(2);
+  mlfab__comm_withdraw(&me->comm, request, MLFAB_ERR_CANCELLED, w->now);
+  look(me);
+}
+
+/* Everybody makes its steps, and flushes. `failures` times somebody withdraws its call. */
+static void run(uint64_t steps, int breaks, uint32_t failures) {
+  uint64_t end = w->now + 30000000;
+  w->stop = steps;
+  while (!all_are(DONE)) {
+    if (w->now >= end) explain();
+    assert_true(w->now < end);
+    worker *me = &w->workers[chance(w->n)];
+    move(me);
+    if (breaks) break_something();
+    if (failures && me->state == CALLING && chance(100) == 0) {
+      uint64_t furthest = 0;
+      for (uint32_t i = 0; i < w->n; i++) furthest = mlfab__max(furthest, w->workers[i].last_round);
+      mlfab__request *request = mlfab__request_find(&me->requests, me->request);
+      if (furthest + 3 < steps && request && !request->done) {
+        failures--;
+        mlfab__comm_withdraw(&me->comm, request, MLFAB_ERR_CANCELLED, w->now);
+        look(me);
+      }
+    }
+    if (w->flush_failures && me->state == FLUSHING) withdraw_flush(me);
+    (void)act();
+  }
+}
+
+/* All that was returned, and what was flushed, is all that was called with. */
+static void check_conservation(void) {
+  for (uint32_t r = 0; r < w->n; r++) {
+    int64_t calls = 0, value = 0;
+    for (uint32_t k = 0; k < ROUNDS; k++) {
+      if (!w->rounds[k].data) continue;
+      calls += w->rounds[k].data[r];
+      value += w->rounds[k].data[w->n + r];
+    }
+    for (uint32_t e = 0; e < EPOCHS; e++) {
+      if (!w->flushes[e]) continue;
+      calls += w->flushes[e][r];
+      value += w->flushes[e][w->n + r];
+    }
+    assert_int_equal(w->workers[r].flushed_in, w->workers[0].flushed_in);
+    assert_int_equal(calls, w->workers[r].calls);
+    assert_int_equal(value, w->workers[r].value);
+  }
+  for (uint32_t k = 0; k < ROUNDS; k++) {
+    w->rounds_done += w->rounds[k].data != NULL;
+    if (w->options.results == MLFAB_QUEUED && w->rounds[k].data && !w->workers[0].failures)
+      assert_int_equal(w->rounds[k].seen, w->n);
+  }
+}
+
+static void close_all(void) {
+  mlfab_error error;
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+  }
+  for (int i = 0; i < 2000; i++) (void)act();
+  for (uint32_t i = 0; i < w->n; i++) {
+    assert_null(w->workers[i].comm.armed);
+    assert_int_equal(w->workers[i].comm.phase, MLFAB__COMM_IN);
+    assert_int_equal(w->workers[i].requests.open, 0);
+  }
+}
+
+static uint32_t draw_workers(int round) {
+  return round % 8 ? 1 + (uint32_t)round % 7 : 8 + (uint32_t)mlfab__mix((uint64_t)round) % 26;
+}
+
+static void test_calm(void **state) {
+  (void)state;
+  int worlds = scaled(60, 20000);
+  uint64_t finished = 0, rounds = 0;
+  for (int round = 0; round < worlds; round++) {
+    open_world(draw_workers(round), seed_of(1000 + (uint64_t)round));
+    open_all();
+    run(1 + chance(40), round % 2, 0);
+    check_conservation();
+    close_all();
+    for (uint32_t i = 0; i < w->n; i++) assert_int_equal(w->workers[i].failures, 0);
+    finished += w->finished;
+    rounds += w->rounds_done;
+    close_world();
+  }
+  print_message("%llu calls of %llu rounds\n", (unsigned long long)finished,
+                (unsigned long long)rounds);
+}
+
+/* Nothing is lost or doubled by failures. Each is seen by each once; of two that come between two
+ * calls, the later one. */
+static void test_failures(void **state) {
+  (void)state;
+  uint64_t failed = 0;
+  int worlds = scaled(60, 20000);
+  for (int round = 0; round < worlds; round++) {
+    uint64_t failures = 1 + (uint64_t)round % 3, most = 0;
+    open_world(1 + draw_workers(round) % 16, seed_of(5000 + (uint64_t)round));
+    open_all();
+    run(20 + chance(30), round % 2, (uint32_t)failures);
+    check_conservation();
+    for (uint32_t i = 0; i < w->n; i++) {
+      most = mlfab__max(most, w->workers[i].failures);
+      assert_int_equal(w->workers[i].failures > 0, w->workers[0].failures > 0);
+      if (w->workers[i].failures) assert_int_equal(w->workers[i].code, MLFAB_ERR_CANCELLED);
+    }
+    assert_in_range(most, 0, failures);
+    failed += most;
+    close_all();
+    close_world();
+  }
+  print_message("%llu failures\n", (unsigned long long)failed);
+}
+
+static void open_small(uint32_t mode, uint32_t quorum, uint32_t results, uint64_t seed) {
+  open_world(4, seed);
+  w->count = w->elements;
+  w->options.mode = mode;
+  w->options.quorum = quorum;
+  w->options.results = results;
+  w->options.queue_max = 2;
+  open_all();
+}
+
+/* A flush that ends well for some and fails for others is flushed once. */
+static void test_flush_failures(void **state) {
+  (void)state;
+  uint32_t failed = 0, parted = 0;
+  int worlds = scaled(120, 20000);
+  for (int round = 0; round < worlds; round++) {
+    open_world(2 + draw_workers(round) % 8, seed_of(7000 + (uint64_t)round));
+    open_all();
+    w->flush_failures = 1 + chance(4);
+    failed += w->flush_failures;
+    run(1 + chance(20), round % 2, 0);
+    failed -= w->flush_failures;
+    check_conservation();
+    for (uint32_t e = 1; e < w->workers[0].flushed_in; e++) parted += w->flushes[e] != NULL;
+    close_all();
+    close_world();
+  }
+  print_message("%u failures, %u of them not of all\n", failed, parted);
+  assert_true(parted > 0);
+}
+
+/* One that is taken for dead while what it brought is in a round, which the others then make without it. */
+static void test_taken_for_dead(void **state) {
+  uint32_t waited = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    open_small(MLFAB_SOLO, 0, seed % 2 ? MLFAB_LATEST : MLFAB_QUEUED, seed_of(70 + seed));
+    worker *me = &w->workers[1];
+    assert_int_equal(call(me, 0), 0);
+    for (uint64_t k = chance(60); k > 0; k--) (void)act();
+    me->up = 0;
+    pipe_cut(&me->to_server);
+    pipe_cut(&me->from_server);
+    mlfab__membership_gone(&w->roll, 1, 0, w->now);
+    uint64_t end = w->now + 400 * BEAT, rounds = 1 + chance(4);
+    while (!w->rounds[rounds].data && me->state == CALLING) {
+      assert_true(w->now < end);
+      for (uint32_t i = 0; i < w->n; i++)
+        if (i != 1 && w->workers[i].state == THINKING) (void)call(&w->workers[i], 0);
+      (void)act();
+    }
+    if (me->state != CALLING) { /* it has a result that others may not have, as the dead do */
+      close_world();
+      continue;
+    }
+    waited++;
+    break_up(1);
+    while (me->state == CALLING) {
+      assert_true(w->now < end);
+      (void)act();
+    }
+    run(12, 0, 0);
+    check_conservation();
+    close_all();
+    close_world();
+  }
+  assert_true(waited > 20);
+}
+
+/* All have taken part in a round when one has its result: it ends by itself, whoever closes. */
+static void test_closed_in_good_order(void **state) {
+  (void)state;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    mlfab_error error;
+    open_world(4, seed_of(900 + seed));
+    w->options.mode = MLFAB_SOLO;
+    w->options.results = MLFAB_LATEST;
+    w->options.algorithm = MLFAB_ALGORITHM_TREE;
+    w->count = 100000;
+    open_all();
+    assert_int_equal(call(&w->workers[0], 0), 0);
+    while (w->workers[0].state == CALLING) (void)act();
+    assert_int_equal(w->workers[0].failures, 0);
+    for (uint32_t k = 0; k < w->n; k++)
+      assert_int_equal(mlfab__partial_run_close(&w->workers[k].comm, w->workers[k].id, &error), 0);
+    for (int k = 0; k < 20000; k++) (void)act();
+    for (uint32_t k = 0; k < w->n; k++) {
+      assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
+      assert_null(w->workers[k].comm.armed);
+    }
+    close_world();
+  }
+}
+
+/* A worker that leaves before an epoch forms, and whose word of it is lost with its link. */
+static void test_leave_is_lost(void **state) {
+  int tried = 0;
+  (void)state;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(300 + seed));
+    worker *me = &w->workers[3];
+    mlfab__comm *comm = &me->comm;
+    mlfab__comm_fail(&w->workers[0].comm, MLFAB_ERR_CANCELLED, 0, "test");
+    for (int k = 0; k < 5000; k++) {
+      if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) break;
+      (void)act();
+    }
+    if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) {
+      tried++;
+      mlfab__comm_leave(comm);
+      me->up = 0;
+      pipe_cut(&me->to_server);
+      pipe_cut(&me->from_server);
+      for (int k = 0; k < 500; k++) (void)act();
+      break_up(3);
+      mlfab__membership_done(&w->roll, 3, w->now);
+      uint64_t end = w->now + 100 * BEAT;
+      while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
+        assert_true(w->now < end);
+        (void)act();
+      }
+    }
+    close_world();
+  }
+  assert_true(tried > 10);
+}
+
+/* --- what a member may not send --- */
+
+static void forge(worker *from, uint32_t to, const mlfab__coll *head, const void *bulk,
+                  uint64_t bytes) {
+  mlfab__streams *streams = &from->comm.streams;
+  assert_int_equal(mlfab__stream_send(streams, streams->member_of[to] - 1, head, bulk, bytes, 1, 0),
+                   0);
+}
+
+static void expect_drops(void) {
+  for (int k = 0; k < 2000; k++) (void)act();
+  assert_true(w->drops > 0);
+  w->drops = 0;
+  close_world();
+}
+
+/* A READY is kept without credit, so it has no bytes. */
+static void test_ready_with_bytes(void **state) {
+  static const uint8_t bulk[4096];
+  (void)state;
+  open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(5));
+  const mlfab__coll head = {
+      .number = 1000000, .flags = MLFAB__COLL_READY, .signature = 1, .total = sizeof bulk};
+  forge(&w->workers[1], 0, &head, bulk, sizeof bulk);
+  expect_drops();
+}
+
+/* A message that counts for credit does so from its first byte to its last. */
+static void test_flags_that_change(void **state) {
+  static const uint8_t bulk[4800];
+  (void)state;
+  open_world(2, seed_of(6));
+  w->options.mode = MLFAB_SOLO;
+  w->options.results = MLFAB_LATEST;
+  w->options.algorithm = MLFAB_ALGORITHM_DOUBLING;
+  w->count = sizeof bulk / 8;
+  open_all();
+  const mlfab__engine *play = w->workers[1].comm.armed;
+  while (play && play->number != 1) play = play->next;
+  assert_non_null(play);
+  uint32_t tag = 0;
+  for (uint32_t id = 0; id < play->dag.nops; id++)
+    if (play->dag.ops[id].kind == MLFAB__DAG_RECV_REDUCE && play->dag.ops[id].bytes == sizeof bulk)
+      tag = play->dag.ops[id].tag;
+  mlfab__coll head = {.channel = play->channel,
+                      .number = 1,
+                      .tag = tag,
+                      .signature = play->signature,
+                      .total = sizeof bulk};
+  forge(&w->workers[1], 0, &head, bulk, sizeof bulk - 8);
+  head.offset = sizeof bulk - 8;
+  head.flags = MLFAB__COLL_EAGER;
+  forge(&w->workers[1], 0, &head, bulk, 8);
+  expect_drops();
+}
+
+/* --- who is to blame --- */
+
+/* Until each has seen a failure, or `beats` are over. */
+static void run_until_failure(uint64_t beats) {
+  uint64_t end = w->now + beats * BEAT;
+  for (int seen = 0; !seen && w->now < end;) {
+    seen = 1;
+    for (uint32_t i = 0; i < w->n; i++) {
+      worker *me = &w->workers[i];
+      if (me->alive && me->state == CALLING) seen = 0;
+    }
+    (void)act();
+  }
+}
+
+/* All but one call, with a deadline. */
+static void call_without(uint32_t rank, uint64_t timeout_ns) {
+  for (uint32_t i = 0; i < w->n; i++)
+    if (i != rank) assert_int_equal(call(&w->workers[i], timeout_ns), 0);
+}
+
+static void expect_all(int32_t code, int32_t rank, const char *part) {
+  for (int i = 0; i < 2000; i++) (void)act(); /* until the verdict is everywhere */
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    if (!me->alive || me->state == DONE) continue;
+    if (!me->failures) {
+      mlfab_error error = {0};
+      assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1);
+      saw_failure(me, error.code, error.rank, error.text);
+    }
+    assert_int_equal(me->code, code);
+    assert_int_equal(me->rank, rank);
+    if (!strstr(me->text, part)) fail_msg("\"%s\" is not in \"%s\"", part, me->text);
+  }
+}
+
+static void test_majority_waits_for_the_drawn(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed < 9; seed++) {
+    open_small(MLFAB_MAJORITY, 0, MLFAB_LATEST, seed_of(seed));
+    /* Who it is shows when it alone does not call. */
+    uint32_t drawn = w->n, order[WORKERS];
+    for (uint32_t i = 0; i < w->n; i++) order[w->workers[0].comm.ranks[i]] = i;
+    uint64_t key = w->options.seed ? w->options.seed : w->config.seed;
+    uint32_t member = (uint32_t)(mlfab__mix(key ^ mlfab__mix(0)) % w->n);
+    for (uint32_t i = 0; i < w->n; i++)
+      if (order[i] == member) drawn = i;
+    call_without(drawn, 6 * BEAT);
+    run_until_failure(40);
+    expect_all(MLFAB_ERR_TIMEOUT, (int32_t)drawn, "has not called it");
+    close_world();
+  }
+}
+
+static void test_quorum_waits_for_all(void **state) {
+  (void)state;
+  for (uint32_t rank = 0; rank < 4; rank++) {
+    open_small(MLFAB_QUORUM, 4, MLFAB_LATEST, seed_of(20 + rank));
+    call_without(rank, 8 * BEAT);
+    run_until_failure(40);
+    expect_all(MLFAB_ERR_TIMEOUT, (int32_t)rank, "has not called it");
+    close_world();
+  }
+}
+
+static void test_full_queue(void **state) {
+  (void)state;
+  open_small(MLFAB_SOLO, 0, MLFAB_QUEUED, seed_of(30));
+  for (int step = 0; step < 3; step++) {
+    call_without(2, 8 * BEAT);
+    run_until_failure(40);
+  }
+  expect_all(MLFAB_ERR_TIMEOUT, 2, "has not called it");
+  close_world();
+}
+
+/* A worker that dies, one that leaves, one that has closed the object. */
+static void test_gone(void **state) {
+  (void)state;
+  mlfab_error error;
+  open_small(MLFAB_QUORUM, 4, MLFAB_LATEST, seed_of(40));
+  call_without(1, 0);
+  for (int i = 0; i < 200; i++) (void)act();
+  free_worker(1);
+  mlfab__membership_gone(&w->roll, 1, 0, w->now);
+  run_until_failure(40);
+  expect_all(MLFAB_ERR_PEER_DEAD, 1, "worker 1");
+  for (uint32_t i = 0; i < w->n; i++) w->workers[i].slowness = 1;
+  run(6, 0, 0);
+  for (uint32_t i = 0; i < w->n; i++)
+    if (i != 1) assert_int_equal(w->workers[i].info.workers, 3);
+  close_world();
+
+  open_small(MLFAB_MAJORITY, 0, MLFAB_LATEST, seed_of(41));
+  assert_int_equal(mlfab__partial_run_close(&w->workers[3].comm, w->workers[3].id, &error), 0);
+  w->workers[3].state = DONE;
+  call_without(3, 0);
+  run_until_failure(200);
+  expect_all(MLFAB_ERR_PEER_CLOSED, 3, "has closed object");
+  close_world();
+}
+
+/* One that closes when an epoch is over, before the next begins: that one stands, and only a step fails. */
+static void test_closed_between_epochs(void **state) {
+  (void)state;
+  static const uint32_t closers[] = {0, 2, 3};
+  for (uint64_t seed = 0; seed < 3; seed++) {
+    mlfab_error error;
+    uint32_t closer = closers[seed];
+    open_small(MLFAB_QUORUM, 2, MLFAB_LATEST, seed_of(70 + seed));
+    worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
+    free_worker(1);
+    mlfab__membership_gone(&w->roll, 1, 0, w->now);
+    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1); /* the death */
+    assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
+    me->state = DONE;
+    for (int i = 0; i < 4000; i++) (void)act();
+    uint32_t epoch = w->roll.epoch;
+    for (int i = 0; i < 20000; i++) (void)act();
+    assert_int_equal(w->roll.epoch, epoch);
+    assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
+    assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
+    assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
+    assert_int_equal(call(other, 8 * BEAT), 0);
+    other->failures = 0;
+    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(other->code, MLFAB_ERR_TIMEOUT);
+    assert_int_equal(other->rank, closer);
+    close_world();
+  }
+}
+
+/* One that closes while links hold bytes of the round: it waits for it, or for the end of the epoch, and
+ * then its memory stays until all actions are out. */
+static void test_closed_while_lent(void **state) {
+  (void)state;
+  mlfab_error error;
+  for (uint64_t seed = 0; seed < 12; seed++) {
+    open_world(3, seed_of(50 + seed));
+    w->count = w->elements + 40000;
+    w->options.mode = MLFAB_SOLO;
+    open_all();
+    assert_int_equal(call(&w->workers[0], 0), 0);
+    worker *me = &w->workers[1];
+    const mlfab__engine *play = NULL;
+    for (uint64_t end = w->now + 100000; !play;) {
+      assert_true(w->now < end);
+      (void)act();
+      play = me->comm.armed;
+      while (play && !play->lent) play = play->next;
+    }
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    assert_null(me->comm.graves);
+    if (seed % 2) {
+      mlfab__comm_fail(&me->comm, MLFAB_ERR_CANCELLED, 1, "test");
+    } else {
+      for (uint64_t end = w->now + 1000000; !me->comm.graves;) {
+        assert_true(w->now < end);
+        (void)act();
+      }
+      assert_int_equal(me->failures + w->workers[0].failures, 0);
+    }
+    assert_non_null(me->comm.graves);
+    uint64_t bytes = w->env.bytes;
+    mlfab__comm_sweep(&me->comm);
+    assert_true(w->env.bytes + 2 * w->count * 8 < bytes);
+    if (seed % 2 == 0) { /* the next round is missed, by name */
+      me->state = DONE;
+      while (w->workers[0].state == CALLING) (void)act();
+      assert_int_equal(call(&w->workers[0], 0), 0);
+      run_until_failure(200);
+      expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object");
+    }
+    close_world();
+  }
+}
+
+/* A frame of a round that is called later came early: whoever closes the object then is missing from that
+ * round, and says so, whichever round it is. */
+static void test_closed_before_a_round(void **state) {
+  static const uint8_t bulk[64];
+  mlfab_error error;
+  (void)state;
+  for (uint64_t number = 64; number < 128; number++) {
+    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(number));
+    worker *me = &w->workers[1];
+    const mlfab__coll head = {
+        .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
+    forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
+    for (uint64_t end = w->now + 100 * BEAT; me->comm.stage_count == 0; (void)act())
+      assert_true(w->now < end);
+    assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
+    me->state = DONE;
+    expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object 1");
+    close_world();
+  }
+}
+
+static void test_other_options(void **state) {
+  (void)state;
+  open_world(4, seed_of(50));
+  for (uint32_t i = 0; i < w->n; i++) {
+    mlfab_partial_options options = w->options;
+    if (i == 2) options.seed = w->options.seed + 12345;
+    assert_int_equal(open_object(&w->workers[i], &options), 0);
+  }
+  for (int failed = 0; !failed;) {
+    assert_true(w->now < 100 * BEAT);
+    failed = 1;
+    for (uint32_t i = 0; i < w->n; i++) failed &= w->workers[i].failures > 0;
+    (void)act();
+  }
+  expect_all(MLFAB_ERR_SHAPE, 2, "worker 2");
+  for (uint32_t i = 0; i < w->n; i++) {
+    mlfab_error error;
+    assert_int_equal(mlfab__partial_run_close(&w->workers[i].comm, w->workers[i].id, &error), 0);
+  }
+  close_world();
+}
+
+static void expect_refused(uint64_t count, int dtype, const mlfab_partial_options *options,
+                           int code, const char *part) {
+  worker *me = &w->workers[0];
+  mlfab_error error = {0};
+  uint32_t id;
+  mlfab_request request;
+  assert_int_equal(
+      mlfab__partial_run_open(&me->comm, count, dtype, options, 0, w->now, &id, &request, &error),
+      code);
+  if (!strstr(error.text, part)) fail_msg("\"%s\" is not in \"%s\"", part, error.text);
+  assert_int_equal(me->comm.objects_opened, 0);
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  open_world(3, seed_of(60));
+  mlfab_partial_options good = {.size = sizeof good, .mode = MLFAB_SOLO}, bad = good;
+  expect_refused(4, MLFAB_F32, NULL, MLFAB_ERR_ARGUMENT, "no options");
+  expect_refused(4, 99, &good, MLFAB_ERR_DTYPE, "99 is not an element type");
+  expect_refused(0, MLFAB_F32, &good, MLFAB_ERR_ARGUMENT, "no elements");
+  expect_refused(1 << 29, MLFAB_F32, &good, MLFAB_ERR_LIMIT, "model_max_bytes");
+  bad.mode = 4;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "4 is not a mode");
+  bad = good;
+  bad.mode = MLFAB_QUORUM;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "quorum is 0");
+  bad.quorum = 4;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "must be 1..3");
+  bad = good;
+  bad.op = MLFAB_MEAN;
+  expect_refused(4, MLFAB_I64, &bad, MLFAB_ERR_UNSUPPORTED, "no mean");
+  bad.op = MLFAB_MAX;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "op is 3");
+  bad = good;
+  bad.results = 2;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "results is 2");
+  bad = good;
+  bad.queue_max = 1 << 20;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_LIMIT, "queue_max");
+  bad = good;
+  bad.algorithm = MLFAB_ALGORITHM_PLANNED;
+  expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "not an algorithm");
+  close_world();
+}
+
+/* NaN is refused alone; means; what is called while something is under way; two at once. */
+static void test_floats(void **state) {
+  (void)state;
+  enum { N = 2 };
+  mlfab_partial_options options = {
+      .size = sizeof options, .mode = MLFAB_QUORUM, .quorum = N, .op = MLFAB_MEAN, .refuse_nan = 1};
+  mlfab_error error = {0};
+  mlfab_request request;
+  uint32_t ids[N];
+  float data[N][2], model[N][3];
+  open_world(N, seed_of(70));
+  w->options.mode = MLFAB_SOLO;
+  w->options.results = MLFAB_LATEST;
+  open_all();
+  for (uint32_t i = 0; i < N; i++) {
+    assert_int_equal(mlfab__partial_run_open(&w->workers[i].comm, 2, MLFAB_F32, &options, 0, w->now,
+                                             &ids[i], &w->workers[i].request, &error),
+                     0);
+    w->workers[i].state = OPENING;
+  }
+  while (!all_are(THINKING)) (void)act();
+  for (uint32_t i = 0; i < N; i++) {
+    mlfab__comm *comm = &w->workers[i].comm;
+    data[i][0] = NAN;
+    data[i][1] = 1;
+    assert_int_equal(
+        mlfab__partial_run_start(comm, ids[i], data[i], 0, w->now, NULL, &request, &error),
+        MLFAB_ERR_NOT_FINITE);
+    assert_int_equal(error.rank, i);
+    data[i][0] = (float)i + 1;
+    assert_int_equal(mlfab__partial_run_start(comm, ids[i], (char *)data[i] + 1, 0, w->now, NULL,
+                                              &request, &error),
+                     MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab__partial_run_start(comm, 77, data[i], 0, w->now, NULL, &request, &error),
+                     MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab__partial_run_start(comm, ids[i], data[i], 0, w->now, NULL,
+                                              &w->workers[i].request, &error),
+                     0);
+    if (i == 0) {
+      assert_int_equal(
+          mlfab__partial_run_start(comm, ids[i], data[i], 0, w->now, NULL, &request, &error),
+          MLFAB_ERR_AGAIN);
+      assert_int_equal(mlfab__partial_run_flush(comm, ids[i], data[i], 0, w->now, &request, &error),
+                       MLFAB_ERR_AGAIN);
+      assert_int_equal(mlfab__partial_run_close(comm, ids[i], &error), MLFAB_ERR_STATE);
+    }
+    w->workers[i].state = OPENING;
+  }
+  while (!all_are(THINKING)) (void)act();
+  for (uint32_t i = 0; i < N; i++) {
+    assert_true(data[i][0] == 1.5f && data[i][1] == 1.0f);
+    for (uint32_t k = 0; k < 3; k++) model[i][k] = (float)(i * 2 + k);
+    assert_int_equal(mlfab__partial_run_resync(&w->workers[i].comm, ids[i], model[i], 3, MLFAB_F32,
+                                               0, w->now, &w->workers[i].request, &error),
+                     0);
+    w->workers[i].state = OPENING;
+  }
+  while (!all_are(THINKING)) (void)act();
+  for (uint32_t i = 0; i < N; i++)
+    for (uint32_t k = 0; k < 3; k++) assert_true(model[i][k] == (float)(1 + k));
+  for (uint32_t i = 0; i < N; i++) w->workers[i].slowness = 1;
+  run(5, 0, 0);
+  check_conservation();
+  close_world();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_calm),
+      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_flush_failures),
+      cmocka_unit_test(test_taken_for_dead),
+      cmocka_unit_test(test_closed_in_good_order),
+      cmocka_unit_test(test_leave_is_lost),
+      cmocka_unit_test(test_ready_with_bytes),
+      cmocka_unit_test(test_flags_that_change),
+      cmocka_unit_test(test_majority_waits_for_the_drawn),
+      cmocka_unit_test(test_quorum_waits_for_all),
+      cmocka_unit_test(test_full_queue),
+      cmocka_unit_test(test_gone),
+      cmocka_unit_test(test_closed_between_epochs),
+      cmocka_unit_test(test_closed_while_lent),
+      cmocka_unit_test(test_closed_before_a_round),
+      cmocka_unit_test(test_other_options),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_floats),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1152 @@
+/* test_sparse_apply.c - packets at the server role. Updates: what packets make of the model against what the
+ * same values make of it as dense updates, at another server. Answers: caches that are brought up to date
+ * while commits go on, against the model as it stood when each slice was pinned. The parameter filter
+ * against its literal version. Frames that break the rules. */
+#include "core/sparse/filter.h"
+#include "core/kernels/half.h"
+#include "core/kernels/packet.h"
+#include "core/base/rng.h"
+#include "core/kernels/reduce.h"
+#include "core/sched/client.h"
+#include "core/sparse/sparse_apply.h"
+#include "scale.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "changing.h"
+
+enum { W = 3, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
+#define BEAT 500000000ull
+
+static uint64_t base_seed;
+
+/* An update on its way to one server. */
+typedef struct sending {
+  int used;
+  uint32_t worker;
+  uint64_t seq, bytes, sent, granted;
+  uint8_t *data;              /* as it travels */
+  uint32_t ends[4096], nends; /* of packets */
+  int dense;
+  uint32_t flags, eager, nsegments; /* to announce it again */
+  mlfab__segment segments[8];
+  double scale;
+} sending;
+
+typedef struct node {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab_stats stats;
+  mlfab__server server;
+  uint32_t generation[W];
+  uint64_t seq[W];
+  sending out[FLIGHT];
+  uint32_t drops, acks;
+  char text[256];
+  mlfab__push_ack ack;
+  mlfab__pull_fail fail;
+  uint32_t fails;
+} node;
+
+static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  node *n = self;
+  if (type == MLFAB__GRANT) {
+    mlfab__grant grant;
+    assert_int_equal(mlfab__decode_grant(meta, bytes, &grant), 0);
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      if (n->out[i].used && n->out[i].worker == peer && n->out[i].seq == grant.seq)
+        n->out[i].granted = grant.upto;
+    }
+  } else if (type == MLFAB__PUSH_ACK) {
+    assert_int_equal(mlfab__decode_push_ack(meta, bytes, &n->ack), 0);
+    n->acks++;
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      if (n->out[i].used && n->out[i].worker == peer && n->out[i].seq == n->ack.seq)
+        n->out[i].used = 0;
+    }
+  } else if (type == MLFAB__PULL_FAIL) {
+    assert_int_equal(mlfab__decode_pull_fail(meta, bytes, &n->fail), 0);
+    n->fails++;
+  }
+}
+static void port_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void port_drop(void *self, uint32_t peer, int code, const char *text) {
+  node *n = self;
+  (void)peer, (void)code;
+  snprintf(n->text, sizeof n->text, "%s", text);
+  n->drops++;
+}
+static void port_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+/* --- a server with a model --- */
+
+typedef struct setting {
+  mlfab__define define;
+  mlfab__tensor_info tensors[TENSORS];
+  uint32_t block_bytes, chunk_bytes, eager_bytes;
+  mlfab_update_fn on_update;
+  mlfab_filter_fn change_filter;
+} setting;
+
+static void hello(node *n, uint32_t worker) {
+  mlfab__hello h = {worker, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello_ack ack;
+  assert_int_equal(mlfab__server_hello(&n->server, worker, &h, &ack, 1000), 0);
+  n->generation[worker] = ack.generation;
+}
+
+static void frame(node *n, uint32_t worker, uint8_t type, const uint8_t *meta, uint32_t bytes,
+                  const void *bulk, uint32_t bulk_bytes) {
+  mlfab__frame_in in = {type, bytes, bulk_bytes, meta, bulk};
+  assert_true(bytes > 0);
+  mlfab__server_frame(&n->server, worker, &in, 1000);
+}
+
+static node *node_open(const setting *s) {
+  node *n = calloc(1, sizeof *n);
+  uint8_t meta[1024], table[TENSORS * MLFAB__TENSOR_INFO_BYTES];
+  assert_non_null(n);
+  mlfab__port port = {n, port_post, port_ready, port_drop, port_detach, port_event};
+  assert_int_equal(mlfab__env_init(&n->env, NULL), 0);
+  mlfab_config_init(&n->config);
+  n->config.workers = W;
+  n->config.servers = 1;
+  n->config.block_bytes = s->block_bytes;
+  n->config.chunk_bytes = s->chunk_bytes;
+  n->config.eager_bytes = s->eager_bytes;
+  n->config.heartbeat_ns = BEAT;
+  n->config.model_max_bytes = 1 << 30;
+  n->config.on_update = s->on_update;
+  n->config.change_filter = s->change_filter;
+  assert_int_equal(mlfab__server_init(&n->server, &n->env, &n->config, 0, &port, &n->stats), 0);
+  assert_int_equal(mlfab__client_attach(&n->server), 0);
+  mlfab__sparse_attach(&n->server);
+  for (uint32_t w = 0; w < W; w++) hello(n, w);
+  for (uint32_t i = 0; i < s->define.tensors; i++)
+    mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &s->tensors[i]);
+  frame(n, 0, MLFAB__DEFINE, meta, mlfab__encode_define(meta, &s->define), table,
+        s->define.tensors * MLFAB__TENSOR_INFO_BYTES);
+  assert_int_equal(n->server.phase, MLFAB__MODEL_STANDS);
+  for (uint32_t w = 0; w < W; w++) {
+    hello(n, w); /* with the credit */
+    n->seq[w] = 1;
+  }
+  for (uint32_t i = 0; i < FLIGHT; i++) {
+    n->out[i].data = malloc(STREAM);
+    assert_non_null(n->out[i].data);
+  }
+  return n;
+}
+
+static void node_close(node *n) {
+  mlfab__server_free(&n->server);
+  assert_int_equal(n->env.bytes, 0);
+  for (uint32_t i = 0; i < FLIGHT; i++) free(n->out[i].data);
+  free(n);
+}
+
+/* The model as it stands. */
+static void node_read(const node *n, uint8_t *out) {
+  const mlfab__store *s = &n->server.store;
+  for (uint32_t i = 0; i < s->nslices; i++) {
+    for (uint32_t p = 0; p < s->slices[i].count; p++) {
+      memcpy(out + s->slices[i].offset + (uint64_t)p * s->block_bytes,
+             s->blocks[s->w[s->slices[i].first + p]].data,
+             mlfab__store_block_bytes(s, i, s->slices[i].first + p));
+    }
+  }
+}
+
+/* The same bits, but for the sign of zeros. */
+static void same_values(const mlfab__layout *layout, const uint8_t *x, const uint8_t *y) {
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+    for (uint64_t k = 0; k < t->count; k++) {
+      const uint8_t *p = x + t->offset + k * width, *q = y + t->offset + k * width;
+      float f[2];
+      double d[2] = {1.0, 1.0};
+      if (memcmp(p, q, width) == 0) continue;
+      memcpy(&f[0], p, 4), memcpy(&f[1], q, 4);
+      if (t->dtype == MLFAB_F32) d[0] = (double)f[0], d[1] = (double)f[1];
+      if (t->dtype == MLFAB_F64) memcpy(&d[0], p, 8), memcpy(&d[1], q, 8);
+      if (d[0] != 0.0 || d[1] != 0.0)
+        fail_msg("tensor %u (type %u), element %llu: %.9g, %.9g", i, t->dtype,
+                 (unsigned long long)k, d[0], d[1]);
+    }
+  }
+}
+
+static void same_models(const node *a, const node *b) {
+  static uint8_t x[MODEL], y[MODEL];
+  node_read(a, x);
+  node_read(b, y);
+  same_values(&a->server.layout, x, y);
+  for (uint32_t i = 0; i < a->server.store.nslices; i++) {
+    assert_int_equal(a->server.store.slices[i].version, b->server.store.slices[i].version);
+    assert_int_equal(a->server.store.slices[i].commit, b->server.store.slices[i].commit);
+  }
+  assert_int_equal(a->stats.updates_applied, b->stats.updates_applied);
+  assert_int_equal(a->stats.updates_refused, b->stats.updates_refused);
+  for (uint32_t w = 0; w < W; w++) {
+    double g = a->server.peers[w].significance, h = b->server.peers[w].significance;
+    assert_true(g == h || fabs(g - h) <= 1e-9 * fabs(h));
+  }
+}
+
+/* --- updates --- */
+
+typedef struct update {
+  uint32_t nsegments;
+  mlfab__segment segments[8];
+  uint64_t sum;
+  double scale;
+  uint8_t values[MODEL]; /* of the whole model */
+} update;
+
+static void set_value(uint8_t *at, uint32_t dtype, double x) {
+  float f = (float)x;
+  int64_t i = (int64_t)x;
+  if (dtype == MLFAB_F32) memcpy(at, &f, 4);
+  if (dtype == MLFAB_F64) memcpy(at, &x, 8);
+  if (dtype == MLFAB_I64) memcpy(at, &i, 8);
+}
+
+/* Quarters and halves of small whole numbers: no rounding in any half. */
+static double draw(mlfab__rng *prng) { return ((double)mlfab__rng_below(prng, 200) - 100.0) / 8.0; }
+
+static void update_make(const mlfab__layout *layout, mlfab__rng *prng, update *u) {
+  uint32_t one_of = 1u << mlfab__rng_below(prng, 12);
+  memset(u->values, 0, layout->bytes);
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+    for (uint64_t k = 0; k < t->count; k++) {
+      if (mlfab__rng_below(prng, one_of) == 0)
+        set_value(u->values + t->offset + k * width, t->dtype, draw(prng));
+    }
+  }
+  u->nsegments = 0;
+  u->sum = 0;
+  uint32_t want = 1 + (uint32_t)mlfab__rng_below(prng, 4);
+  uint64_t at = 0;
+  for (uint32_t k = 0; k < want && at + 64 < layout->bytes; k++) {
+    uint64_t left = layout->bytes - at;
+    uint64_t skip = want == 1 ? 0 : 8 * mlfab__rng_below(prng, left / 16 + 1);
+    uint64_t bytes =
+        want == 1 ? left
+                  : 8 * (1 + mlfab__rng_below(prng, (left - skip) / 8 > 1 ? (left - skip) / 8 : 1));
+    if (bytes > left - skip) bytes = left - skip;
+    if (bytes == 0) break;
+    u->segments[u->nsegments++] = (mlfab__segment){at + skip, bytes};
+    u->sum += bytes;
+    at += skip + bytes + 8;
+  }
+  u->scale = mlfab__rng_below(prng, 3) == 0 ? -4.0 : mlfab__rng_below(prng, 2) ? -1.0 : 1.0;
+}
+
+static void announce_again(node *n, sending *s) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__push p;
+  uint64_t version = UINT64_MAX; /* no delay, whatever is still in flight */
+  memset(&p, 0, sizeof p);
+  p.seq = s->seq;
+  p.members = p.versions = 1;
+  p.generation = n->generation[s->worker];
+  p.flags = s->flags;
+  p.eager = s->eager;
+  p.progress = n->server.peers[s->worker].pushed;
+  p.bytes = s->bytes;
+  p.scale = s->scale;
+  p.segments = s->nsegments;
+  s->sent = s->granted = s->eager;
+  frame(n, s->worker, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, s->segments, &version),
+        s->eager > 0 ? s->data : NULL, s->eager);
+}
+
+static void announce(node *n, sending *s, const update *u, uint32_t flags, uint32_t eager) {
+  s->flags = flags;
+  s->eager = eager;
+  s->nsegments = u->nsegments;
+  s->scale = u->scale;
+  memcpy(s->segments, u->segments, sizeof s->segments);
+  announce_again(n, s);
+}
+
+static sending *begin(node *n, uint32_t worker) {
+  for (uint32_t i = 0; i < FLIGHT; i++) {
+    if (n->out[i].used) continue;
+    n->out[i].used = 1;
+    n->out[i].worker = worker;
+    n->out[i].seq = n->seq[worker]++;
+    n->out[i].bytes = n->out[i].nends = 0;
+    n->out[i].dense = 0;
+    return &n->out[i];
+  }
+  return NULL;
+}
+
+static void push_dense(node *n, uint32_t worker, const update *u, uint32_t eager) {
+  sending *s = begin(n, worker);
+  s->dense = 1;
+  for (uint32_t k = 0; k < u->nsegments; k++) {
+    memcpy(s->data + s->bytes, u->values + u->segments[k].offset, u->segments[k].bytes);
+    s->bytes += u->segments[k].bytes;
+  }
+  announce(n, s, u, 0, (uint32_t)mlfab__min(eager / 8 * 8, s->bytes));
+}
+
+/* One packet of elements of the update, in whatever form; returns its bytes, perhaps 0. */
+static uint32_t packet(const update *u, const mlfab__tensor *t, uint64_t offset, uint32_t elements,
+                       mlfab__rng *prng, uint8_t *out) {
+  static uint64_t keep[MLFAB__PACKET_ELEMENTS / 64];
+  uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+  mlfab__packet_shape shape = {offset, (int)t->dtype, 0, 0, elements};
+  shape.half = t->dtype == MLFAB_I64 ? 0 : (int)mlfab__rng_below(prng, 3);
+  shape.grain_log2 = mlfab__rng_below(prng, 2) ? 0 : (uint32_t)mlfab__rng_below(prng, 6);
+  if (mlfab__rng_below(prng, 8) == 0) return mlfab__packet_dense(out, &shape, u->values + offset);
+  memset(keep, 0, sizeof keep);
+  for (uint32_t i = 0; i < elements; i++) {
+    static const uint8_t zero[8];
+    uint32_t grain = i >> shape.grain_log2;
+    int kept = memcmp(u->values + offset + (uint64_t)i * width, zero, width) != 0 ||
+               mlfab__rng_below(prng, 100) == 0;
+    if (kept) keep[grain / 64] |= (uint64_t)1 << grain % 64;
+  }
+  return mlfab__packet_marked(out, &shape, u->values + offset, keep,
+                              (int)mlfab__rng_below(prng, 2));
+}
+
+/* The update as packets that are cut anywhere that is allowed. */
+static void encode(const mlfab__layout *layout, const update *u, mlfab__rng *prng, sending *s) {
+  uint64_t most = 8 + mlfab__rng_below(prng, mlfab__rng_below(prng, 2) ? 200 : 70000);
+  for (uint32_t k = 0; k < u->nsegments; k++) {
+    uint64_t end = u->segments[k].offset + u->segments[k].bytes;
+    for (uint64_t at = u->segments[k].offset, bytes; at < end; at += bytes) {
+      const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+      const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, at)];
+      uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+      uint64_t elements = 1 + mlfab__rng_below(prng, most);
+      bytes = mlfab__min(end, mlfab__min(t->offset + t->bytes, slice->offset + slice->bytes)) - at;
+      bytes = mlfab__min(bytes, mlfab__min(elements, MLFAB__PACKET_ELEMENTS) * width);
+      if (s->nends == MLFAB__COUNT(s->ends) - 2) { /* the rest as large ones */
+        most = MLFAB__PACKET_ELEMENTS;
+        s->nends = 0, s->bytes = 0, k = UINT32_MAX;
+        break;
+      }
+      uint32_t n = packet(u, t, at, (uint32_t)(bytes / width), prng, s->data + s->bytes);
+      if (n == 0) continue;
+      s->bytes += n;
+      assert_true(s->bytes < STREAM);
+      s->ends[s->nends++] = (uint32_t)s->bytes;
+    }
+  }
+}
+
+/* The last end of a packet at or before `upto`, behind what was sent. */
+static uint64_t cut(const sending *s, uint64_t upto) {
+  uint64_t end = s->sent;
+  if (s->dense) return mlfab__max(upto == s->bytes ? upto : upto / 8 * 8, s->sent);
+  for (uint32_t i = 0; i < s->nends && s->ends[i] <= upto; i++) {
+    if (s->ends[i] > end) end = s->ends[i];
+  }
+  return end;
+}
+
+static void push_packed(node *n, uint32_t worker, const update *u, uint32_t eager,
+                        mlfab__rng *prng) {
+  sending *s = begin(n, worker);
+  encode(&n->server.layout, u, prng, s);
+  s->sent = 0;
+  announce(n, s, u, MLFAB__PUSH_PACKED, (uint32_t)cut(s, mlfab__min(eager, s->bytes)));
+}
+
+/* Sends a frame of something that was granted; 0 when there is nothing. */
+static int send_some(node *n, mlfab__rng *prng) {
+  uint32_t from = (uint32_t)mlfab__rng_below(prng, FLIGHT);
+  for (uint32_t k = 0; k < FLIGHT; k++) {
+    sending *s = &n->out[(from + k) % FLIGHT];
+    if (!s->used || s->sent >= s->granted) continue;
+    uint64_t most = mlfab__min(s->granted, s->sent + n->config.chunk_bytes);
+    uint64_t end = cut(s, s->sent + 1 + mlfab__rng_below(prng, most - s->sent));
+    if (end == s->sent) end = cut(s, most);
+    for (uint32_t i = 0; end == s->sent && i < s->nends;
+         i++) { /* one that is larger than a chunk */
+      if (s->ends[i] > s->sent && s->ends[i] <= s->granted) {
+        end = s->ends[i];
+        break;
+      }
+    }
+    if (end == s->sent) continue;
+    uint8_t meta[64];
+    mlfab__chunk chunk = {s->seq, s->sent, n->generation[s->worker]};
+    uint64_t at = s->sent;
+    s->sent = end;
+    frame(n, s->worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), s->data + at,
+          (uint32_t)(end - at));
+    return 1;
+  }
+  return 0;
+}
+
+static int in_flight(const node *n) {
+  int count = 0;
+  for (uint32_t i = 0; i < FLIGHT; i++) count += n->out[i].used;
+  return count;
+}
+
+static void drain(node *n, mlfab__rng *prng) {
+  for (int idle = 0; in_flight(n) > 0 && idle < 100;) {
+    if (send_some(n, prng)) {
+      idle = 0;
+    } else {
+      mlfab__server_tick(&n->server, 1000);
+      idle++;
+    }
+  }
+  if (n->drops > 0) fail_msg("dropped: %s", n->text);
+  assert_int_equal(in_flight(n), 0);
+}
+
+/* The worker's link breaks, and what is not decided is announced again, in the order of numbers. */
+static void break_link(node *n, uint32_t worker) {
+  mlfab__server_lost(&n->server, worker, 1000);
+  hello(n, worker);
+  for (uint64_t seq = 0; seq < n->seq[worker]; seq++) {
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+      sending *s = &n->out[i];
+      if (s->used && s->worker == worker && s->seq == seq) announce_again(n, s);
+    }
+  }
+}
+
+static int adds_half(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
+                     uint64_t first, uint64_t count, void *weights, const void *sum) {
+  (void)user, (void)tensor, (void)first;
+  if (info->seq % 7 == 6) return 1;
+  mlfab__reduce_add(dtype, weights, weights, sum, dtype == MLFAB_I64 ? 1.0 : 0.5, count, 0);
+  return 0;
+}
+
+static void random_setting(mlfab__rng *prng, setting *s) {
+  static const uint32_t blocks[] = {64, 448, 4096, 65536, 1 << 20};
+  static const uint32_t rules[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_SGD,
+                                   MLFAB_OPTIMIZER_MOMENTUM, MLFAB_OPTIMIZER_ADAM,
+                                   MLFAB_OPTIMIZER_ADADELAY};
+  memset(s, 0, sizeof *s);
+  s->define.optimizer = rules[mlfab__rng_below(prng, 5)];
+  s->define.gamma = 0.9, s->define.adadelay_c = 1.0, s->define.beta1 = 0.9, s->define.beta2 = 0.999,
+  s->define.epsilon = 1e-8;
+  s->define.slices = (uint32_t)mlfab__rng_below(prng, 6);
+  s->define.consistency.kind = mlfab__rng_below(prng, 3) == 0 ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  s->define.tensors = 1 + (uint32_t)mlfab__rng_below(prng, TENSORS);
+  int whole = s->define.optimizer == MLFAB_OPTIMIZER_SGD;
+  for (uint32_t i = 0; i < s->define.tensors; i++) {
+    uint32_t dtype = 1 + (uint32_t)mlfab__rng_below(prng, 3);
+    if (dtype == MLFAB_I64 && !whole) dtype = MLFAB_F32;
+    s->tensors[i] = (mlfab__tensor_info){
+        i, dtype, 1 + mlfab__rng_below(prng, mlfab__rng_below(prng, 3) ? 4000 : 30)};
+    if (mlfab__rng_below(prng, 4) == 0) s->tensors[i].count += mlfab__rng_below(prng, 2000);
+  }
+  s->block_bytes = blocks[mlfab__rng_below(prng, 5)];
+  s->chunk_bytes = 4096 << mlfab__rng_below(prng, 5);
+  s->eager_bytes = 1024 << mlfab__rng_below(prng, 9);
+  if (mlfab__rng_below(prng, 5) == 0) s->on_update = adds_half;
+}
+
+/* Two servers see the same updates, one as packets and one dense. */
+static void test_updates(void **state) {
+  static update u;
+  (void)state;
+  for (uint32_t round = 0; round < test_cases(400); round++) {
+    mlfab__rng prng, at_a, at_b;
+    setting s;
+    mlfab__rng_seed(&prng, base_seed + round);
+    mlfab__rng_seed(&at_a, round);
+    mlfab__rng_seed(&at_b, round + 1);
+    random_setting(&prng, &s);
+    if (mlfab__rng_below(&prng, 4) == 0) /* looks at |g| / |w| */
+      s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
+    node *a = node_open(&s), *b = node_open(&s);
+    uint32_t w = 0;
+    for (uint32_t i = 0; i < 24; i++) {
+      int rounds = s.define.consistency.kind == MLFAB_SYNC_BSP;
+      w = rounds ? i % W : (uint32_t)mlfab__rng_below(&prng, W);
+      update_make(&a->server.layout, &prng, &u);
+      if (rounds && !mlfab__rng_below(&prng, 4)) u.scale = 0.5;
+      push_packed(a, w, &u, (uint32_t)mlfab__rng_below(&prng, a->server.eager_bytes / 4), &prng);
+      push_dense(b, w, &u, (uint32_t)mlfab__rng_below(&prng, a->server.eager_bytes / 4));
+      if ((rounds && w == W - 1) || in_flight(a) == FLIGHT || in_flight(b) == FLIGHT ||
+          mlfab__rng_below(&prng, 3) == 0) {
+        drain(a, &at_a);
+        drain(b, &at_b);
+        if (!rounds || w == W - 1) same_models(a, b);
+      }
+    }
+    node_close(a);
+    node_close(b);
+  }
+}
+
+/* Links break at any time: the model is the sum of all updates, each once. The values are such that no
+ * order of adding them rounds. */
+static void test_broken_links(void **state) {
+  static update u;
+  static uint8_t sum[MODEL], got[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < test_cases(300); round++) {
+    mlfab__rng prng;
+    setting s;
+    mlfab__rng_seed(&prng, base_seed + 5000 + round);
+    random_setting(&prng, &s);
+    s.define.optimizer = MLFAB_OPTIMIZER_SGD;
+    s.define.consistency.kind = MLFAB_SYNC_ASYNC;
+    s.define.tags = mlfab__rng_below(&prng, 2) ? 4 : 0;
+    s.on_update = NULL;
+    node *n = node_open(&s);
+    const mlfab__layout *layout = &n->server.layout;
+    memset(sum, 0, sizeof sum);
+    for (uint32_t pushed = 0; pushed < 16;) {
+      uint32_t w = (uint32_t)mlfab__rng_below(&prng, W);
+      uint64_t what = mlfab__rng_below(&prng, 8);
+      if (what == 0) break_link(n, w);
+      if (what > 0 && what < 6 && !send_some(n, &prng)) mlfab__server_tick(&n->server, 1000);
+      if (what < 6 || in_flight(n) == FLIGHT) continue;
+      update_make(layout, &prng, &u);
+      uint32_t eager = (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes / FLIGHT);
+      if (what == 6) {
+        push_packed(n, w, &u, eager, &prng);
+      } else {
+        push_dense(n, w, &u, eager);
+      }
+      pushed++;
+      for (uint32_t k = 0; k < u.nsegments; k++) {
+        const mlfab__segment *segment = &u.segments[k];
+        for (uint64_t at = segment->offset, end = at + segment->bytes; at < end;) {
+          const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+          mlfab__reduce_add((int)t->dtype, sum + at, sum + at, u.values + at, u.scale, 1, 0);
+          at += mlfab__dtype_bytes((int)t->dtype);
+        }
+      }
+    }
+    drain(n, &prng);
+    node_read(n, got);
+    same_values(layout, got, sum);
+    assert_int_equal(n->stats.updates_applied, 16);
+    node_close(n);
+  }
+}
+
+/* --- caches --- */
+
+typedef struct arrival { /* a frame on its way to a worker */
+  mlfab__model model;
+  uint64_t token;
+  const uint8_t *lent;
+  uint8_t *copy;
+  uint32_t bytes;
+} arrival;
+
+enum { ARRIVALS = 64 };
+
+typedef struct cache {
+  uint8_t *data, *expected; /* expected: the slices as they were when the server pinned them */
+  uint64_t commits[MLFAB__SLICES_MAX];
+  uint32_t epoch;
+  uint64_t request;   /* under way, or 0 */
+  uint64_t got, want; /* bytes answered for */
+  int pulled;         /* since it was opened */
+  arrival queue[ARRIVALS];
+  uint32_t begin, count;
+  uint64_t bulk; /* of the last pull */
+  uint32_t frames;
+} cache;
+
+static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__rng *prng, int exact) {
+  static uint8_t meta[MLFAB_META_MAX];
+  static uint64_t sinces[MLFAB__SLICES_MAX];
+  static uint64_t requests = 0;
+  const mlfab__layout *layout = &n->server.layout;
+  mlfab__segment segments[MLFAB__SLICES_MAX];
+  mlfab__pull p;
+  memset(&p, 0, sizeof p);
+  c->request = p.request = ++requests;
+  p.epoch = n->server.epoch;
+  c->got = c->want = c->bulk = c->frames = 0;
+  /* Whole slices, some of them. */
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    if (!exact && mlfab__rng_below(prng, 4) == 0) continue;
+    const mlfab__slice *slice = &layout->slices[i];
+    sinces[p.sinces++] = !exact && mlfab__rng_below(prng, 8) == 0 ? 0 : c->commits[i];
+    c->want += slice->bytes;
+    mlfab__segment *last = p.segments > 0 ? &segments[p.segments - 1] : NULL;
+    if (last && last->offset + last->bytes == slice->offset) {
+      last->bytes += slice->bytes;
+    } else {
+      segments[p.segments++] = (mlfab__segment){slice->offset, slice->bytes};
+    }
+  }
+  if (!exact && mlfab__rng_below(prng, 8) == 0) p.sinces = 0;
+  if (!exact && mlfab__rng_below(prng, 8) == 0) { /* of another life: void */
+    p.epoch++;
+    for (uint32_t i = 0; i < p.sinces; i++) sinces[i] = UINT64_MAX - i;
+  }
+  if (p.segments == 0) p.sinces = 0;
+  frame(n, worker, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, segments, sinces), NULL, 0);
+  assert_int_equal(n->fails, 0);
+}
+
+/* The slice as it stands, as it would travel. */
+static void expect_slice(const node *n, const mlfab__slice *slice, uint8_t *expected) {
+  static uint8_t model[MODEL];
+  const mlfab__layout *layout = &n->server.layout;
+  int half = (int)n->server.options.pull_half;
+  node_read(n, model);
+  for (uint64_t at = slice->offset; at < slice->offset + slice->bytes;) {
+    const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
+    float f;
+    double d;
+    if (t->dtype == MLFAB_F32) {
+      memcpy(&f, model + at, 4);
+      if (half) f = mlfab__half_back(half, mlfab__half_one(half, f));
+      memcpy(expected + at, &f, 4);
+    } else if (t->dtype == MLFAB_F64) {
+      memcpy(&d, model + at, 8);
+      if (half) d = (double)mlfab__half_back(half, mlfab__half_one(half, mlfab__half_narrow(d)));
+      memcpy(expected + at, &d, 8);
+    } else {
+      memcpy(expected + at, model + at, 8);
+    }
+    at += mlfab__dtype_bytes((int)t->dtype);
+  }
+}
+
+/* Takes a frame that the server has for the worker, if there is one. */
+static int cache_receive(node *n, uint32_t worker, cache *c) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__frame_out out;
+  memset(&out, 0, sizeof out);
+  out.meta = meta;
+  int pinned[MLFAB__SERVER_PULLS];
+  for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++)
+    pinned[k] = n->server.peers[worker].pulls[k].slice != MLFAB__NO_BLOCK;
+  if (c->count == ARRIVALS || !mlfab__server_next(&n->server, worker, &out, 1000)) return 0;
+  arrival *a = &c->queue[(c->begin + c->count++) % ARRIVALS];
+  assert_int_equal(out.type, MLFAB__MODEL);
+  assert_int_equal(mlfab__decode_model(out.meta, out.meta_bytes, &a->model), 0);
+  assert_true(out.bulk_bytes <= n->config.chunk_bytes);
+  assert_int_equal(a->model.request, c->request);
+  if (c->want > 0 && !pinned[out.slot]) {
+    assert_int_equal(a->model.commit, n->server.store.slices[a->model.slice].commit + 1);
+    expect_slice(n, &n->server.layout.slices[a->model.slice], c->expected);
+  }
+  a->token = out.token;
+  a->bytes = out.bulk_bytes;
+  a->lent = out.bulk;
+  a->copy = NULL;
+  if (out.token == 0 && out.bulk_bytes > 0) {
+    assert_true(((uintptr_t)out.bulk & 7) == 0);
+    a->copy = malloc(out.bulk_bytes);
+    assert_non_null(a->copy);
+    memcpy(a->copy, out.bulk, out.bulk_bytes);
+  }
+  mlfab__server_taken(&n->server, worker, &out, 1000);
+  return 1;
+}
+
+/* What the worker makes of a frame. */
+static void cache_take(node *n, uint32_t worker, cache *c) {
+  arrival *a = &c->queue[c->begin];
+  const mlfab__model *m = &a->model;
+  const uint8_t *bulk = a->copy ? a->copy : a->lent;
+  c->begin = (c->begin + 1) % ARRIVALS;
+  c->count--;
+  c->frames++;
+  c->bulk += a->bytes;
+  if (c->want > 0) {
+    const mlfab__slice *slice = &n->server.layout.slices[m->slice];
+    uint64_t end = m->offset;
+    assert_true(m->bytes > 0 && m->offset >= slice->offset &&
+                m->offset - slice->offset + m->bytes <= slice->bytes);
+    if (m->flags & MLFAB__MODEL_PACKED) {
+      for (uint32_t at = 0, k; at < a->bytes; at += k) {
+        mlfab__packet p;
+        k = mlfab__packet_open(bulk + at, a->bytes - at, &p);
+        assert_true(k > 0 && p.offset >= end);
+        end = p.offset + (uint64_t)p.elements * mlfab__dtype_bytes(p.dtype);
+        assert_true(end <= m->offset + m->bytes);
+        mlfab__unpack_store(&p, c->data + p.offset);
+      }
+    } else {
+      assert_int_equal(m->bytes, a->bytes);
+      assert_int_equal(n->server.options.pull_half, 0);
+      memcpy(c->data + m->offset, bulk, a->bytes);
+    }
+    c->commits[m->slice] = m->commit;
+    if (m->flags & MLFAB__MODEL_LAST) c->request = 0;
+    /* The end of a slice: it is what it was at its commit. */
+    if (m->offset + m->bytes == slice->offset + slice->bytes)
+      assert_memory_equal(c->data + slice->offset, c->expected + slice->offset, slice->bytes);
+  } else {
+    assert_int_equal(m->flags, MLFAB__MODEL_LAST);
+    c->request = 0;
+  }
+  if (a->token != 0) mlfab__server_sent(&n->server, worker, a->token);
+  free(a->copy);
+}
+
+static void cache_finish(node *n, uint32_t worker, cache *c) {
+  while (c->request != 0 || c->count > 0) {
+    cache_receive(n, worker, c);
+    if (c->count > 0) cache_take(n, worker, c);
+  }
+}
+
+static void keep_even(void *user, const mlfab_filter_info *info, const void *values,
+                      const void *before, uint64_t *keep) {
+  (void)user, (void)values, (void)before;
+  for (uint64_t i = 0; i < info->count; i++) {
+    if ((info->first + i) % 2) keep[i / 64] &= ~((uint64_t)1 << i % 64);
+  }
+}
+
+/* Pushes and pulls of all kinds in all orders: every slice that a cache gets is what the server held
+ * when it pinned it, whatever was left out; and when nothing moves, nothing is sent. */
+static void test_caches(void **state) {
+  static update u;
+  static cache caches[W];
+  static uint8_t model[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < test_cases(300); round++) {
+    mlfab__rng prng;
+    setting s;
+    mlfab__rng_seed(&prng, base_seed + 7000 + round);
+    random_setting(&prng, &s);
+    int whole = 0;
+    for (uint32_t i = 0; i < s.define.tensors; i++) whole |= s.tensors[i].dtype == MLFAB_I64;
+    s.define.tags = 1u << mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 4 : 17);
+    if (!whole) s.define.pull_half = (uint32_t)mlfab__rng_below(&prng, 3);
+    if (!whole && mlfab__rng_below(&prng, 3) == 0) s.define.change_threshold = 0.5;
+    if (mlfab__rng_below(&prng, 6) == 0) s.change_filter = keep_even;
+    if (mlfab__rng_below(&prng, 2)) s.chunk_bytes = 512 << mlfab__rng_below(&prng, 5);
+    node *n = node_open(&s);
+    for (uint32_t w = 0; w < W; w++) {
+      memset(&caches[w], 0, sizeof caches[w]);
+      caches[w].data = malloc(MODEL);
+      caches[w].expected = malloc(MODEL);
+      assert_true(caches[w].data && caches[w].expected);
+      memset(caches[w].data, 0xee, MODEL); /* nothing of it counts */
+    }
+    uint32_t pushes = 0;
+    for (uint32_t step = 0; step < 400; step++) {
+      uint32_t w = (uint32_t)mlfab__rng_below(&prng, W);
+      cache *c = &caches[w];
+      switch (mlfab__rng_below(&prng, 8)) {
+        case 0:
+          if (in_flight(n) == FLIGHT) break;
+          update_make(&n->server.layout, &prng, &u);
+          w = pushes++ % W; /* rounds come to their end */
+          if (mlfab__rng_below(&prng, 2)) {
+            push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes / 4));
+          } else {
+            push_packed(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes / 4),
+                        &prng);
+          }
+          break;
+        case 1:
+          if (c->request == 0 && c->count == 0) cache_ask(n, w, c, &prng, 0);
+          break;
+        case 2:
+        case 3:
+          send_some(n, &prng);
+          break;
+        case 4:
+          if (mlfab__rng_below(&prng, 8) == 0) mlfab__blocks_unpin_all(&n->server);
+          mlfab__server_tick(&n->server, 1000);
+          break;
+        case 5:
+        case 6:
+          cache_receive(n, w, c);
+          break;
+        default:
+          if (c->count > 0) cache_take(n, w, c);
+          break;
+      }
+    }
+    while (pushes % W != 0) { /* rounds wait for all */
+      if (in_flight(n) == FLIGHT) drain(n, &prng);
+      update_make(&n->server.layout, &prng, &u);
+      push_dense(n, pushes++ % W, &u, 0);
+    }
+    drain(n, &prng);
+    node_read(n, model);
+    for (uint32_t w = 0; w < W; w++) {
+      cache *c = &caches[w];
+      cache_finish(n, w, c);
+      cache_ask(n, w, c, &prng, 1);
+      cache_finish(n, w, c);
+      if (s.define.pull_half == 0) assert_memory_equal(c->data, model, n->server.layout.bytes);
+      cache_ask(n, w, c, &prng, 1);
+      cache_finish(n, w, c);
+      assert_int_equal(c->bulk, 0);
+      assert_int_equal(c->frames, n->server.layout.nslices);
+      free(c->data);
+      free(c->expected);
+    }
+    assert_int_equal(n->drops, 0);
+    node_close(n);
+  }
+}
+
+/* --- the parameter filter --- */
+
+/* One element, as TDF 4.2 says it. */
+static void filter_literal(const mlfab__tensor *t, double tau, int even_only, uint64_t k,
+                           const uint8_t *before, uint8_t *after) {
+  uint32_t width = mlfab__dtype_bytes((int)t->dtype);
+  float f[2];
+  double d[2] = {0.0, 0.0};
+  memcpy(&f[0], before, 4), memcpy(&f[1], after, 4);
+  if (t->dtype == MLFAB_F64) memcpy(&d[0], before, 8), memcpy(&d[1], after, 8);
+  if (t->dtype == MLFAB_F32) d[0] = (double)f[0], d[1] = (double)f[1];
+  int small = d[0] != d[1] && d[0] != 0.0 && fabs(d[1] - d[0]) / fabs(d[0]) < tau;
+  if (small || (even_only && k % 2)) memcpy(after, before, width);
+}
+
+static void test_filter(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL], got[MODEL], s0[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < test_cases(200); round++) {
+    mlfab__rng prng;
+    setting s;
+    mlfab__optimizer rule;
+    mlfab_model_options options;
+    mlfab__rng_seed(&prng, base_seed + 3000 + round);
+    random_setting(&prng, &s);
+    s.on_update = NULL;
+    s.define.optimizer =
+        mlfab__rng_below(&prng, 2) ? MLFAB_OPTIMIZER_SGD : MLFAB_OPTIMIZER_MOMENTUM;
+    s.define.gamma = 0.9, s.define.adadelay_c = 1.0, s.define.beta1 = 0.9, s.define.beta2 = 0.999,
+    s.define.epsilon = 1e-8;
+    s.define.gamma = 0.5;
+    for (uint32_t i = 0; i < s.define.tensors; i++)
+      s.tensors[i].dtype = mlfab__rng_below(&prng, 2) ? MLFAB_F32 : MLFAB_F64;
+    s.define.change_threshold = mlfab__rng_below(&prng, 4) ? 0.2 : 0.0;
+    s.define.change_decay = mlfab__rng_below(&prng, 2) ? 0.5 : 0.0;
+    if (mlfab__rng_below(&prng, 2)) s.change_filter = keep_even;
+    s.define.tags = mlfab__rng_below(&prng, 2) ? 16 : 0;
+    node *n = node_open(&s);
+    const mlfab__layout *layout = &n->server.layout;
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options;
+    options.optimizer = s.define.optimizer;
+    options.gamma = 0.9, options.adadelay_c = 1.0, options.beta1 = 0.9, options.beta2 = 0.999,
+    options.epsilon = 1e-8;
+    options.gamma = s.define.gamma;
+    assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
+    memset(s0, 0, sizeof s0);
+    int rounds = mlfab__sync_rounds(s.define.consistency.kind);
+    for (uint32_t i = 0; i < 12; i++) {
+      uint64_t iteration = n->server.clocks[0].v_train + 1;
+      double tau = s.define.change_threshold;
+      if (tau > 0.0) tau = tau / (1.0 + s.define.change_decay * log((double)iteration));
+      node_read(n, before);
+      memcpy(after, before, sizeof after);
+      update_make(layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, layout->bytes};
+      u.scale = 1.0;
+      for (uint32_t w = 0; w < (rounds ? W : 1); w++) {
+        if (w > 0) memset(u.values, 0, layout->bytes); /* the sum is the first one's */
+        if (mlfab__rng_below(&prng, 2)) {
+          push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes));
+        } else {
+          push_packed(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes), &prng);
+        }
+        if (w > 0) continue;
+        mlfab__optimizer_step step = {1.0, 1, 0};
+        for (uint32_t k = 0; k < layout->ntensors; k++) {
+          const mlfab__tensor *t = &layout->tensors[k];
+          mlfab__optimizer_apply(&rule, &step, (int)t->dtype, after + t->offset, after + t->offset,
+                                 u.values + t->offset, s0 + t->offset, NULL, t->count);
+          for (uint64_t e = 0; e < t->count; e++) {
+            uint64_t at = t->offset + e * mlfab__dtype_bytes((int)t->dtype);
+            filter_literal(t, tau, s.change_filter != NULL, e, before + at, after + at);
+          }
+        }
+      }
+      drain(n, &prng);
+      node_read(n, got);
+      same_values(layout, got, after);
+    }
+    node_close(n);
+  }
+}
+
+/* --- what breaks the rules --- */
+
+static void fixed_setting(setting *s, uint32_t rule) {
+  memset(s, 0, sizeof *s);
+  s->define.optimizer = rule;
+  s->define.gamma = 0.9, s->define.adadelay_c = 1.0, s->define.beta1 = 0.9, s->define.beta2 = 0.999,
+  s->define.epsilon = 1e-8;
+  s->define.slices = 4;
+  s->define.tensors = 2;
+  s->define.tags = 4;
+  s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
+  s->tensors[1] = (mlfab__tensor_info){1, MLFAB_F32, 4000};
+  s->block_bytes = 4096;
+  s->chunk_bytes = 65536;
+  s->eager_bytes = 65536;
+}
+
+/* Two packets of 8 elements, `first` and `second` in the model, of an update of [from, to). Returns the
+ * text of the drop, or "" */
+static const char *say_packets(node *n, uint64_t from, uint64_t to, uint64_t first, uint64_t second,
+                               int dtype, uint32_t flags, uint32_t less, uint32_t eager_less) {
+  static update u;
+  static double values[8];
+  mlfab__packet_shape shape = {first, dtype, 0, 0, 8};
+  memset(&u, 0, sizeof u);
+  u.scale = 1.0;
+  u.nsegments = 1;
+  u.segments[0] = (mlfab__segment){from, to - from};
+  sending *s = begin(n, 0);
+  uint32_t bytes = mlfab__packet_dense(s->data, &shape, values);
+  shape.offset = second;
+  bytes += mlfab__packet_dense(s->data + bytes, &shape, values);
+  s->bytes = bytes;
+  n->drops = 0;
+  n->text[0] = 0;
+  if (eager_less > 0) {
+    static uint8_t meta[1024], ahead[1024];
+    mlfab__chunk chunk = {s->seq, bytes / 2 - eager_less, n->generation[0]};
+    memcpy(ahead, s->data, bytes);
+    announce(n, s, &u, flags, bytes / 2 - eager_less);
+    if (n->drops == 0)
+      frame(n, 0, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), ahead + chunk.offset,
+            bytes - (uint32_t)chunk.offset);
+  } else {
+    s->bytes -= less;
+    announce(n, s, &u, flags, bytes - less);
+  }
+  s->used = 0;
+  mlfab__server_lost(&n->server, 0, 1000);
+  hello(n, 0);
+  return n->text;
+}
+
+static void test_refused_packets(void **state) {
+  setting s;
+  static uint8_t before[MODEL], after[MODEL];
+  (void)state;
+  fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
+  node *n = node_open(&s);
+  uint64_t slice = n->server.layout.slices[0].bytes, tensor = 16000;
+  node_read(n, before);
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0), "");
+  assert_string_equal(say_packets(n, 0, 32000, 32, 0, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "packets out of order, or overlapping");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 28, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "packets out of order, or overlapping");
+  assert_string_equal(say_packets(n, 64, 640, 64, 632, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet outside the stretches that were announced");
+  assert_string_equal(say_packets(n, 64, 640, 32, 128, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet outside the stretches that were announced");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 64, MLFAB_F64, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet of another type than its tensor");
+  assert_string_equal(say_packets(n, 0, 32000, 0, tensor - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet that is not of one tensor");
+  assert_string_equal(say_packets(n, 0, 32000, 0, slice - 16, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 0),
+                      "a packet that is not of one slice");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 8, 0),
+                      "a packet that is malformed, or cut by the end of its frame");
+  assert_string_equal(say_packets(n, 0, 32000, 0, 32, MLFAB_F32, MLFAB__PUSH_PACKED, 0, 8),
+                      "a packet that is malformed, or cut by the end of its frame");
+  node_read(n, after);
+  assert_memory_equal(before, after, 32000);
+  node_close(n);
+}
+
+/* An update that holds a NaN changes nothing, whatever way it comes in; the next one is applied. */
+static void test_not_finite(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL];
+  (void)state;
+  for (uint32_t round = 0; round < 60; round++) {
+    mlfab__rng prng;
+    setting s;
+    mlfab__rng_seed(&prng, base_seed + round);
+    fixed_setting(&s, round % 3 == 0 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
+    if (round % 2) s.eager_bytes = 4096;
+    node *n = node_open(&s);
+    for (uint32_t i = 0; i < 4; i++) {
+      update_make(&n->server.layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, n->server.layout.bytes};
+      if (i == 2) {
+        float bad = mlfab__rng_below(&prng, 2) ? NAN : INFINITY;
+        memcpy(u.values + 4 * mlfab__rng_below(&prng, 8000), &bad, 4);
+      }
+      node_read(n, before);
+      if (i == 2) { /* halves saturate: as it is */
+        sending *out = begin(n, 0);
+        for (uint32_t k = 0; k < n->server.layout.nslices; k++) {
+          const mlfab__slice *slice = &n->server.layout.slices[k];
+          for (uint64_t at = slice->offset, bytes; at < slice->offset + slice->bytes; at += bytes) {
+            bytes = mlfab__min(slice->offset + slice->bytes, at < 16000 ? 16000 : 32000) - at;
+            mlfab__packet_shape shape = {at, MLFAB_F32, 0, 0, (uint32_t)(bytes / 4)};
+            out->bytes += mlfab__packet_dense(out->data + out->bytes, &shape, u.values + at);
+            out->ends[out->nends++] = (uint32_t)out->bytes;
+          }
+        }
+        out->sent = 0;
+        announce(n, out, &u, MLFAB__PUSH_PACKED,
+                 (uint32_t)cut(out, mlfab__min(out->bytes, n->server.eager_bytes)));
+      } else {
+        push_packed(n, 0, &u, 0, &prng);
+      }
+      drain(n, &prng);
+      assert_int_equal(n->ack.code, i == 2 ? MLFAB_ERR_NOT_FINITE : 0);
+      node_read(n, after);
+      if (i == 2) assert_memory_equal(before, after, n->server.layout.bytes);
+    }
+    assert_int_equal(n->stats.updates_applied, 3);
+    node_close(n);
+  }
+}
+
+/* Changes some bytes of the first page of what is sent: to anything, or a value to none. Not the last ones,
+ * which a vector may read together with the first of the second page. */
+static void change_some(mlfab__rng *prng, size_t head) {
+  for (uint32_t i = 1 + (uint32_t)mlfab__rng_below(prng, CHANGING_MOST); i > 0; i--) {
+    static const uint32_t infinite = 0x7f800000u;
+    uint64_t any = mlfab__rng_next(prng);
+    size_t count = (size_t)1 << mlfab__rng_below(prng, 4);
+    int value = mlfab__rng_below(prng, 4) == 0;
+    if (value) count = 4;
+    size_t at = mlfab__rng_below(prng, (head - 64) / count) * count;
+    changing_to(at, value ? (const void *)&infinite : (const void *)&any, count);
+  }
+}
+
+/* Sends all that was announced, in one frame when it is granted. */
+static void send_at_once(node *n, sending *s) {
+  for (int i = 0; i < 100 && s->used && n->drops == 0; i++) {
+    uint8_t meta[64];
+    mlfab__chunk chunk = {s->seq, s->sent, n->generation[s->worker]};
+    uint32_t left = (uint32_t)(s->bytes - s->sent);
+    mlfab__server_tick(&n->server, 1000);
+    if (!s->used || left == 0 || s->granted < s->bytes) continue;
+    s->sent = s->bytes;
+    frame(n, s->worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk),
+          s->data + chunk.offset, left);
+  }
+}
+
+/* What came changes while the server reads it: the server takes what it has looked at, or nothing. In
+ * packets and dense, with the announcement and behind it, added in place and stepped by a rule. */
+static void test_changing(void **state) {
+  static update u;
+  static uint8_t before[MODEL], after[MODEL];
+  uint32_t taken = 0;
+  (void)state;
+  for (uint32_t round = 0; round < test_cases(200); round++) {
+    mlfab__rng prng;
+    setting s;
+    mlfab__rng_seed(&prng, base_seed + round);
+    fixed_setting(&s, round % 3 == 0 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
+    if (round % 4 == 1) s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
+    node *a = node_open(&s), *b = node_open(&s);
+    sending *x = begin(a, 0), *y = begin(b, 0);
+    x->dense = y->dense = round % 5 == 4;
+    do {
+      update_make(&a->server.layout, &prng, &u);
+      u.nsegments = 1;
+      u.segments[0] = (mlfab__segment){0, a->server.layout.bytes};
+      x->bytes = x->nends = 0;
+      if (!x->dense) encode(&a->server.layout, &u, &prng, x);
+    } while (!x->dense && x->bytes < 12000); /* three pages, of which the first is read first */
+    if (x->dense) memcpy(x->data, u.values, x->bytes = a->server.layout.bytes);
+    memcpy(y->data, x->data, y->bytes = x->bytes);
+    uint32_t flags = x->dense ? 0 : MLFAB__PUSH_PACKED;
+    uint32_t eager = round % 2 && x->bytes <= a->server.eager_bytes ? (uint32_t)x->bytes : 0;
+    uint8_t *was = x->data;
+    size_t head = mlfab__min(x->bytes / 4 / 8 * 8, 4096);
+    node_read(a, before);
+    announce(b, y, &u, flags, eager);
+    send_at_once(b, y);
+    assert_int_equal(b->ack.code, 0);
+    x->data = changing_make(was, x->bytes, head);
+    change_some(&prng, head);
+    changing_arm();
+    announce(a, x, &u, flags, eager);
+    send_at_once(a, x);
+    assert_int_equal(changing_end(), 1);
+    x->data = was;
+    x->used = 0;
+    node_read(a, after);
+    if (a->drops == 0 && a->acks == 1 && a->ack.code == 0) {
+      same_models(a, b);
+      taken++;
+    } else {
+      assert_memory_equal(before, after, a->server.layout.bytes);
+    }
+    node_close(a);
+    node_close(b);
+  }
+  assert_true(taken > 0); /* all of them where copies are read forwards */
+}
+
+/* A cache that has what the server never had. */
+static void test_future(void **state) {
+  setting s;
+  uint8_t meta[256];
+  (void)state;
+  fixed_setting(&s, MLFAB_OPTIMIZER_SGD);
+  node *n = node_open(&s);
+  mlfab__segment all = {0, n->server.layout.bytes};
+  uint64_t sinces[4] = {1, 1, 2, 1};
+  mlfab__pull p = {1, 0, n->server.epoch, 1, 4};
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->fails, 1);
+  assert_int_equal(n->fail.code, MLFAB_ERR_ARGUMENT);
+  assert_string_equal(n->fail.text,
+                      "a cache from the future: slice 2 is at commit 1, the cache at 2");
+  p.request = 2;
+  p.epoch++;
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->fails, 1);
+  p.request = 3;
+  p.sinces = 3;
+  frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
+  assert_int_equal(n->drops, 1);
+  assert_string_equal(n->text, "a PULL with another number of commits than of slices");
+  node_close(n);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_updates),    cmocka_unit_test(test_broken_links),
+      cmocka_unit_test(test_caches),
+
+      cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
+      cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),
+      cmocka_unit_test(test_changing),
+  };
+  const char *seed = getenv("MLFAB_SEED");
+  base_seed = seed ? strtoull(seed, NULL, 0) : 1;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

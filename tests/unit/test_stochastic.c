@@ -1,0 +1,1058 @@
+/* test_stochastic.c - stochastic reduce between up to 80 communicators and the roll of server 0, over
+ * links that are slow, break, and end with their worker.
+ *
+ * Oracles. CODED: element e of what worker j sends in iteration k is k where e % n = j, else 0; so a
+ * mean tells of whom it is made, of which iteration each is, and, as all stretches of n elements
+ * must be alike, whether one was torn. RANDOM: the bits of a literal mean in the order of members,
+ * of what the senders of a graph, built by its definition here, had when they called.
+ * Failed calls must leave their data as it was; each worker sees each failure once, and iterations
+ * match again afterwards.
+ *
+ * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
+#include "core/coll/stochastic.h"
+#include "core/base/rng.h"
+#include "core/coll/membership.h"
+#include "scale.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { WORKERS = 80, BEAT = 4000, HISTORY = 64, FAILURES = 8 };
+
+typedef struct message {
+  struct message *next;
+  uint8_t type;
+  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
+  const void *lent;     /* where it lies, when it is lent; or NULL */
+  uint32_t meta_bytes, bulk_bytes;
+  uint64_t token;
+} message;
+
+typedef struct queue {
+  message *first, **end;
+  unsigned count;
+} queue;
+
+typedef struct link { /* of a worker to another */
+  int stands, wanted;
+  queue there, back;
+} link;
+
+enum state { OPENING, THINKING, CALLING, PARTING, CLOSED };
+
+typedef struct worker {
+  mlfab__comm comm;
+  mlfab__requests requests;
+  int alive;
+  queue to_server, from_server;
+  enum state state;
+  uint32_t id;
+  mlfab_request request;
+  uint64_t until, pace; /* of THINKING */
+  uint32_t generation;  /* failures that it has seen */
+  uint32_t k, last;     /* iteration; the one after which it parts */
+  uint64_t finished;
+  uint8_t *data, *before; /* before: at the call */
+  uint8_t *sent[FAILURES][HISTORY];
+  uint32_t used[WORKERS];   /* iterations of others that it has averaged */
+  uint32_t generations[64]; /* plus one, by epoch that it has called in */
+  mlfab_stochastic_info info;
+  int32_t code, rank; /* of the last failure */
+  char text[320];
+} worker;
+
+typedef struct world {
+  mlfab__env env;
+  mlfab_config config;
+  mlfab__membership roll;
+  worker workers[WORKERS];
+  link peers_out[WORKERS][WORKERS];
+  uint32_t n, iterations;
+  uint64_t now, tick_ns, count;
+  mlfab__rng prng;
+  mlfab_stochastic_options options;
+  mlfab_edge edges[64];
+  int dtype, coded, may_fail;
+  int hold;          /* nobody calls on by itself */
+  int abrupt;        /* they close without a barrier */
+  uint32_t breaking; /* one in so many steps breaks a link; 0: none */
+  uint32_t fails;    /* every so many-th allocation fails; 0: none */
+  uint64_t asked, drops, whole, torn, stale, finished, failed, breaks;
+} world;
+
+static world *w;
+
+static uint32_t chance(uint64_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
+
+/* --- links --- */
+
+static void *copy(const void *from, uint32_t bytes) {
+  void *to = malloc(bytes + (size_t)(bytes == 0));
+  assert_non_null(to);
+  if (bytes > 0) memcpy(to, from, bytes);
+  return to;
+}
+
+static void put(queue *q, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
+                uint32_t bulk_bytes, uint64_t token) {
+  message *m = calloc(1, sizeof *m);
+  assert_non_null(m);
+  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
+  m->meta = copy(meta, meta_bytes);
+  if (bulk) m->bulk = copy(bulk, bulk_bytes);
+  if (bulk && token) m->lent = bulk;
+  if (q->count++ == 0) q->end = &q->first;
+  *q->end = m;
+  q->end = &m->next;
+}
+
+static message *get(queue *q) {
+  message *m = q->first;
+  q->first = m->next;
+  q->count--;
+  return m;
+}
+
+static void drop(message *m) {
+  free(m->meta);
+  free(m->bulk);
+  free(m);
+}
+
+static void cut(queue *q) {
+  while (q->count > 0) drop(get(q));
+}
+
+static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
+
+static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  (void)peer;
+  put(&((worker *)self)->to_server, type, meta, bytes, NULL, 0, 0);
+}
+static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->peers_out[rank_of(self)][peer];
+  if (l->stands) put(&l->there, type, meta, bytes, NULL, 0, 0);
+}
+static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  link *l = &w->peers_out[peer][rank_of(self)];
+  if (l->stands) put(&l->back, type, meta, bytes, NULL, 0, 0);
+}
+static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  (void)self;
+  if (w->workers[peer].alive) put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
+}
+static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
+static void hop_ready(void *self, uint32_t peer) { w->peers_out[rank_of(self)][peer].wanted = 1; }
+static void any_drop(void *self, uint32_t peer, int code, const char *text) {
+  (void)self, (void)peer, (void)code;
+  if (!w->fails) fail_msg("dropped: %s", text);
+  w->drops++;
+}
+static void hop_detach(void *self, uint32_t peer, uint64_t token) {
+  for (message *m = w->peers_out[rank_of(self)][peer].there.first; m; m = m->next) {
+    if (!m->lent || m->token != token) continue;
+    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+    m->lent = NULL;
+  }
+}
+static void no_detach(void *self, uint32_t peer, uint64_t token) {
+  (void)self, (void)peer, (void)token;
+}
+static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                     int code, const char *text) {
+  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
+}
+
+/* --- the world --- */
+
+static void *give(void *user, size_t bytes) {
+  (void)user;
+  if (w->fails && w->asked++ % w->fails == w->fails - 1) return NULL;
+  return malloc(bytes);
+}
+static void take(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  free(memory);
+}
+
+static uint64_t bytes_of_model(void) { return w->count * mlfab__element_bytes(w->dtype); }
+
+static void open_worker(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
+  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
+  mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
+  assert_int_equal(
+      mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
+  me->comm.host = 1 + rank % 3; /* so that the order of members is not that of ranks */
+  me->alive = 1;
+  me->last = w->iterations;
+  mlfab__membership_hello(&w->roll, rank, 1, w->now);
+}
+
+static void open_world(uint32_t n, uint64_t seed, uint32_t graph, uint32_t mode, uint64_t count) {
+  w = calloc(1, sizeof *w);
+  assert_non_null(w);
+  mlfab__rng_seed(&w->prng, seed);
+  mlfab_env hooks = {.size = sizeof hooks, .allocate = give, .release = take};
+  assert_int_equal(mlfab__env_init(&w->env, &hooks), 0);
+  mlfab_config_init(&w->config);
+  w->config.workers = w->n = n;
+  w->config.seed = seed;
+  w->config.timeout_ns = 1000000ull * BEAT;
+  w->config.heartbeat_ns = BEAT;
+  w->config.chunk_bytes = 64u << chance(10);
+  w->config.model_max_bytes = 1 << 30;
+  w->now = 1;
+  w->iterations = 20;
+  w->coded = 1;
+  w->dtype = MLFAB_F64;
+  w->count = count;
+  w->options = (mlfab_stochastic_options){
+      .size = sizeof w->options, .graph = graph, .degree = 2, .mode = mode, .refuse_nan = 1};
+  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
+  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &host), 0);
+  for (uint32_t i = 0; i < n; i++) open_worker(i);
+}
+
+static void cut_hop(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  cut(&l->there);
+  cut(&l->back);
+  l->stands = 0;
+}
+
+static void free_worker(worker *me) {
+  for (uint32_t g = 0; g < FAILURES; g++) {
+    for (uint32_t k = 0; k < HISTORY; k++) free(me->sent[g][k]);
+  }
+  free(me->data);
+  free(me->before);
+}
+
+static void kill_worker(uint32_t rank, int gone) {
+  worker *me = &w->workers[rank];
+  if (!me->alive) return;
+  me->alive = 0;
+  cut(&me->to_server);
+  cut(&me->from_server);
+  for (uint32_t k = 0; k < w->n; k++) {
+    int stood = w->peers_out[k][rank].stands;
+    cut_hop(rank, k);
+    cut_hop(k, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+  }
+  mlfab__comm_free(&me->comm);
+  if (gone) mlfab__membership_gone(&w->roll, rank, 0, w->now);
+}
+
+static void close_world(void) {
+  w->fails = 0;
+  for (uint32_t i = 0; i < w->n; i++) kill_worker(i, 0);
+  for (uint32_t i = 0; i < w->n; i++) free_worker(&w->workers[i]);
+  mlfab__membership_free(&w->roll);
+  assert_int_equal(w->env.bytes, 0);
+  free(w);
+  w = NULL;
+}
+
+/* --- the graph by its definition --- */
+
+/* Does node `from` of n send to node `to`? */
+static int sends(uint32_t from, uint32_t to, uint32_t n) {
+  uint32_t step = (to + n - from) % n, root = (uint32_t)(sqrt((double)n) + 0.5);
+  if (from == to) return 0;
+  switch (w->options.graph) {
+    case MLFAB_GRAPH_ALL:
+      return 1;
+    case MLFAB_GRAPH_CHAIN:
+      return step == 1;
+    case MLFAB_GRAPH_RING:
+      return step == 1 || step == n - 1;
+    case MLFAB_GRAPH_EXPANDER:
+      return step == 1 || step == root % n;
+    case MLFAB_GRAPH_HYPERCUBE:
+      return ((from ^ to) & ((from ^ to) - 1)) == 0;
+    default:
+      return -1;
+  }
+}
+
+/* Is it a sender of this worker's in its epoch? -1: not known here. */
+static int is_sender(const worker *me, uint32_t from) {
+  const mlfab__comm *comm = &me->comm;
+  if (w->options.graph == MLFAB_GRAPH_USER) {
+    for (uint32_t e = 0; e < w->options.nedges; e++) {
+      if (w->edges[e].from == from && w->edges[e].to == comm->rank && from != comm->rank) return 1;
+    }
+    return 0;
+  }
+  for (uint32_t m = 0; m < comm->members; m++) {
+    if (comm->ranks[m] == from) return sends(m, comm->me, comm->members);
+  }
+  return 0;
+}
+
+/* --- what a worker does --- */
+
+static double value(const uint8_t *data, uint64_t e) {
+  float f;
+  double d;
+  if (w->dtype == MLFAB_F32) {
+    memcpy(&f, data + 4 * e, 4);
+    return (double)f;
+  }
+  memcpy(&d, data + 8 * e, 8);
+  return d;
+}
+
+static void set_value(uint8_t *data, uint64_t e, double v) {
+  float f = (float)v;
+  memcpy(data + (w->dtype == MLFAB_F32 ? 4 : 8) * e,
+         w->dtype == MLFAB_F32 ? (void *)&f : (void *)&v, w->dtype == MLFAB_F32 ? 4 : 8);
+}
+
+static void fill(worker *me) {
+  uint32_t rank = rank_of(me);
+  for (uint64_t e = 0; e < w->count; e++) {
+    double v = e % w->n == rank ? me->k : 0;
+    if (!w->coded)
+      v = (double)(mlfab__mix(rank * 7919 + me->k * 104729 + e * 31) >> 11) * 0x1p-50 - 1.5;
+    set_value(me->data, e, v);
+  }
+}
+
+static void saw_failure(worker *me, int code, int32_t rank, const char *text) {
+  assert_true(w->may_fail);
+  me->code = code;
+  me->rank = rank;
+  snprintf(me->text, sizeof me->text, "%s", text);
+  me->generation++;
+  assert_true(me->generation < FAILURES);
+  me->k = 0;
+  memset(me->used, 0, sizeof me->used);
+  w->failed++;
+}
+
+static void think(worker *me) {
+  me->state = THINKING;
+  me->until = w->hold ? MLFAB__NEVER : w->now + 1 + (me->pace ? chance(2 * me->pace) : 0);
+}
+
+/* Two failures between two calls are seen as one, so how many a worker has seen is its own. */
+static void note_epoch(worker *me) {
+  if (me->state == CALLING && me->comm.phase == MLFAB__COMM_IN)
+    me->generations[me->comm.epoch % 64] = me->generation + 1;
+}
+
+static void open_object(worker *me) {
+  mlfab_error error = {0};
+  uint32_t id = 0;
+  int code = mlfab__stochastic_open(&me->comm, w->count, w->dtype, &w->options, 0, w->now, &id,
+                                    &me->request, &error);
+  if (code) {
+    saw_failure(me, code, error.rank, error.text);
+    me->state = CLOSED;
+    return;
+  }
+  me->id = id;
+  me->state = OPENING;
+  me->data = malloc(bytes_of_model());
+  me->before = malloc(bytes_of_model());
+}
+
+/* The next iteration. */
+static void call(worker *me) {
+  mlfab_error error = {0};
+  mlfab_request other;
+  me->k++;
+  fill(me);
+  memcpy(me->before, me->data, bytes_of_model());
+  assert_true(me->k < HISTORY);
+  uint8_t **sent = &me->sent[me->generation][me->k];
+  free(*sent);
+  *sent = copy(me->data, (uint32_t)bytes_of_model());
+  me->info.size = sizeof me->info;
+  int code = mlfab__stochastic_start(&me->comm, me->id, me->data, 0, w->now, &me->info,
+                                     &me->request, &error);
+  if (code) {
+    saw_failure(me, code, error.rank, error.text);
+    assert_memory_equal(me->data, me->before, bytes_of_model());
+    think(me);
+    return;
+  }
+  me->state = CALLING;
+  note_epoch(me);
+  const mlfab__request *request = mlfab__request_find(&me->requests, me->request);
+  if (!request->done)
+    assert_int_equal(
+        mlfab__stochastic_start(&me->comm, me->id, me->data, 0, w->now, NULL, &other, &error),
+        MLFAB_ERR_AGAIN);
+}
+
+/* All that part call a barrier, so that nobody closes under another. */
+static void part(worker *me) {
+  const mlfab__comm_call barrier = {.kind = MLFAB__COLLECTIVE_BARRIER, .words = "a barrier"};
+  mlfab_error error = {0};
+  int code = mlfab__comm_start(&me->comm, &barrier, 0, w->now, &me->request, &error);
+  if (code) {
+    saw_failure(me, code, error.rank, error.text);
+    think(me);
+  } else {
+    me->state = PARTING;
+  }
+}
+
+static void act_worker(worker *me) {
+  if (me->state != THINKING || w->now < me->until) return;
+  if (me->k >= me->last && w->abrupt) {
+    mlfab_error error;
+    assert_int_equal(mlfab__stochastic_close(&me->comm, me->id, &error), 0);
+    me->state = CLOSED;
+  } else if (me->k >= me->last) {
+    part(me);
+  } else {
+    call(me);
+  }
+}
+
+/* --- what must be --- */
+
+/* What worker j sent in iteration k of this one's epoch, or NULL. */
+static const uint8_t *sent_by(uint32_t j, const worker *me, uint32_t k) {
+  uint32_t generation = w->workers[j].generations[me->comm.epoch % 64];
+  return generation ? w->workers[j].sent[generation - 1][k] : NULL;
+}
+
+static void expect_coded(worker *me) {
+  uint32_t n = w->n, rank = rank_of(me), whole = 0, senders = 0;
+  for (uint64_t e = n; e < w->count; e++)
+    assert_true(value(me->data, e) == value(me->data, e % n)); /* else torn */
+  for (uint32_t j = 0; j < n && j < w->count; j++) {
+    double sum = value(me->data, j) * (me->info.whole + 1);
+    uint32_t of = (uint32_t)(sum + 0.5);
+    assert_true(fabs(sum - of) < 1e-6);
+    if (j == rank) {
+      assert_int_equal(of, me->k);
+      continue;
+    }
+    int sender = is_sender(me, j);
+    senders += sender == 1;
+    if (of == 0) continue;
+    assert_true(sender);
+    whole++;
+    assert_true(of > me->used[j]);
+    assert_non_null(sent_by(j, me, of));
+    if (w->options.mode == MLFAB_NOTIFY_ACK) assert_int_equal(of, me->k);
+    me->used[j] = of;
+  }
+  if (w->count < n) return;
+  assert_int_equal(whole, me->info.whole);
+  if (is_sender(me, rank ? 0 : 1) >= 0) assert_int_equal(senders, me->info.senders);
+}
+
+static void expect_bits(const worker *me) {
+  const mlfab__comm *comm = &me->comm;
+  for (uint64_t e = 0; e < w->count; e++) {
+    uint32_t inputs = 0;
+    double sum = 0;
+    float fsum = 0;
+    for (uint32_t m = 0; m < comm->members; m++) {
+      uint32_t j = comm->ranks[m];
+      if (j != comm->rank && is_sender(me, j) != 1) continue;
+      const uint8_t *sent = sent_by(j, me, me->k);
+      assert_non_null(sent);
+      double v = value(sent, e);
+      sum = inputs ? sum + v : v;
+      fsum = inputs ? fsum + (float)v : (float)v;
+      inputs++;
+    }
+    if (w->dtype == MLFAB_F32) {
+      assert_true((float)value(me->data, e) == fsum / (float)inputs);
+    } else {
+      assert_true(value(me->data, e) == sum / inputs);
+    }
+  }
+}
+
+static void expect_result(worker *me) {
+  const mlfab_stochastic_info *info = &me->info;
+  assert_int_equal(info->size, sizeof *info);
+  assert_int_equal(info->whole + info->torn + info->stale, info->senders);
+  assert_int_equal(info->iteration, ++me->finished);
+  assert_int_equal(info->sent_bytes % bytes_of_model(), 0);
+  if (w->options.mode == MLFAB_NOTIFY_ACK) assert_int_equal(info->whole, info->senders);
+  for (uint32_t m = 0; w->options.mode == MLFAB_NOTIFY_BSP && m < me->comm.members; m++)
+    assert_non_null(sent_by(me->comm.ranks[m], me, me->k)); /* the barrier */
+  w->whole += info->whole;
+  w->torn += info->torn;
+  w->stale += info->stale;
+  w->finished++;
+  if (w->coded) {
+    expect_coded(me);
+  } else {
+    expect_bits(me);
+  }
+}
+
+static void look(worker *me) {
+  mlfab__request *request = me->request ? mlfab__request_find(&me->requests, me->request) : NULL;
+  mlfab_error error;
+  note_epoch(me);
+  if (!request || !request->done) return;
+  int status = request->result.status;
+  int32_t rank = request->result.rank;
+  mlfab__request_end(&me->requests, request);
+  me->request = 0;
+  if (status) {
+    if (me->state == CALLING) assert_memory_equal(me->data, me->before, bytes_of_model());
+    saw_failure(me, status, rank, me->requests.last.text);
+    if (me->state == OPENING) {
+      assert_int_equal(mlfab__stochastic_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+      me->state = CLOSED;
+    } else {
+      think(me);
+    }
+  } else if (me->state == CALLING) {
+    expect_result(me);
+    think(me);
+  } else if (me->state == PARTING) {
+    assert_int_equal(mlfab__stochastic_close(&me->comm, me->id, &error), 0);
+    assert_int_equal(mlfab__stochastic_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    me->state = CLOSED;
+  } else {
+    think(me);
+  }
+}
+
+/* --- what happens --- */
+
+static mlfab__frame_in frame_of(const message *m) {
+  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
+  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
+}
+
+static void deliver_to_server(uint32_t rank) {
+  message *m = get(&w->workers[rank].to_server);
+  mlfab__frame_in frame = frame_of(m);
+  assert_int_equal(mlfab__membership_frame(&w->roll, rank, &frame, w->now), 1);
+  drop(m);
+}
+
+static void deliver_from_server(uint32_t rank) {
+  worker *me = &w->workers[rank];
+  message *m = get(&me->from_server);
+  mlfab__frame_in frame = frame_of(m);
+  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
+  drop(m);
+  look(me);
+}
+
+static void deliver_there(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  message *m = get(&l->there);
+  mlfab__frame_in frame = frame_of(m);
+  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
+  if (m->token && l->stands) mlfab__stream_sent(&w->workers[from].comm.streams, to, m->token);
+  drop(m);
+  look(&w->workers[to]);
+}
+
+static void deliver_back(uint32_t from, uint32_t to) {
+  message *m = get(&w->peers_out[from][to].back);
+  mlfab__frame_in frame = frame_of(m);
+  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  drop(m);
+  look(&w->workers[from]);
+}
+
+static int yield(uint32_t from, uint32_t to) {
+  uint8_t meta[MLFAB_META_MAX];
+  mlfab__frame_out frame = {.meta = meta};
+  mlfab__streams *streams = &w->workers[from].comm.streams;
+  if (w->peers_out[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
+  put(&w->peers_out[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
+      frame.bulk_bytes, frame.token);
+  mlfab__stream_taken(streams, to, &frame);
+  return 1;
+}
+
+static void break_hop(uint32_t from, uint32_t to) {
+  if (!w->peers_out[from][to].stands) return;
+  w->breaks++;
+  cut_hop(from, to);
+  w->peers_out[from][to].wanted = 1;
+  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+}
+
+static int act_link(uint32_t from, uint32_t to) {
+  link *l = &w->peers_out[from][to];
+  if (from == to || !w->workers[to].alive) return 0;
+  if (l->wanted && !l->stands) {
+    l->stands = 1;
+    mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+  }
+  if (!l->stands) return 0;
+  for (uint32_t tried = 0, which = chance(3); tried < 3; tried++, which = (which + 1) % 3) {
+    if (which == 0 && l->there.count > 0) {
+      deliver_there(from, to);
+      return 1;
+    }
+    if (which == 1 && l->back.count > 0) {
+      deliver_back(from, to);
+      return 1;
+    }
+    if (which == 2 && yield(from, to)) return 1;
+  }
+  return 0;
+}
+
+static void tick(void) {
+  w->tick_ns = w->now + BEAT / 4;
+  mlfab__membership_tick(&w->roll, w->now);
+  for (uint32_t i = 0; i < w->n; i++) {
+    worker *me = &w->workers[i];
+    if (!me->alive) continue;
+    mlfab__request *r = me->request ? mlfab__request_find(&me->requests, me->request) : NULL;
+    if (r && !r->done && r->deadline_ns <= w->now)
+      mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
+    mlfab__comm_tick(&me->comm, w->now);
+    for (uint32_t k = 0; k < w->n; k++) {
+      if (k != i && mlfab__stream_hop_missing(&me->comm.streams, k, w->now, NULL))
+        w->peers_out[i][k].wanted = 1;
+    }
+    look(me);
+  }
+}
+
+/* One thing that can happen; 0: only time passes. */
+static int act(void) {
+  w->now++;
+  if (w->now >= w->tick_ns) tick();
+  if (w->breaking && chance(w->breaking) == 0) break_hop(chance(w->n), chance(w->n));
+  for (uint32_t tried = 0, from = chance(w->n); tried < w->n; tried++, from = (from + 1) % w->n) {
+    worker *me = &w->workers[from];
+    if (!me->alive) continue;
+    act_worker(me);
+    for (uint32_t j = 0, to = chance(w->n + 2); j < w->n + 2; j++, to = (to + 1) % (w->n + 2)) {
+      if (to == w->n && me->to_server.count > 0) {
+        deliver_to_server(from);
+        return 1;
+      }
+      if (to == w->n + 1 && me->from_server.count > 0) {
+        deliver_from_server(from);
+        return 1;
+      }
+      if (to < w->n && act_link(from, to)) return 1;
+    }
+  }
+  return 0;
+}
+
+static int all_closed(void) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    if (w->workers[i].alive && w->workers[i].state != CLOSED) return 0;
+  }
+  return 1;
+}
+
+static void say_who_waits(void) {
+  for (uint32_t i = 0; i < w->n; i++) {
+    const worker *me = &w->workers[i];
+    print_message("worker %u: alive %d state %d iteration %u generation %u phase %d request %u\n",
+                  i, me->alive, me->state, me->k, me->generation, me->comm.phase, me->request != 0);
+  }
+}
+
+static void run(uint64_t steps) {
+  while (!all_closed()) {
+    if (!act()) w->now += 10;
+    if (steps-- == 0) {
+      say_who_waits();
+      fail_msg("it does not end");
+    }
+  }
+}
+
+static void open_all(void) {
+  for (uint32_t i = 0; i < w->n; i++) open_object(&w->workers[i]);
+}
+
+/* --- cases --- */
+
+static uint64_t number_of(const char *name, uint64_t other) {
+  const char *text = getenv(name);
+  return text ? strtoull(text, NULL, 10) : other;
+}
+
+/* Everything at random; with kills, members die. */
+static void random_case(uint64_t seed, int kills) {
+  static const uint32_t graphs[] = {
+      MLFAB_GRAPH_ALL,     MLFAB_GRAPH_EXPANDER, MLFAB_GRAPH_CHAIN,     MLFAB_GRAPH_RING,
+      MLFAB_GRAPH_REGULAR, MLFAB_GRAPH_EXPANDER, MLFAB_GRAPH_HYPERCUBE, MLFAB_GRAPH_USER};
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, seed);
+  uint32_t graph = graphs[mlfab__rng_below(&prng, kills ? 4 : 8)];
+  uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, 9);
+  uint32_t mode = (uint32_t)mlfab__rng_below(&prng, 4);
+  if (graph == MLFAB_GRAPH_HYPERCUBE) n = 1u << mlfab__rng_below(&prng, 4);
+  if (graph == MLFAB_GRAPH_REGULAR) n += 3;
+  if (graph == MLFAB_GRAPH_USER) n += 1;
+  uint64_t count = 1 + mlfab__rng_below(&prng, mlfab__rng_below(&prng, 3) ? 40 : 3000);
+  open_world(n, seed, graph, mode, count);
+  if (mode == 0) w->options.mode = MLFAB_NOTIFY_ACK;
+  w->dtype = chance(2) ? MLFAB_F64 : MLFAB_F32;
+  w->coded = w->options.mode != MLFAB_NOTIFY_ACK || graph == MLFAB_GRAPH_REGULAR || chance(2);
+  w->breaking = chance(3) ? 0 : 300;
+  w->may_fail = kills;
+  if (graph == MLFAB_GRAPH_USER) { /* a ring against the ranks, and what does not count */
+    for (uint32_t i = 0; i < n; i++) w->edges[w->options.nedges++] = (mlfab_edge){(i + 1) % n, i};
+    w->edges[w->options.nedges++] = (mlfab_edge){0, 0};
+    w->edges[w->options.nedges++] = w->edges[0];
+    w->options.edges = w->edges;
+  }
+  for (uint32_t i = 0; i < n; i++) w->workers[i].pace = chance(2) ? 0 : 1u << chance(12);
+  open_all();
+  for (uint32_t left = (uint32_t)kills < n ? (uint32_t)kills : n - 1; left > 0; left--) {
+    for (uint64_t steps = chance(6000); steps > 0 && !all_closed(); steps--) (void)act();
+    uint32_t victim = chance(n);
+    int opening = 0;
+    for (uint32_t i = 0; i < n; i++)
+      opening |= w->workers[i].alive && w->workers[i].state == OPENING;
+    /* One that parts may have let others close. */
+    if (!opening && w->workers[victim].state < PARTING) kill_worker(victim, 1);
+  }
+  run(3000000);
+  for (uint32_t i = 0; i < n && !kills; i++) {
+    assert_int_equal(w->workers[i].finished, w->iterations);
+    for (uint32_t o = 0; o < MLFAB__COMM_OBJECTS; o++) w->drops += 0;
+  }
+  close_world();
+}
+
+static void random_cases(void **state) {
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
+  (void)state;
+  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) random_case(seed, 0);
+}
+
+static void deaths(void **state) {
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(300);
+  (void)state;
+  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++)
+    random_case(seed, 1 + (int)(seed % 3));
+}
+
+/* What the three modes are there for: shares of inputs that are whole. */
+static void modes(void **state) {
+  double share[4];
+  (void)state;
+  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+    open_world(8, 5, MLFAB_GRAPH_ALL, mode, 1200);
+    w->config.chunk_bytes = 512;
+    w->iterations = 60;
+    for (uint32_t i = 0; i < 8; i++) {
+      w->workers[i].last = 60;
+      w->workers[i].pace = 6000 + 1000 * i;
+    }
+    open_all();
+    run(10000000);
+    double all = (double)(w->whole + w->torn + w->stale);
+    share[mode] = (double)w->whole / all;
+    print_message("mode %u: whole %.3f torn %.3f stale %.3f, %u steps\n", mode, share[mode],
+                  (double)w->torn / all, (double)w->stale / all, (unsigned)w->now);
+    if (mode != MLFAB_NOTIFY_ACK) assert_true(w->torn > 0);
+    close_world();
+  }
+  assert_true(share[MLFAB_NOTIFY_ACK] == 1.0);
+  assert_true(share[MLFAB_NOTIFY_BSP] < 1.0);
+  assert_true(share[MLFAB_NOTIFY_ASYNC] < 1.0);
+}
+
+/* More senders than one pass of the kernels takes. */
+static void many_senders(void **state) {
+  (void)state;
+  open_world(WORKERS, 3, MLFAB_GRAPH_ALL, MLFAB_NOTIFY_ACK, 5000);
+  w->iterations = 2;
+  w->coded = 0;
+  w->dtype = MLFAB_F32;
+  w->config.chunk_bytes = 1 << 16;
+  for (uint32_t i = 0; i < w->n; i++) w->workers[i].last = 2;
+  open_all();
+  run(3000000);
+  assert_int_equal(w->finished, 2 * WORKERS);
+  close_world();
+}
+
+static void until_all(enum state state) {
+  for (uint64_t steps = 0;; steps++) {
+    uint32_t there = 0, alive = 0;
+    for (uint32_t i = 0; i < w->n; i++) {
+      alive += (uint32_t)w->workers[i].alive;
+      there += w->workers[i].alive && w->workers[i].state == state;
+    }
+    if (there == alive) return;
+    if (!act()) w->now += 10;
+    assert_true(steps < 3000000);
+  }
+}
+
+/* One that does not call: the deadline of the others names it, also those who do not hear of it. */
+static void one_does_not_call(void **state) {
+  (void)state;
+  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_BSP; mode++) {
+    open_world(7, 9, MLFAB_GRAPH_CHAIN, mode, 100);
+    w->config.timeout_ns = 20 * BEAT;
+    w->may_fail = 1;
+    w->hold = 1;
+    open_all();
+    until_all(THINKING);
+    w->hold = 0;
+    for (uint32_t i = 0; i < 7; i++) {
+      if (i != 4) w->workers[i].until = w->now;
+    }
+    uint64_t start = w->now;
+    while (w->workers[0].generation == 0) {
+      if (!act()) w->now += 10;
+    }
+    assert_true(w->now - start < 40 * BEAT);
+    for (uint32_t i = 0; i < 7; i++) w->workers[i].last = 0; /* enough */
+    w->workers[4].until = w->now;
+    run(3000000);
+    for (uint32_t i = 0; i < 7; i++) {
+      assert_int_equal(w->workers[i].code, MLFAB_ERR_TIMEOUT);
+      assert_int_equal(w->workers[i].rank, 4);
+      assert_int_equal(w->workers[i].generation, 1);
+      assert_non_null(strstr(w->workers[i].text, "worker 4 has not called it"));
+    }
+    close_world();
+  }
+}
+
+/* One that closes before the others are done: they hear of it, but with ASYNC. One that closes last
+ * disturbs nobody, though others' messages are still under way. */
+static void one_closes(void **state) {
+  (void)state;
+  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+    for (int which = 0; which < 4; which++) {
+      int large = which % 2;
+      open_world(5, 23 + mode, which < 2 ? MLFAB_GRAPH_EXPANDER : MLFAB_GRAPH_CHAIN, mode,
+                 large ? 3000 : 30);
+      if (which >= 2) w->workers[2].pace = 20000; /* the others have begun the next */
+      w->may_fail = mode != MLFAB_NOTIFY_ASYNC;
+      w->abrupt = 1;
+      w->workers[2].last = 3;
+      open_all();
+      for (uint64_t steps = 0; steps < 200000 && !all_closed(); steps++) {
+        if (!act()) w->now += 10;
+        for (uint32_t i = 0; i < 5; i++) {
+          if (w->workers[i].generation) w->workers[i].state = CLOSED;
+        }
+      }
+      for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(w->workers[i].generation, w->may_fail && i != 2);
+        if (w->workers[i].generation == 0) continue;
+        assert_int_equal(w->workers[i].code, MLFAB_ERR_PEER_CLOSED);
+        assert_int_equal(w->workers[i].rank, 2);
+      }
+      close_world();
+      open_world(5, 29 + mode, MLFAB_GRAPH_EXPANDER, mode, large ? 3000 : 30);
+      w->abrupt = 1;
+      open_all();
+      run(3000000);
+      close_world();
+    }
+  }
+}
+
+/* Options that differ fail the opening, and name the one. */
+static void other_options(void **state) {
+  (void)state;
+  for (int which = 0; which < 4; which++) {
+    open_world(5, 11, MLFAB_GRAPH_EXPANDER, MLFAB_NOTIFY_ACK, 100);
+    w->may_fail = 1;
+    for (uint32_t i = 0; i < 5; i++) {
+      mlfab_stochastic_options usual = w->options;
+      if (i == 3 && which == 0) w->options.graph = MLFAB_GRAPH_RING;
+      if (i == 3 && which == 1) w->options.mode = MLFAB_NOTIFY_ASYNC;
+      if (i == 3 && which == 2) w->count++;
+      if (i == 3 && which == 3) w->dtype = MLFAB_F32;
+      open_object(&w->workers[i]);
+      w->options = usual;
+      w->count = 100;
+      w->dtype = MLFAB_F64;
+    }
+    run(1000000);
+    for (uint32_t i = 0; i < 5; i++) {
+      assert_int_equal(w->workers[i].code, MLFAB_ERR_SHAPE);
+      assert_int_equal(w->workers[i].rank, 3);
+    }
+    close_world();
+  }
+}
+
+/* A graph that the survivors cannot have: calls say so, on all, until it is closed; others go on. */
+static void no_graph_left(void **state) {
+  const mlfab__comm_call barrier = {.kind = MLFAB__COLLECTIVE_BARRIER, .words = "a barrier"};
+  mlfab_error error;
+  (void)state;
+  open_world(4, 13, MLFAB_GRAPH_HYPERCUBE, MLFAB_NOTIFY_ACK, 100);
+  w->may_fail = w->hold = 1;
+  open_all();
+  until_all(THINKING);
+  kill_worker(2, 1);
+  for (uint32_t i = 0; i < 2000; i++) (void)act();
+  for (uint32_t i = 0; i < 4; i++) {
+    worker *me = &w->workers[i];
+    mlfab_request request;
+    if (i == 2) continue;
+    int code =
+        mlfab__stochastic_start(&me->comm, me->id, me->data, 0, w->now, NULL, &request, &error);
+    assert_int_equal(code, MLFAB_ERR_PEER_DEAD);
+    assert_int_equal(error.rank, 2);
+    code = mlfab__stochastic_start(&me->comm, me->id, me->data, 0, w->now, NULL, &request, &error);
+    assert_int_equal(code, MLFAB_ERR_ARGUMENT);
+    assert_non_null(strstr(error.text, "no graph"));
+    assert_int_equal(mlfab__stochastic_state(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
+    assert_int_equal(mlfab__comm_start(&me->comm, &barrier, 0, w->now, &me->request, &error), 0);
+    me->state = PARTING;
+  }
+  run(100000);
+  close_world();
+}
+
+/* A call that waits for its epoch, which has no graph. */
+static void no_graph_at_all(void **state) {
+  (void)state;
+  open_world(6, 17, MLFAB_GRAPH_HYPERCUBE, MLFAB_NOTIFY_ACK, 100);
+  w->may_fail = w->hold = 1;
+  open_all();
+  for (uint32_t i = 0; i < 6; i++) w->workers[i].last = 1;
+  until_all(THINKING);
+  for (uint32_t i = 0; i < 6; i++) {
+    mlfab_error error;
+    assert_int_equal(mlfab__stochastic_state(&w->workers[i].comm, w->workers[i].id, &error),
+                     MLFAB_ERR_ARGUMENT);
+  }
+  close_world();
+}
+
+/* Edges of the user's: what is wrong is told by rank. */
+static void users_edges(void **state) {
+  mlfab_error error;
+  (void)state;
+  open_world(4, 19, MLFAB_GRAPH_USER, MLFAB_NOTIFY_ACK, 10);
+  w->edges[0] = (mlfab_edge){0, 1};
+  w->edges[1] = (mlfab_edge){1, 2};
+  w->edges[2] = (mlfab_edge){2, 0};
+  w->edges[3] = (mlfab_edge){0, 3};
+  w->options.edges = w->edges;
+  w->options.nedges = 4; /* 3 is heard by nobody */
+  w->may_fail = w->hold = 1;
+  open_all();
+  until_all(THINKING);
+  for (uint32_t i = 0; i < 4; i++) {
+    assert_int_equal(mlfab__stochastic_state(&w->workers[i].comm, w->workers[i].id, &error),
+                     MLFAB_ERR_ARGUMENT);
+    assert_non_null(strstr(error.text, "3"));
+  }
+  close_world();
+}
+
+/* What is refused before anything happens. */
+static void refused(void **state) {
+  mlfab_error error;
+  mlfab_request request;
+  uint32_t id = 77;
+  double data[4] = {1, 2, NAN, 4};
+  (void)state;
+  open_world(1, 21, MLFAB_GRAPH_ALL, 0, 4);
+  mlfab__comm *comm = &w->workers[0].comm;
+  mlfab_stochastic_options o = w->options, bad;
+#define REFUSED(code, count, dtype, options) \
+  assert_int_equal(                          \
+      mlfab__stochastic_open(comm, count, dtype, options, 0, 1, &id, &request, &error), code)
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, NULL);
+  bad = o, bad.size = 4;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  REFUSED(MLFAB_ERR_ARGUMENT, 0, MLFAB_F64, &o);
+  REFUSED(MLFAB_ERR_DTYPE, 4, MLFAB_I64, &o);
+  REFUSED(MLFAB_ERR_DTYPE, 4, MLFAB_F16, &o);
+  REFUSED(MLFAB_ERR_LIMIT, 1ull << 62, MLFAB_F64, &o);
+  bad = o, bad.graph = MLFAB_GRAPH_STAR;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  bad.graph = 9;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  bad = o, bad.mode = 4;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  bad = o, bad.graph = MLFAB_GRAPH_USER;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  w->edges[0] = (mlfab_edge){0, 1};
+  bad.edges = w->edges, bad.nedges = 1;
+  REFUSED(MLFAB_ERR_ARGUMENT, 4, MLFAB_F64, &bad);
+  assert_int_equal(id, 77);
+#undef REFUSED
+  assert_int_equal(mlfab__stochastic_open(comm, 4, MLFAB_F64, &o, 0, 1, &id, &request, &error), 0);
+  mlfab_stochastic_info info = {.size = 0};
+#define REFUSED(code, id, data) \
+  assert_int_equal(mlfab__stochastic_start(comm, id, data, 0, 1, &info, &request, &error), code)
+  data[2] = 3;
+  REFUSED(MLFAB_ERR_ARGUMENT, id, data); /* info's size */
+  info.size = sizeof info;
+  data[2] = NAN;
+  REFUSED(MLFAB_ERR_ARGUMENT, id + 1, data);
+  REFUSED(MLFAB_ERR_ARGUMENT, 0, data);
+  REFUSED(MLFAB_ERR_ARGUMENT, id, NULL);
+  REFUSED(MLFAB_ERR_ARGUMENT, id, (uint8_t *)data + 4);
+  REFUSED(MLFAB_ERR_NOT_FINITE, id, data);
+  data[2] = 3;
+  REFUSED(0, id, data); /* alone: its own mean */
+#undef REFUSED
+  assert_true(data[0] == 1 && data[2] == 3);
+  assert_int_equal(info.iteration, 1);
+  assert_int_equal(info.whole, 0);
+  assert_int_equal(mlfab__stochastic_close(comm, id + 1, &error), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab__stochastic_close(comm, id, &error), 0);
+  close_world();
+}
+
+/* Without memory an opening or an iteration fails, as any other failure; nothing leaks or hangs. */
+static void no_memory(void **state) {
+  uint64_t one = number_of("MLFAB_SEED", 0), cases = test_cases(1000);
+  uint64_t failed = 0;
+  (void)state;
+  for (uint64_t seed = one ? one : 1; seed <= (one ? one : cases); seed++) {
+    open_world(2 + (uint32_t)seed % 5, seed, MLFAB_GRAPH_EXPANDER, 1 + (uint32_t)seed % 3,
+               1 + seed % 3 * 2000);
+    w->may_fail = 1;
+    w->config.timeout_ns = 60 * BEAT;
+    w->fails = 5 + chance(60);
+    open_all();
+    for (uint64_t steps = 0; steps < 6000; steps++) {
+      int most = 0;
+      for (uint32_t i = 0; i < w->n; i++)
+        if ((int)w->workers[i].generation > most) most = (int)w->workers[i].generation;
+      if (most > FAILURES - 4) break;
+      (void)act();
+    }
+    failed += w->failed;
+    close_world();
+  }
+  assert_true(failed > 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(refused),         cmocka_unit_test(random_cases),
+      cmocka_unit_test(deaths),          cmocka_unit_test(modes),
+      cmocka_unit_test(many_senders),    cmocka_unit_test(one_does_not_call),
+      cmocka_unit_test(other_options),   cmocka_unit_test(no_graph_left),
+      cmocka_unit_test(no_graph_at_all), cmocka_unit_test(users_edges),
+      cmocka_unit_test(one_closes),      cmocka_unit_test(no_memory),
+  };
+  if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1105 @@
+/* shm_coll.c - collectives of the processes of one host, in shared memory.
+ *
+ * It is for blocking calls of members that map each other's memories: one copy of what the others
+ * need, one of what they made, no frames and, while all are awake, no system calls. It does not
+ * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
+ * other users' processes. Layout, invariants and waiting: core/base/shm_coll.h.
+ *
+ * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+#include "../core/base/shm_coll.h"
+#include "../core/kernels/combine.h"
+
+#if !MLFAB_WITH_SHM
+
+MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { return NULL; }
+
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHM_COLL_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
+#define SHM_COLL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+#define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
+
+#define SHM_COLL_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
+#define SHM_COLL_SMALL_SUM 7168u /* of all members together otherwise, */
+#define SHM_COLL_SMALL_CROWDED 16384u
+#define SHM_COLL_ROUND 65536u /* bytes of all parts of a round together, */
+#define SHM_COLL_PART 8192u   /* and the least of one */
+#define SHM_COLL_IN 524288u   /* bytes of in[i] */
+#define SHM_COLL_LINE 64u     /* less than this behind a vector is nobody's */
+#define SHM_COLL_LINES 256u   /* parts are multiples of it, as the kernels like it */
+#define SHM_COLL_SHORT 65536u /* bytes that are done before sleepers are woken */
+#define SHM_COLL_MEAN 16384u  /* bytes that are divided while they are in the first cache */
+
+enum {
+  SHM_COLL_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
+  SHM_COLL_IN_DEPTH = 3,     /* rounds under way: see (I3) */
+  SHM_COLL_OUT_DEPTH = 4,    /* and (I4) */
+  SHM_COLL_SPINS_BUSY = 100, /* without a pause: about as long as a word is on its way */
+  SHM_COLL_SPINS = 500,      /* about 20 us */
+  SHM_COLL_SPINS_CROWDED = 120
+};
+
+/* Nanoseconds of waiting. */
+enum { SHM_COLL_YIELD_NS = 150000, SHM_COLL_FIRST_NS = 50000, SHM_COLL_SLICE_NS = 500000 };
+
+/* What a member says of one of its shared memories. */
+struct shm_coll_entry {
+  _Atomic uint32_t generation; /* 0: there is none */
+  int32_t fd;
+  uint64_t bytes;
+};
+
+/* What a member brings to a call. */
+struct shm_coll_offer {
+  uint64_t signature;
+  uint64_t offset;            /* where in its shared memory the vector begins */
+  uint32_t entry, generation; /* which; generation 0: in none */
+  uint32_t direct;            /* 1: the others go to it there */
+  uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+};
+
+struct shm_coll_door {
+  _Alignas(64) _Atomic uint64_t word; /* (epoch, number + 1) */
+  struct shm_coll_offer offer;
+};
+
+struct shm_coll_segment { /* NOLINT(clang-analyzer-optin.performance.Padding): one line a writer */
+  uint64_t magic, bytes, nonce;
+  _Alignas(64) _Atomic uint64_t step;
+  _Alignas(64) _Atomic uint32_t asleep;
+  _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  struct shm_coll_door doors[2];
+  _Alignas(64) struct shm_coll_entry entries[SHM_COLL_MEMORIES];
+  _Atomic uint32_t mapped[MLFAB__SHM_COLL_MOST][SHM_COLL_MEMORIES]; /* generations, by owner */
+};
+
+struct shm_coll_slots {
+  uint8_t small[2][SHM_COLL_SMALL];
+  uint8_t in[SHM_COLL_IN_DEPTH][SHM_COLL_IN];
+  uint8_t out[SHM_COLL_OUT_DEPTH][SHM_COLL_ROUND];
+};
+
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
+
+/* A shared memory of another member, as it is mapped here. */
+struct shm_coll_view {
+  uint8_t *at;
+  uint64_t bytes;
+  uint32_t generation;
+};
+
+struct shm_coll_peer {
+  mlfab__shm_coll_name name;
+  const struct shm_coll_segment *segment;
+  struct shm_coll_slots *slots;
+  struct shm_coll_offer offer; /* of this call */
+  uint8_t *direct;             /* its vector, where the others go to it */
+  uint32_t releases;           /* that were seen */
+  struct shm_coll_view views[SHM_COLL_MEMORIES];
+};
+
+struct shm_coll_memory {
+  uint8_t *at;
+  int fd; /* as the entry says, which a child cannot read */
+  uint64_t bytes;
+  struct shm_coll_memory *next;
+  uint32_t entry; /* SHM_COLL_MEMORIES: in none */
+  bool mapped;    /* else ordinary memory */
+  bool known;     /* all others have said that they map it */
+};
+
+struct mlfab__shm_coll {
+  mlfab__env *env;
+  pid_t pid; /* of the process that made it */
+  struct shm_coll_segment *own;
+  int fd;
+  uint32_t n, me;
+  uint64_t epoch;              /* shifted to its place in words; 0: in none */
+  uint64_t turn, base, round;  /* `base` of this call's steps, rounds before it */
+  struct shm_coll_peer *peers; /* n; of peers[me] the views are not used */
+  struct shm_coll_memory *memories, slots;
+  struct shm_coll_memory *lent; /* what this call's vector lies in, if it is direct */
+  uint64_t lent_bytes;          /* the vector */
+  uint64_t page;                /* bytes of a page */
+  uint32_t next_generation;
+  _Atomic uint64_t fence; /* see shm_coll_fence */
+  bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool ended;   /* pause has ended the call */
+  bool told;    /* something was published since sleepers were looked for */
+};
+
+/* ---- words ---- */
+
+static inline void shm_coll_relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
+#endif
+}
+
+/* Asks for a line of this member's, that others have read, while there is time. */
+static inline void shm_coll_prefetch(const void *line) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line)); /* the builtin only reads */
+#elif defined(__GNUC__)
+  __builtin_prefetch(line, 1);
+#else
+  (void)line;
+#endif
+}
+
+static uint64_t shm_coll_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The half of a word that changes. */
+static uint32_t *shm_coll_futex(const _Atomic uint64_t *word) {
+  const uint64_t one = 1;
+  const uint8_t *half = (const uint8_t *)word + (*(const uint8_t *)&one == 1 ? 0 : 4);
+  return (uint32_t *)(uintptr_t)half;
+}
+
+static inline void shm_coll_fence(mlfab__shm_coll *a, memory_order order) {
+#if MLFAB__TSAN
+  (void)order;
+  atomic_fetch_add(&a->fence, 1);
+#else
+  (void)a;
+  atomic_thread_fence(order);
+#endif
+}
+
+/* Wakes those who may sleep on this member's words. */
+static void shm_coll_wake(mlfab__shm_coll *a) {
+  uint32_t asleep = 0;
+  a->told = false;
+  shm_coll_fence(a, memory_order_seq_cst);
+  for (uint32_t j = 0; j < a->n; j++)
+    asleep |= atomic_load_explicit(&a->peers[j].segment->asleep, memory_order_relaxed);
+  if (MLFAB__LIKELY(asleep == 0)) return;
+  syscall(SYS_futex, shm_coll_futex(&a->own->step), MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  for (int i = 0; i < 2; i++)
+    syscall(SYS_futex, shm_coll_futex(&a->own->doors[i].word), MLFAB__FUTEX_WAKE, INT_MAX, NULL,
+            NULL, 0);
+}
+
+static inline void shm_coll_settle(mlfab__shm_coll *a) {
+  if (a->told) shm_coll_wake(a);
+}
+
+/* Sleepers hear of it when this member settles: before it waits, before long work, at the end. */
+static inline void shm_coll_tell(mlfab__shm_coll *a, _Atomic uint64_t *word, uint64_t value) {
+  atomic_store_explicit(word, value, memory_order_release);
+  a->told = true;
+}
+
+static inline bool shm_coll_reached(const _Atomic uint64_t *word, uint64_t want, uint64_t *seen_p) {
+  uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+  *seen_p = seen;
+  return seen >= want && (seen ^ want) <= SHM_COLL_LOW;
+}
+
+static void shm_coll_sleep(mlfab__shm_coll *a, const _Atomic uint64_t *word, uint64_t want) {
+  struct timespec span = {0, SHM_COLL_SLICE_NS};
+  uint64_t seen;
+  atomic_store_explicit(&a->own->asleep, 1, memory_order_relaxed);
+  shm_coll_fence(a, memory_order_seq_cst);
+  if (!shm_coll_reached(word, want, &seen))
+    syscall(SYS_futex, shm_coll_futex(word), MLFAB__FUTEX_WAIT, (uint32_t)seen, &span, NULL, 0);
+  atomic_store_explicit(&a->own->asleep, 0, memory_order_relaxed);
+}
+
+static int shm_coll_wait_long(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                              const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen, now, begin, due;
+  for (uint32_t i = 0, n = a->crowded ? SHM_COLL_SPINS_CROWDED : SHM_COLL_SPINS; i < n; i++) {
+    if (i == SHM_COLL_SPINS_BUSY) shm_coll_settle(a);
+    if (i >= SHM_COLL_SPINS_BUSY) shm_coll_relax();
+    if (shm_coll_reached(word, want, &seen)) return 0;
+  }
+  begin = shm_coll_now();
+  due = begin + SHM_COLL_FIRST_NS;
+  for (;;) {
+    sched_yield();
+    if (shm_coll_reached(word, want, &seen)) return 0;
+    now = shm_coll_now();
+    if (now >= due) {
+      int code = c->pause(c->user);
+      a->ended = code != 0;
+      if (code != 0) return code;
+      due = now + SHM_COLL_SLICE_NS;
+    }
+    if (now - begin > SHM_COLL_YIELD_NS) {
+      shm_coll_sleep(a, word, want);
+      if (shm_coll_reached(word, want, &seen)) return 0;
+    }
+  }
+}
+
+/* Until the word is of this epoch and at least `want`, or pause ends it. */
+static inline int shm_coll_wait(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                                const _Atomic uint64_t *word, uint64_t want) {
+  uint64_t seen;
+  if (MLFAB__LIKELY(shm_coll_reached(word, want, &seen))) return 0;
+  return shm_coll_wait_long(a, c, word, want);
+}
+
+/* Takes back what this member has said, before anybody writes what it was said of (I6). */
+static void shm_coll_leave(mlfab__shm_coll *a) {
+  atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
+  atomic_store_explicit(&a->own->step, 0, memory_order_release);
+  shm_coll_fence(a, memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = false;
+}
+
+/* ---- descriptors and mappings ---- */
+
+MLFAB__INTERNAL int mlfab__shm_coll_file(const char *name, uint64_t bytes, int seals) {
+  struct rlimit most;
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_COLL_SEALS | seals) == 0)
+    return fd;
+  int why = errno;
+  close(fd);
+  errno = why;
+  return -1;
+}
+
+static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_coll_file("mlfab-arena", bytes, 0); }
+
+/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
+ * would change the sums of all members. */
+static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
+  void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return NULL;
+  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  return map;
+}
+
+/* Once it is certain that it has this size and keeps it. */
+static void *shm_coll_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
+  char path[48];
+  struct stat status;
+  snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
+  int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
+  if (own < 0) return NULL;
+  int seals = fcntl(own, F_GET_SEALS);
+  void *map = NULL;
+  if (seals >= 0 && (seals & SHM_COLL_SEALS) == SHM_COLL_SEALS && fstat(own, &status) == 0 &&
+      status.st_size == (off_t)bytes)
+    map = shm_coll_map(own, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
+  close(own);
+  return map;
+}
+
+static void shm_coll_unview(struct shm_coll_view *view) {
+  if (view->at != NULL) munmap(view->at, view->bytes);
+  *view = (struct shm_coll_view){0};
+}
+
+static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
+  if (peer->segment != NULL && peer->segment != a->own)
+    munmap((void *)(uintptr_t)peer->segment, sizeof *peer->segment);
+  for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) shm_coll_unview(&peer->views[i]);
+  peer->segment = NULL;
+}
+
+/* Shared memory behind `at`, or anywhere when that is NULL, as entry i; what was in it is copied if
+ * `keep` is set. false where something is short, and nothing was changed. */
+static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_t i, bool keep) {
+  struct shm_coll_entry *entry = &a->own->entries[i];
+  int fd = shm_coll_memfd(m->bytes);
+  void *map = fd < 0 ? NULL : shm_coll_map(fd, m->bytes, PROT_READ | PROT_WRITE);
+  if (map != NULL) {
+    madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+    if (keep) memcpy(map, m->at, m->bytes);
+    if (m->at != NULL &&
+        mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
+      munmap(map, m->bytes);
+      map = NULL;
+    }
+  }
+  if (map == NULL) {
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  if (m->at == NULL) m->at = map;
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
+  if (m->mapped) close(m->fd);
+  m->entry = i;
+  m->mapped = true;
+  m->known = false;
+  entry->fd = m->fd = fd;
+  entry->bytes = m->bytes;
+  if (++a->next_generation == 0) a->next_generation = 1;
+  atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  return true;
+}
+
+/* The same of a stretch of whole pages only, which are private from then on, as is the memory. */
+static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
+                          uint64_t bytes) {
+  struct shm_coll_entry *entry = &a->own->entries[m->entry];
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return;
+  memcpy(map, m->at + from, bytes);
+  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at + from) == MAP_FAILED) {
+    munmap(map, bytes);
+    return;
+  }
+  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  close(m->fd);
+  m->entry = SHM_COLL_MEMORIES;
+}
+
+/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
+ * they shall have the old pages for themselves. Where there is not even memory for that, they go
+ * on writing here. */
+static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
+                           uint64_t bytes) {
+  if (m->entry == SHM_COLL_MEMORIES) return;
+  if (m->bytes - bytes < SHM_COLL_LINE && shm_coll_back(a, m, m->entry, m != &a->slots)) return;
+  shm_coll_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
+}
+
+/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
+ * and it has ended well, as it does where a call goes on without the arena. */
+static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
+  atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
+  shm_coll_fence(a, memory_order_seq_cst);
+  a->epoch = 0;
+  a->told = false;
+  const struct shm_coll_offer *offer = &a->peers[a->me].offer;
+  shm_coll_renew(a, &a->slots, 0, a->slots.bytes);
+  if (a->lent != NULL) shm_coll_renew(a, a->lent, offer->offset, a->lent_bytes);
+}
+
+static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
+                           mlfab__shm_coll_name *name_p) {
+  uint64_t nonce;
+  mlfab__shm_coll *a = mlfab__alloc(env, sizeof *a);
+  if (a == NULL) return MLFAB_ERR_MEMORY;
+  a->env = env;
+  a->pid = getpid();
+  a->page = (uint64_t)sysconf(_SC_PAGESIZE);
+  a->fd = shm_coll_memfd(sizeof *a->own);
+  void *map = NULL;
+  if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
+    map = shm_coll_map(a->fd, sizeof *a->own, PROT_READ | PROT_WRITE);
+  if (map == NULL) {
+    if (a->fd >= 0) close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
+#ifdef F_SEAL_FUTURE_WRITE
+  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* older kernels do without */
+#endif
+  a->own = map;
+  a->own->magic = SHM_COLL_MAGIC;
+  a->own->bytes = sizeof *a->own;
+  a->own->nonce = nonce;
+  a->slots.bytes = sizeof(struct shm_coll_slots);
+  if (!shm_coll_back(a, &a->slots, 0, false)) {
+    munmap(a->own, sizeof *a->own);
+    close(a->fd);
+    mlfab__free(env, a, sizeof *a);
+    return MLFAB_ERR_IO;
+  }
+  *name_p = (mlfab__shm_coll_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
+  *shm_coll_p = a;
+  return 0;
+}
+
+static void shm_coll_drop_peers(mlfab__shm_coll *a) {
+  for (uint32_t j = 0; j < a->n; j++) shm_coll_unmap(a, &a->peers[j]);
+  mlfab__free(a->env, a->peers, a->n * sizeof *a->peers);
+  a->peers = NULL;
+  a->n = 0;
+}
+
+/* In a child of the process that made it: none of the shared mappings is there, so that nothing can be
+ * said to others. */
+static void shm_coll_disown(mlfab__shm_coll *a) {
+  for (struct shm_coll_memory *m; (m = a->memories) != NULL;) {
+    a->memories = m->next;
+    if (m->entry < SHM_COLL_MEMORIES) close(m->fd);
+    if (!m->mapped) mlfab__free_aligned(a->env, m->at, m->bytes);
+    mlfab__free(a->env, m, sizeof *m);
+  }
+  for (uint32_t j = 0; j < a->n; j++) {
+    a->peers[j].segment = NULL;
+    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
+  }
+}
+
+static int shm_coll_release(mlfab__shm_coll *a, void *memory);
+
+static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
+  mlfab__shm_coll *a = *shm_coll_p;
+  if (a == NULL) return;
+  *shm_coll_p = NULL;
+  bool child = a->pid != getpid();
+  if (child) shm_coll_disown(a);
+  /* What was said stands in the memory that others have mapped: one may be about to leave the last
+   * call. */
+  while (a->memories != NULL) shm_coll_release(a, a->memories->at);
+  shm_coll_drop_peers(a);
+  if (a->slots.entry == 0) close(a->slots.fd);
+  if (!child) {
+    munmap(a->slots.at, a->slots.bytes);
+    munmap(a->own, sizeof *a->own);
+  }
+  close(a->fd);
+  mlfab__free(a->env, a, sizeof *a);
+}
+
+/* The processors that this process may use. */
+static uint32_t shm_coll_processors(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1024;
+  return (uint32_t)CPU_COUNT(&set);
+}
+
+/* Maps a shared memory of a peer, unless it is mapped already. A generation that has changed by the
+ * end may have been of another descriptor. */
+static bool shm_coll_view(struct shm_coll_peer *peer, uint32_t i, uint32_t generation) {
+  struct shm_coll_view *view = &peer->views[i];
+  const struct shm_coll_entry *entry = &peer->segment->entries[i];
+  if (view->generation == generation) return view->at != NULL;
+  shm_coll_unview(view);
+  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* once: its owner may change it */
+  view->generation = generation;
+  view->at = shm_coll_map_of(peer->name.pid, entry->fd, view->bytes, true);
+  if (atomic_load(&entry->generation) != generation) shm_coll_unview(view);
+  return view->at != NULL;
+}
+
+/* Maps the slots that a peer has now. */
+static bool shm_coll_slots_of(struct shm_coll_peer *peer) {
+  uint32_t generation =
+      atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
+  if (generation == 0 || !shm_coll_view(peer, 0, generation) ||
+      peer->views[0].bytes != sizeof *peer->slots)
+    return false;
+  peer->slots = (struct shm_coll_slots *)(void *)peer->views[0].at;
+  return true;
+}
+
+/* The segment and the slots of a name: those that are mapped already, which are taken from the old
+ * peers, or new mappings. */
+static bool shm_coll_meet(mlfab__shm_coll *a, const mlfab__shm_coll_name *name,
+                          struct shm_coll_peer *peer) {
+  peer->name = *name;
+  for (uint32_t j = 0; j < a->n && peer->segment == NULL; j++) {
+    struct shm_coll_peer *old = &a->peers[j];
+    if (old->segment == NULL || memcmp(&old->name, name, sizeof *name) != 0) continue;
+    *peer = *old;
+    *old = (struct shm_coll_peer){0};
+  }
+  if (peer->segment == NULL && name->bytes == sizeof *peer->segment)
+    peer->segment = shm_coll_map_of(name->pid, name->fd, name->bytes, false);
+  if (peer->segment == NULL || peer->segment->magic != SHM_COLL_MAGIC ||
+      peer->segment->bytes != name->bytes || peer->segment->nonce != name->nonce)
+    return false;
+  return shm_coll_slots_of(peer);
+}
+
+/* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
+ * have taken new pages when we had met already. */
+static bool shm_coll_meet_again(mlfab__shm_coll *a) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct shm_coll_peer *peer = &a->peers[j];
+    if (j != a->me && !shm_coll_slots_of(peer)) return false;
+  }
+  return true;
+}
+
+static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, uint32_t n,
+                         uint32_t me, uint32_t epoch) {
+  bool met = true;
+  shm_coll_leave(a);
+  if (n > MLFAB__SHM_COLL_MOST || me >= n || a->slots.entry != 0) return MLFAB_ERR_UNSUPPORTED;
+  struct shm_coll_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
+  if (peers == NULL) return MLFAB_ERR_MEMORY;
+  for (uint32_t j = 0; j < n; j++) {
+    if (j == me)
+      peers[j].segment = a->own, peers[j].slots = (struct shm_coll_slots *)(void *)a->slots.at;
+    else
+      met &= shm_coll_meet(a, &names[j], &peers[j]);
+  }
+  shm_coll_drop_peers(a);
+  a->peers = peers;
+  a->n = n;
+  a->me = me;
+  if (!met) {
+    shm_coll_drop_peers(a);
+    return MLFAB_ERR_UNSUPPORTED;
+  }
+  for (uint32_t j = 0; j < MLFAB__SHM_COLL_MOST; j++) {
+    for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++)
+      atomic_store_explicit(&a->own->mapped[j][i], 0, memory_order_relaxed);
+  }
+  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
+  a->turn = a->base = a->round = 0;
+  a->crowded = n > shm_coll_processors();
+  a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
+  atomic_store_explicit(&a->own->step, a->epoch, memory_order_release);
+  return 0;
+}
+
+/* ---- shared memory of the caller's ---- */
+
+static void *shm_coll_alloc(mlfab__shm_coll *a, uint64_t bytes) {
+  uint32_t i = 1;
+  struct shm_coll_memory *m = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc(a->env, sizeof *m);
+  if (m == NULL) return NULL;
+  m->bytes = bytes;
+  m->entry = SHM_COLL_MEMORIES;
+  while (i < SHM_COLL_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
+  if (bytes == 0 || i == SHM_COLL_MEMORIES || !shm_coll_back(a, m, i, false)) {
+    m->at = mlfab__alloc_aligned(a->env, bytes);
+    if (m->at == NULL) {
+      mlfab__free(a->env, m, sizeof *m);
+      return NULL;
+    }
+    memset(m->at, 0, bytes);
+  }
+  m->next = a->memories;
+  a->memories = m;
+  return m->at;
+}
+
+static int shm_coll_release(mlfab__shm_coll *a, void *memory) {
+  struct shm_coll_memory **at = &a->memories;
+  while (*at != NULL && (*at)->at != memory) at = &(*at)->next;
+  struct shm_coll_memory *m = *at;
+  if (m == NULL || memory == NULL) return MLFAB_ERR_ARGUMENT;
+  *at = m->next;
+  if (m->entry < SHM_COLL_MEMORIES) {
+    struct shm_coll_entry *entry = &a->own->entries[m->entry];
+    atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+    close(m->fd);
+  }
+  if (m->mapped)
+    munmap(m->at, m->bytes);
+  else
+    mlfab__free_aligned(a->env, m->at, m->bytes);
+  mlfab__free(a->env, m, sizeof *m);
+  return 0;
+}
+
+/* The shared memory that holds these bytes, or NULL. */
+static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint8_t *at,
+                                                  uint64_t bytes) {
+  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)m->at;
+    if (m->entry < SHM_COLL_MEMORIES && offset < m->bytes && bytes <= m->bytes - offset) return m;
+  }
+  return NULL;
+}
+
+/* Whether all others have mapped it. */
+static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
+  uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
+                                             memory_order_relaxed);
+  for (uint32_t j = 0; j < a->n && !m->known; j++) {
+    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][m->entry],
+                                           memory_order_acquire) != generation)
+      return false;
+  }
+  m->known = true;
+  return true;
+}
+
+/* Unmaps what its owner has released. */
+static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
+  uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
+  if (releases == peer->releases || peer->segment == a->own) return;
+  peer->releases = releases;
+  for (uint32_t i = 1; i < SHM_COLL_MEMORIES; i++) {
+    if (peer->views[i].at != NULL &&
+        atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
+            peer->views[i].generation)
+      shm_coll_unview(&peer->views[i]);
+  }
+}
+
+/* Maps the shared memory that a peer's vector lies in, so that it need not be copied the next time.
+ * What does not succeed is not said, and the peer goes on copying. */
+static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
+  struct shm_coll_peer *peer = &a->peers[j];
+  uint32_t i = peer->offer.entry, generation = peer->offer.generation;
+  if (generation == 0 || i == 0 || i >= SHM_COLL_MEMORIES || j == a->me) return;
+  _Atomic uint32_t *said = &a->own->mapped[j][i];
+  if (atomic_load_explicit(said, memory_order_relaxed) == generation) return;
+  if (shm_coll_view(peer, i, generation))
+    atomic_store_explicit(said, generation, memory_order_release);
+}
+
+/* ---- the vector ---- */
+
+struct shm_coll_plan {
+  uint32_t width;        /* bytes of an element */
+  uint64_t bytes;        /* of the vector */
+  uint64_t part, rounds; /* most elements of a part in a round */
+  bool adds, gathers, small;
+  uint32_t parity;                                                    /* of the turn */
+  uint64_t first[MLFAB__SHM_COLL_MOST], length[MLFAB__SHM_COLL_MOST]; /* elements by owner */
+};
+
+/* Where element `at` lies, and how many follow it there. */
+static uint8_t *shm_coll_at(const mlfab__shm_coll_call *c, uint32_t width, uint64_t at,
+                            uint64_t *run_p) {
+  const mlfab_vec *v = c->bufs;
+  while (at >= v->count) at -= v++->count;
+  *run_p = v->count - at;
+  return (uint8_t *)v->data + at * width;
+}
+
+static void shm_coll_pack(uint8_t *to, const mlfab__shm_coll_call *c, uint32_t width, uint64_t at,
+                          uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run, to += run * width) {
+    const uint8_t *from = shm_coll_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    memcpy(to, from, run * width);
+  }
+}
+
+static void shm_coll_unpack(const mlfab__shm_coll_call *c, uint32_t width, uint64_t at, uint64_t n,
+                            const uint8_t *from) {
+  for (uint64_t run; n > 0; at += run, n -= run, from += run * width) {
+    uint8_t *to = shm_coll_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    memcpy(to, from, run * width);
+  }
+}
+
+/* Combines n elements at `at` of all members, where[j] being member j's (of this one: in the vector),
+ * and puts the result in their place, `all` members' or this one's only. */
+static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                             const struct shm_coll_plan *p, uint64_t at, uint64_t n,
+                             uint8_t *const *where, bool all) {
+  const void *in[MLFAB__SHM_COLL_MOST];
+  void *to[MLFAB__SHM_COLL_MOST];
+  bool mean = c->op == MLFAB_MEAN;
+  for (uint64_t done = 0, run; done < n; done += run) {
+    uint32_t others = 1;
+    to[0] = shm_coll_at(c, p->width, at + done, &run);
+    run = mlfab__min(run, n - done);
+    if (mean) run = mlfab__min(run, SHM_COLL_MEAN / p->width);
+    for (uint32_t j = 0; j < a->n; j++) {
+      in[j] = j == a->me ? to[0] : where[j] + done * p->width;
+      if (j != a->me && all) to[others++] = where[j] + done * p->width;
+    }
+    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
+    if (!mean) continue;
+    mlfab__combine_divide(c->dtype, to[0], run, a->n);
+    in[0] = to[0];
+    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
+  }
+}
+
+static bool shm_coll_finite(const mlfab__shm_coll_call *c, uint32_t width, uint64_t at,
+                            uint64_t n) {
+  for (uint64_t run; n > 0; at += run, n -= run) {
+    const uint8_t *from = shm_coll_at(c, width, at, &run);
+    run = mlfab__min(run, n);
+    if (!mlfab__combine_finite(c->dtype, from, run)) return false;
+  }
+  return true;
+}
+
+static void shm_coll_plan_parts(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                                struct shm_coll_plan *p) {
+  uint64_t lanes = p->width > 0 ? SHM_COLL_LINES / p->width : 1, at = 0;
+  uint64_t even = ((c->count + a->n - 1) / a->n + lanes - 1) / lanes * lanes;
+  for (uint32_t j = 0; j < a->n; j++) {
+    uint64_t length = mlfab__min(even, c->count - at);
+    if (c->counts != NULL) length = c->counts[j];
+    if (c->kind == MLFAB__SHM_COLL_BROADCAST) length = j == c->root ? c->count : 0;
+    p->first[j] = at;
+    p->length[j] = length;
+    at += length;
+  }
+}
+
+/* Most bytes of a small call. For sums, where waiting once is worth more than moving less: measured
+ * with two processors far apart, and where waiting means that another process has to run. */
+static uint64_t shm_coll_small(const mlfab__shm_coll *a, bool adds) {
+  if (!adds) return SHM_COLL_SMALL;
+  return a->crowded ? SHM_COLL_SMALL_CROWDED : SHM_COLL_SMALL_SUM / a->n;
+}
+
+/* Rounds are so large that what a member touches in three of them stays in its second cache: what is
+ * written back to the vector was read from it a moment ago, and needs no stores past the caches. */
+static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                          struct shm_coll_plan *p) {
+  uint64_t most = 0, part = mlfab__max(SHM_COLL_ROUND / a->n, SHM_COLL_PART);
+  if (c->kind == MLFAB__SHM_COLL_BROADCAST) part = SHM_COLL_ROUND;
+  p->width = c->kind == MLFAB__SHM_COLL_BARRIER ? 0 : mlfab__element_bytes(c->dtype);
+  p->bytes = c->count * p->width;
+  p->adds = c->kind == MLFAB__SHM_COLL_ALLREDUCE || c->kind == MLFAB__SHM_COLL_REDUCE_SCATTER;
+  p->gathers = c->kind != MLFAB__SHM_COLL_REDUCE_SCATTER;
+  p->small = p->bytes <= shm_coll_small(a, p->adds);
+  p->parity = (uint32_t)(a->turn & 1);
+  shm_coll_plan_parts(a, c, p);
+  p->part = p->width > 0 ? part / SHM_COLL_LINES * SHM_COLL_LINES / p->width : 1;
+  for (uint32_t j = 0; j < a->n; j++) most = mlfab__max(most, p->length[j]);
+  p->rounds = (most + p->part - 1) / p->part;
+}
+
+/* Member j's part of a round: where it begins and how many elements it has. */
+static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_t round,
+                              uint64_t *n_p) {
+  uint64_t skip = mlfab__min(round * p->part, p->length[j]);
+  *n_p = mlfab__min(p->part, p->length[j] - skip);
+  return p->first[j] + skip;
+}
+
+/* ---- reductions ---- */
+
+/* Where member j's data for owner i is in a round, and i's result for j afterwards. */
+static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t j,
+                               uint32_t i, uint64_t round) {
+  const struct shm_coll_peer *peer = &a->peers[j];
+  uint64_t n, at = shm_coll_part(p, i, round, &n);
+  if (peer->direct != NULL) return peer->direct + at * p->width;
+  if (p->small) return peer->slots->small[p->parity] + at * p->width;
+  return peer->slots->in[(a->round + round) % SHM_COLL_IN_DEPTH] +
+         (i < j ? i : i - 1) * p->part * p->width;
+}
+
+/* (1) */
+static void shm_coll_put(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                         const struct shm_coll_plan *p, uint64_t round) {
+  if (round >= p->rounds) return;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = shm_coll_part(p, i, round, &n);
+    if (i != a->me) shm_coll_pack(shm_coll_where(a, p, a->me, i, round), c, p->width, at, n);
+  }
+}
+
+/* (2) */
+static void shm_coll_make(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                          const struct shm_coll_plan *p, uint64_t round) {
+  uint8_t *where[MLFAB__SHM_COLL_MOST];
+  uint64_t n, at = shm_coll_part(p, a->me, round, &n);
+  if (round >= p->rounds) return;
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = j == a->me ? NULL : shm_coll_where(a, p, j, a->me, round);
+  shm_coll_combine(a, c, p, at, n, where, p->gathers);
+}
+
+/* (3) */
+static void shm_coll_take(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                          const struct shm_coll_plan *p, uint64_t round) {
+  if (!p->gathers) return;
+  for (uint32_t i = 0; i < a->n; i++) {
+    uint64_t n, at = shm_coll_part(p, i, round, &n);
+    if (i != a->me) shm_coll_unpack(c, p->width, at, n, shm_coll_where(a, p, a->me, i, round));
+  }
+}
+
+/* Waits until the steps of all others are at least this. */
+static int shm_coll_wait_all(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t step) {
+  int code = 0;
+  for (uint32_t i = 1; i < a->n && code == 0; i++)
+    code =
+        shm_coll_wait(a, c, &a->peers[(a->me + i) % a->n].segment->step, a->epoch + a->base + step);
+  return code;
+}
+
+static void shm_coll_step(mlfab__shm_coll *a, uint64_t step) {
+  shm_coll_tell(a, &a->own->step, a->epoch + a->base + step);
+}
+
+/* What is left when the doors have told that round 0 is in place. */
+static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                           const struct shm_coll_plan *p) {
+  bool direct = a->peers[a->me].direct != NULL;
+  for (uint64_t i = 1; i <= p->rounds + 1; i++) {
+    int code = i > 1 ? shm_coll_wait_all(a, c, i - 1) : 0;
+    if (code != 0) return code;
+    if (p->bytes > SHM_COLL_SHORT) shm_coll_settle(a);
+    if (direct && i > p->rounds) break;
+    if (!direct) shm_coll_put(a, c, p, i);
+    shm_coll_make(a, c, p, i - 1);
+    if (!direct && i > 1) shm_coll_take(a, c, p, i - 2);
+    if (i <= p->rounds) shm_coll_step(a, i);
+  }
+  return 0;
+}
+
+/* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
+static void shm_coll_reduce_small(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                                  const struct shm_coll_plan *p) {
+  uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
+  uint8_t *where[MLFAB__SHM_COLL_MOST];
+  for (uint32_t j = 0; j < a->n; j++)
+    where[j] = a->peers[j].slots->small[p->parity] + at * p->width;
+  shm_coll_combine(a, c, p, at, n, where, false);
+}
+
+/* ---- allgather, broadcast ---- */
+
+static void shm_coll_offer_part(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                                const struct shm_coll_plan *p, uint64_t round) {
+  uint64_t n, at = shm_coll_part(p, a->me, round, &n);
+  if (a->peers[a->me].direct == NULL)
+    shm_coll_pack(a->peers[a->me].slots->out[(a->round + round) % SHM_COLL_OUT_DEPTH], c, p->width,
+                  at, n);
+}
+
+/* The door has told that round 0 is in place; step i + 1 that round i is. */
+static int shm_coll_spread(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                           const struct shm_coll_plan *p) {
+  int code = 0;
+  for (uint64_t i = 1; i <= p->rounds && code == 0; i++) {
+    if (i < p->rounds) {
+      shm_coll_offer_part(a, c, p, i);
+      shm_coll_step(a, i + 1);
+      shm_coll_settle(a);
+    }
+    for (uint32_t k = 1; k < a->n && code == 0; k++) {
+      uint32_t j = (a->me + k) % a->n;
+      const struct shm_coll_peer *peer = &a->peers[j];
+      uint64_t n, at = shm_coll_part(p, j, i - 1, &n);
+      if (i > 1) code = shm_coll_wait(a, c, &peer->segment->step, a->epoch + a->base + i);
+      if (code == 0)
+        shm_coll_unpack(c, p->width, at, n,
+                        peer->direct != NULL
+                            ? peer->direct + at * p->width
+                            : peer->slots->out[(a->round + i - 1) % SHM_COLL_OUT_DEPTH]);
+    }
+  }
+  if (code != 0) return code;
+  shm_coll_step(a, p->rounds + 1);
+  return a->peers[a->me].direct != NULL ? shm_coll_wait_all(a, c, p->rounds + 1) : 0;
+}
+
+static void shm_coll_spread_small(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                                  const struct shm_coll_plan *p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    if (j != a->me)
+      shm_coll_unpack(c, p->width, p->first[j], p->length[j], a->peers[j].slots->small[p->parity]);
+  }
+}
+
+/* ---- a call ---- */
+
+/* (I7): the doors that the call began with still stand, and so what was read since was not overwritten
+ * meanwhile. If not, others have failed in this call, and pause will say why. */
+static int shm_coll_stands(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t word) {
+  bool stands = true;
+  shm_coll_fence(a, memory_order_acquire);
+  for (uint32_t j = 0; j < a->n; j++)
+    stands &= atomic_load_explicit(&a->peers[j].segment->doors[a->turn & 1].word,
+                                   memory_order_relaxed) == word;
+  if (MLFAB__LIKELY(stands)) return 0;
+  a->ended = true;
+  for (int code;; sched_yield()) {
+    if ((code = c->pause(c->user)) != 0) return code;
+  }
+}
+
+/* The verdict over what all bring, the same for all: 0, SHAPE or NOT_FINITE. */
+static int shm_coll_judge(const mlfab__shm_coll *a, uint32_t *culprit_p) {
+  uint32_t right = 0, most = 0, refused = a->n;
+  bool same = true;
+  for (uint32_t j = a->n; j-- > 0;) {
+    same &= a->peers[j].offer.signature == a->peers[0].offer.signature;
+    if (a->peers[j].offer.refused) refused = j;
+  }
+  *culprit_p = refused;
+  if (MLFAB__LIKELY(same)) return refused < a->n ? MLFAB_ERR_NOT_FINITE : 0;
+  for (uint32_t j = 0; j < a->n; j++) {
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < a->n; k++)
+      count += a->peers[k].offer.signature == a->peers[j].offer.signature;
+    if (count > most) most = count, right = j;
+  }
+  *culprit_p = 0;
+  while (a->peers[*culprit_p].offer.signature == a->peers[right].offer.signature) ++*culprit_p;
+  return MLFAB_ERR_SHAPE;
+}
+
+/* Publishes this member's door and waits for all. */
+static int shm_coll_gather(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                           const struct shm_coll_plan *p, uint64_t word, uint32_t *culprit_p) {
+  a->own->doors[p->parity].offer = a->peers[a->me].offer;
+  shm_coll_tell(a, &a->own->doors[p->parity].word, word);
+  for (uint32_t i = 1; i < a->n; i++) {
+    struct shm_coll_peer *peer = &a->peers[(a->me + i) % a->n];
+    int code = shm_coll_wait(a, c, &peer->segment->doors[p->parity].word, word);
+    if (code != 0) return code;
+    peer->offer = peer->segment->doors[p->parity].offer;
+  }
+  int code = shm_coll_stands(a, c, word);
+  return code != 0 ? code : shm_coll_judge(a, culprit_p);
+}
+
+/* Finds the vectors that lie in shared memory. FRAME when a peer says what cannot be. */
+static int shm_coll_place(mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t *culprit_p) {
+  for (uint32_t j = 0; j < a->n; j++) {
+    struct shm_coll_peer *peer = &a->peers[j];
+    const struct shm_coll_offer *offer = &peer->offer;
+    if (j == a->me) continue;
+    peer->direct = NULL;
+    shm_coll_forget(a, peer);
+    shm_coll_get_to_know(a, j);
+    if (!offer->direct) continue;
+    *culprit_p = j;
+    if (offer->entry == 0 || offer->entry >= SHM_COLL_MEMORIES) return MLFAB_ERR_FRAME;
+    const struct shm_coll_view *view = &peer->views[offer->entry];
+    if (view->at == NULL || view->generation != offer->generation || offer->offset > view->bytes ||
+        p->bytes > view->bytes - offer->offset || offer->offset % 8 != 0)
+      return MLFAB_ERR_FRAME;
+    peer->direct = view->at + offer->offset;
+  }
+  return 0;
+}
+
+/* Looks at this member's own vector. */
+static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                               const struct shm_coll_plan *p) {
+  struct shm_coll_peer *me = &a->peers[a->me];
+  bool useful = c->nbufs == 1 && (p->adds || !p->small);
+  struct shm_coll_memory *m = useful ? shm_coll_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  me->offer = (struct shm_coll_offer){.signature = c->signature};
+  me->direct = NULL;
+  a->lent = NULL;
+  if (c->refuse && p->adds)
+    me->offer.refused = !shm_coll_finite(c, p->width, 0, c->count);
+  else if (c->refuse)
+    me->offer.refused = !shm_coll_finite(c, p->width, p->first[a->me], p->length[a->me]);
+  if (m == NULL) return;
+  me->offer.entry = m->entry;
+  me->offer.generation =
+      atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
+  me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
+  /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
+  uint64_t end = me->offer.offset + p->bytes;
+  if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= SHM_COLL_LINE) ||
+      !shm_coll_known(a, m))
+    return;
+  me->offer.direct = 1;
+  me->direct = c->bufs[0].data;
+  a->lent = m;
+  a->lent_bytes = p->bytes;
+}
+
+/* What the others need before anything else. */
+static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                             const struct shm_coll_plan *p) {
+  uint8_t *small = a->peers[a->me].slots->small[p->parity];
+  if (a->peers[a->me].direct != NULL || a->n == 1) return;
+  if (p->small && p->adds)
+    shm_coll_pack(small, c, p->width, 0, c->count);
+  else if (p->small)
+    shm_coll_pack(small, c, p->width, p->first[a->me], p->length[a->me]);
+  else if (p->adds)
+    shm_coll_put(a, c, p, 0);
+  else
+    shm_coll_offer_part(a, c, p, 0);
+}
+
+/* When all doors were seen. */
+static int shm_coll_exchange(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
+                             struct shm_coll_plan *p) {
+  uint32_t direct = 0;
+  for (uint32_t j = 0; j < a->n; j++) direct += a->peers[j].direct != NULL;
+  if (p->bytes > SHM_COLL_SHORT) shm_coll_settle(a);
+  if (p->small && direct == 0) {
+    if (p->adds)
+      shm_coll_reduce_small(a, c, p);
+    else
+      shm_coll_spread_small(a, c, p);
+    return 0;
+  }
+  if (p->adds && (p->small || direct == a->n)) { /* in one round */
+    p->part = c->count;
+    p->rounds = 1;
+  }
+  int code = p->adds ? shm_coll_reduce(a, c, p) : shm_coll_spread(a, c, p);
+  a->base += p->rounds + 2;
+  a->round += p->rounds;
+  return code;
+}
+
+static int shm_coll_run(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint32_t *culprit_p) {
+  struct shm_coll_plan plan;
+  if (a->epoch == 0 || (a->turn == 0 && !shm_coll_meet_again(a))) return MLFAB_ERR_STATE;
+  shm_coll_prefetch(&a->own->doors[a->turn & 1]);
+  shm_coll_prefetch(&a->own->step);
+  uint64_t word = a->epoch + ((c->number + 1) & SHM_COLL_LOW);
+  a->ended = false;
+  shm_coll_plan(a, c, &plan);
+  shm_coll_own_offer(a, c, &plan);
+  shm_coll_prepare(a, c, &plan);
+  int code = shm_coll_gather(a, c, &plan, word, culprit_p);
+  bool judged = code != 0 && !a->ended;
+  if (code == 0) code = shm_coll_place(a, &plan, culprit_p);
+  if (code == 0 && a->n > 1) code = shm_coll_exchange(a, c, &plan);
+  if (!judged && !a->ended) {
+    int why = shm_coll_stands(a, c, word); /* rather than what was made of what no longer stands */
+    if (why != 0) code = why;
+  }
+  shm_coll_settle(a);
+  a->turn++;
+  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it, and
+   * nobody writes. */
+  if (judged)
+    a->epoch = 0;
+  else if (code != 0)
+    shm_coll_break(a, plan.parity);
+  return code;
+}
+
+MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
+  static const mlfab__shm_coll_table table = {shm_coll_create, shm_coll_destroy, shm_coll_join,
+                                              shm_coll_run,    shm_coll_alloc,   shm_coll_release};
+  return &table;
+}
+
+#undef SHM_COLL_MAGIC
+#undef SHM_COLL_SEALS
+#undef SHM_COLL_LOW
+#undef SHM_COLL_SMALL
+#undef SHM_COLL_SMALL_SUM
+#undef SHM_COLL_SMALL_CROWDED
+#undef SHM_COLL_ROUND
+#undef SHM_COLL_PART
+#undef SHM_COLL_IN
+#undef SHM_COLL_LINE
+#undef SHM_COLL_LINES
+#undef SHM_COLL_SHORT
+#undef SHM_COLL_MEAN
+#endif
