@@ -30,7 +30,8 @@ GROUPS = [
     {"sched": "network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard reshard_server reshard_worker"},
-    {"api": "config calls context shared submit context_dag"},
+    {"api": "config calls context shared submit calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+            "calls_sparse calls_reshard"},
 ]
 # On the floor above: files of one transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.

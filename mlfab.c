@@ -40185,6 +40185,27 @@ typedef struct mlfab__collective {
   mlfab__comm_call call;
 } mlfab__collective;
 
+/* A call that is being submitted, at node->now_ns. */
+typedef struct mlfab__call_in {
+  mlfab_node *node;
+  const mlfab_call *call;
+  mlfab_request *request_p;
+  mlfab_error *error;
+  mlfab__collective *collective;
+  int may_share; /* as an outside call */
+} mlfab__call_in;
+
+/* Carries out a call, or begins it: 0, or the code of *in->error. */
+typedef int mlfab__call_begin(const mlfab__call_in *in);
+
+/* The calls of optional groups. */
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sparse;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
+
 /* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
  * begun as an outside call, and *shared is filled. Else its call.outside is 0. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
@@ -40195,54 +40216,13 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
  * core/api/calls.c
  * ============================================================================================== */
 /* calls.c - a node: its calls. What is common to all is checked here once; what a call says is checked by the
- * role that carries it out.
- *
- * Collectives: reads the options. What there is to check beside, the communicator checks (comm.h). */
-
-/* A call that is being submitted. */
-typedef struct calls_entry {
-  mlfab_node *node;
-  const mlfab_call *call;
-  mlfab_request *request_p;
-  mlfab_error *error;
-  mlfab__collective *collective;
-  int may_share;
-} calls_entry;
+ * role that carries it out. Calls of optional groups stand in the files of these: calls_*.c; the table
+ * below names them. */
 
 /* --- the model, pushes, pulls --- */
 
-static int calls_set_schedule(const calls_entry *e) {
-  mlfab_node *node = e->node;
-  mlfab_schedule s;
-  if (!e->call->options)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "set_schedule: schedule is NULL");
-  int code = mlfab__schedule_complete(e->call->options, &s, e->error);
-  if (code) return code;
-  if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
-  if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.consistency.kind))
-    return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: a delay bound with rounds, which drop nothing");
-  if (node->routes[0].dead)
-    return mlfab__error(e->error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "set_schedule: server 0 is dead");
-  if (node->routes[0].link == MLFAB__NO_LINK)
-    return mlfab__error(e->error, MLFAB_ERR_AGAIN, 0, 1, 0,
-                        "set_schedule: server 0, whose schedule counts, is being called again");
-  const mlfab__schedule frame = {.delay_bound = s.delay_bound,
-                                 .plan_ahead_ns = s.plan_ahead_ns,
-                                 .interval_ns = s.interval_ns,
-                                 .best = s.best,
-                                 .whole = s.whole,
-                                 .no_aggregation = s.no_aggregation,
-                                 .no_distribution = s.no_distribution};
-  for (uint32_t i = 0; i < node->config.servers; i++)
-    MLFAB__POST(&node->worker.port, i, MLFAB__SCHEDULE, schedule, &frame);
-  return 0;
-}
-
 /* Ghosts need transports that carry them. */
-static int calls_check_ghost(const calls_entry *e) {
+static int calls_check_ghost(const mlfab__call_in *e) {
   const mlfab_node *node = e->node;
   const mlfab_model_options *options = e->call->options;
   int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
@@ -40255,7 +40235,20 @@ static int calls_check_ghost(const calls_entry *e) {
   return 0;
 }
 
-static int calls_worker(const calls_entry *e) {
+static int calls_barrier(const mlfab__call_in *e) {
+  const mlfab_collective *options = e->call->options;
+  uint64_t timeout_ns = e->call->timeout_ns;
+  if (options && options->size == 0)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
+  if (options)
+    timeout_ns = MLFAB__HAS(options, mlfab_collective, timeout_ns) ? options->timeout_ns : 0;
+  if (e->node->comm.leaving)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
+  return mlfab__barrier_start(&e->node->barrier, timeout_ns, e->node->now_ns, e->request_p,
+                              e->error);
+}
+
+static int calls_core(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__worker *worker = &e->node->worker;
   mlfab_request *r = e->request_p;
@@ -40265,18 +40258,11 @@ static int calls_worker(const calls_entry *e) {
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
       return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
-    case MLFAB_CALL_SET_FILTER:
-      return mlfab__worker_set_filter(worker, c->tensor, c->options, error);
-    case MLFAB_CALL_SET_SCHEDULE:
-      return calls_set_schedule(e);
     case MLFAB_CALL_MODEL_START:
       code = calls_check_ghost(e);
       return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
     case MLFAB_CALL_PUSH:
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PUSH_SPARSE:
-      return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,
-                                       now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_JOIN:
@@ -40287,164 +40273,9 @@ static int calls_worker(const calls_entry *e) {
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
                                     error);
     default:
-      return mlfab__worker_set_servers(worker, c->servers, c->n, timeout, now, r, error);
+      return calls_barrier(e);
   }
 }
-
-/* --- collectives --- */
-
-/* By kind of call, from MLFAB_CALL_ALLREDUCE on. */
-static const struct {
-  uint8_t kind; /* MLFAB__COLLECTIVE_* */
-  const char *words;
-} calls_collectives[] = {{MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
-                         {MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
-                         {MLFAB__COLLECTIVE_REDUCE_SCATTER, "a reduce-scatter"},
-                         {MLFAB__COLLECTIVE_ALLGATHER, "an allgather"},
-                         {MLFAB__COLLECTIVE_BROADCAST, "a broadcast"},
-                         {MLFAB__COLLECTIVE_BARRIER, "a barrier"}};
-
-#define CALLS_OPTION(options, member) \
-  (MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
-
-/* What the options say of the reduction; other kinds do not look at it. */
-static int calls_reduction(const mlfab_collective *options, mlfab__comm_call *call,
-                           mlfab_error *error) {
-  call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
-  call->refuse_nan = CALLS_OPTION(options, refuse_nan) != 0;
-  call->reduce = CALLS_OPTION(options, reduce);
-  if (!call->reduce) return 0;
-  call->reduce_user = CALLS_OPTION(options, user);
-  call->width = CALLS_OPTION(options, element_bytes);
-  call->ordered = CALLS_OPTION(options, ordered) != 0;
-  call->dtype = 0;
-  if (!call->refuse_nan) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                     "%s: not supported: refuse_nan with a reducer, whose elements are not numbers",
-                     call->words);
-}
-
-/* The blocks of all ranks, as one buffer. */
-static int calls_blocks(const calls_entry *e) {
-  mlfab__comm_call *call = &e->collective->call;
-  uint64_t *sum = &e->collective->one.count;
-  if (!e->call->counts)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: counts is NULL", call->words);
-  *sum = 0;
-  for (uint32_t r = 0; r < e->node->config.workers; r++)
-    *sum = mlfab__add_sat(*sum, e->call->counts[r]);
-  call->counts = e->call->counts;
-  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
-    return MLFAB__FAIL(e->error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
-                       call->dtype);
-  return 0;
-}
-
-/* Completes what the communicator is asked for. */
-static int calls_complete(const calls_entry *e, const mlfab_collective *options) {
-  const mlfab_call *c = e->call;
-  mlfab__comm_call *call = &e->collective->call;
-  int code = 0;
-  switch (c->kind) {
-    case MLFAB_CALL_BROADCAST:
-      call->root = c->root;
-      return 0;
-    case MLFAB_CALL_ALLREDUCE_LIST:
-      call->vecs = c->vecs;
-      call->n = c->n;
-      if (c->n > 0 && !c->vecs)
-        code = MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: the list of buffers is NULL",
-                           call->words);
-  }
-  call->dtype = c->dtype;
-  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = calls_blocks(e);
-  if (code || call->kind == MLFAB__COLLECTIVE_ALLGATHER) return code;
-  return calls_reduction(options, call, e->error);
-}
-
-static int calls_collective(const calls_entry *e) {
-  const mlfab_call *c = e->call;
-  const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
-  const mlfab_collective *options = c->options;
-  mlfab__comm_call *call = &e->collective->call;
-  if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
-  memset(call, 0, sizeof *call);
-  e->collective->one = (mlfab_vec){c->data, c->count};
-  call->vecs = &e->collective->one;
-  call->n = 1;
-  call->kind = calls_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
-  call->words = calls_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
-  call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
-  if (options->size == 0)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
-  uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
-  if (c->kind == MLFAB_CALL_BARRIER && e->node->comm.leaving)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "%s: this worker takes no further part",
-                       call->words);
-  if (c->kind == MLFAB_CALL_BARRIER)
-    return mlfab__barrier_start(&e->node->barrier, timeout_ns, e->node->now_ns, e->request_p,
-                                e->error);
-  int code = calls_complete(e, options);
-  if (code) return code;
-  call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
-                  call->algorithm == MLFAB_ALGORITHM_AUTO;
-  return mlfab__comm_start(&e->node->comm, call, timeout_ns, e->node->now_ns, e->request_p,
-                           e->error);
-}
-#undef CALLS_OPTION
-
-/* --- partial and stochastic reductions --- */
-
-static int calls_partial(const calls_entry *e) {
-  const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
-  mlfab_request *r = e->request_p;
-  mlfab_error *error = e->error;
-  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
-  switch (c->kind) {
-    case MLFAB_CALL_PARTIAL_OPEN:
-      return mlfab__partial_run_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
-                                     error);
-    case MLFAB_CALL_PARTIAL_REDUCE:
-      return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
-    case MLFAB_CALL_PARTIAL_FLUSH:
-      return mlfab__partial_run_flush(comm, c->id, c->data, timeout, now, r, error);
-    case MLFAB_CALL_PARTIAL_RESYNC:
-      return mlfab__partial_run_resync(comm, c->id, c->data, c->count, c->dtype, timeout, now, r,
-                                       error);
-    default:
-      return mlfab__partial_run_close(comm, c->id, error);
-  }
-}
-
-#if MLFAB_WITH_STOCHASTIC
-static int calls_stochastic(const calls_entry *e) {
-  const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
-  mlfab_request *r = e->request_p;
-  mlfab_error ignored, *error = e->error;
-  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
-  int code = 0;
-  switch (c->kind) {
-    case MLFAB_CALL_STOCHASTIC_OPEN:
-      return mlfab__stochastic_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
-                                    error);
-    case MLFAB_CALL_STOCHASTIC_STATE:
-      code = mlfab__stochastic_state(comm, c->id, error);
-      if (code) (void)mlfab__stochastic_close(comm, c->id, &ignored);
-      return code;
-    case MLFAB_CALL_STOCHASTIC_REDUCE:
-      return mlfab__stochastic_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
-    default:
-      return mlfab__stochastic_close(comm, c->id, error);
-  }
-}
-#else
-static int calls_stochastic(const calls_entry *e) {
-  return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
-                     "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
-}
-#endif
 
 /* --- submitting --- */
 
@@ -40455,40 +40286,51 @@ enum {
   CALLS_OPENS = 8    /* needs id_p */
 };
 
-static const uint8_t calls_flags[MLFAB_CALL_STOCHASTIC_CLOSE + 1] = {
-    [MLFAB_CALL_TENSOR_ADD] = CALLS_AT_ONCE | CALLS_EARLY,
-    [MLFAB_CALL_SET_FILTER] = CALLS_AT_ONCE,
-    [MLFAB_CALL_SET_SCHEDULE] = CALLS_AT_ONCE,
-    [MLFAB_CALL_PUSH] = CALLS_UNASKED,
-    [MLFAB_CALL_PUSH_SPARSE] = CALLS_UNASKED,
-    [MLFAB_CALL_PARTIAL_OPEN] = CALLS_OPENS,
-    [MLFAB_CALL_PARTIAL_CLOSE] = CALLS_AT_ONCE,
-    [MLFAB_CALL_STOCHASTIC_OPEN] = CALLS_OPENS,
-    [MLFAB_CALL_STOCHASTIC_STATE] = CALLS_AT_ONCE,
-    [MLFAB_CALL_STOCHASTIC_CLOSE] = CALLS_AT_ONCE};
+/* By kind. */
+static const struct {
+  mlfab__call_begin *begin;
+  uint8_t flags;
+} calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {calls_core, CALLS_AT_ONCE | CALLS_EARLY},
+                   [MLFAB_CALL_SET_FILTER] = {mlfab__calls_sparse, CALLS_AT_ONCE},
+                   [MLFAB_CALL_SET_SCHEDULE] = {mlfab__calls_sched, CALLS_AT_ONCE},
+                   [MLFAB_CALL_MODEL_START] = {calls_core, 0},
+                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED},
+                   [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED},
+                   [MLFAB_CALL_PULL] = {calls_core, 0},
+                   [MLFAB_CALL_JOIN] = {calls_core, 0},
+                   [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
+                   [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
+                   [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_ALLREDUCE_LIST] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_BARRIER] = {calls_core, 0},
+                   [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
+                   [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, 0},
+                   [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, 0},
+                   [MLFAB_CALL_PARTIAL_RESYNC] = {mlfab__calls_partial, 0},
+                   [MLFAB_CALL_PARTIAL_CLOSE] = {mlfab__calls_partial, CALLS_AT_ONCE},
+                   [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
+                   [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
+                   [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
+                   [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE}};
 
 /* What is wrong with the call as such. */
-static int calls_check(const calls_entry *e) {
+static int calls_check(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const char *wrong = NULL;
   uint32_t flags = 0;
   if (!c || !MLFAB__HAS(c, mlfab_call, timeout_ns))
     wrong = c ? "call.size is not set" : "call is NULL";
-  else if (c->kind == 0 || c->kind >= MLFAB__COUNT(calls_flags))
+  else if (c->kind == 0 || c->kind >= MLFAB__COUNT(calls_kinds))
     wrong = "call.kind is unknown";
   else
-    flags = calls_flags[c->kind];
+    flags = calls_kinds[c->kind].flags;
   if (!wrong && !e->request_p && !(flags & (CALLS_AT_ONCE | CALLS_UNASKED)))
     wrong = "request_p is NULL";
   if (!wrong && flags & CALLS_OPENS && !c->id_p) wrong = "id_p is NULL";
   return wrong ? MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s", wrong) : 0;
-}
-
-static int calls_begin(const calls_entry *e) {
-  if (e->call->kind < MLFAB_CALL_ALLREDUCE) return calls_worker(e);
-  if (e->call->kind < MLFAB_CALL_PARTIAL_OPEN) return calls_collective(e);
-  if (e->call->kind < MLFAB_CALL_STOCHASTIC_OPEN) return calls_partial(e);
-  return calls_stochastic(e);
 }
 
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
@@ -40496,17 +40338,17 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   mlfab_error error;
   mlfab__collective local;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  calls_entry e = {.node = node,
-                   .call = call,
-                   .request_p = request_p,
-                   .error = &error,
-                   .collective = shared ? shared : &local,
-                   .may_share = shared != NULL};
+  mlfab__call_in e = {.node = node,
+                      .call = call,
+                      .request_p = request_p,
+                      .error = &error,
+                      .collective = shared ? shared : &local,
+                      .may_share = shared != NULL};
   e.collective->call.outside = 0;
   int code = calls_check(&e);
-  int early = !code && calls_flags[call->kind] & CALLS_EARLY && node->is_worker;
+  int early = !code && calls_kinds[call->kind].flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
-  if (!code) code = calls_begin(&e);
+  if (!code) code = calls_kinds[call->kind].begin(&e);
   return mlfab__node_return(node, code, &error);
 }
 
@@ -40524,21 +40366,14 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
   return mlfab__node_return(node, code, &error);
 }
 
-MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
-  if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
-  if (!node->is_scheduler) return MLFAB_ERR_STATE;
-  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
-  return 0;
-}
-
 /* ==============================================================================================
  * core/api/context.h
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening and closing, and what waits; submit.c the calls
- * that a node carries out; shared.c collectives in memory that workers of one host share; context_dag.c
- * schedules of the user's own. How threads wait for each other: context.c.
+ * that a node carries out, calls_*.c those of optional groups; shared.c collectives in memory that workers of
+ * one host share. How threads wait for each other: context.c.
  *
  * Closing while other threads are in calls. A context is
  *
@@ -40697,6 +40532,42 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
   mlfab__context_leave(ctx);    \
   return code
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
+
+/* --- submit.c --- */
+
+/* Submits a call. waits: waits for its request and ends it, with the lock; else *request_p is its handle. */
+MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                  mlfab_request *request_p, mlfab_result *result_p);
+/* The same without the lock: the body of a public function. */
+MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p, mlfab_result *result_p);
+
+#define CONTEXT_DESCRIBE(call_kind, ...) \
+  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}
+/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
+#define SUBMIT(call_kind, result_p, ...)    \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
+  return mlfab__submit_call(ctx, &call, 1, NULL, result_p)
+#define SUBMIT_START(call_kind, request_p, ...) \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);     \
+  return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
+#define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
+
+/* --- calls_coll.c --- */
+
+/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
+MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p);
+MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                     mlfab_request *request_p);
+
+#define COLL_WAIT(call_kind, ...)           \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
+  return mlfab__coll_call(ctx, &call, 1, NULL)
+#define COLL_START(call_kind, request_p, ...) \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);   \
+  return mlfab__coll_call(ctx, &call, 0, request_p)
+#define COLL_AT_ONCE(call_kind, ...) COLL_START(call_kind, NULL, __VA_ARGS__)
 
 /* --- shared.c --- */
 
@@ -41996,42 +41867,27 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
  * core/api/submit.c
  * ============================================================================================== */
 /* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
- * all of them do is submit_call. */
+ * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
 
 #include <errno.h>
 #include <stdio.h>
 
-/* Submits a call with the lock. waits: waits for its request and ends it; else *request_p is its handle. */
-static int submit_locked(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
-                         mlfab_result *result_p) {
-  mlfab__collective shared;
+MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                  mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
-  int collective = call->kind >= MLFAB_CALL_ALLREDUCE;
-  int arena = collective && mlfab__context_arena(ctx) && waits;
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p,
-                                arena ? &shared : NULL);
-  if (!code && arena && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
+  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);
 }
 
-static int submit_call(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
-                       mlfab_result *result_p) {
+MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p, mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
   mlfab__context_enter(ctx);
-  int code = submit_locked(ctx, call, waits, request_p, result_p);
+  int code = mlfab__submit(ctx, call, waits, request_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
-
-/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
-#define SUBMIT(call_kind, result_p, ...)                                                      \
-  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
-  return submit_call(ctx, &call, 1, NULL, result_p)
-#define SUBMIT_START(call_kind, request_p, ...)                                               \
-  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
-  return submit_call(ctx, &call, 0, request_p, NULL)
-#define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
 
 /* --- model, push, pull --- */
 
@@ -42081,21 +41937,6 @@ MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   SUBMIT_START(PUSH, request_p, .options = options, .bufs = bufs, .n = n);
 }
 
-/* What is pushed is only read. */
-MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                const void *values, uint64_t count,
-                                const mlfab_push_options *options, mlfab_result *result_p) {
-  SUBMIT(PUSH_SPARSE, result_p, .options = options, .tensor = tensor, .indices = indices,
-         .data = (void *)(uintptr_t)values, .count = count);
-}
-
-MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                      const void *values, uint64_t count,
-                                      const mlfab_push_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PUSH_SPARSE, request_p, .options = options, .tensor = tensor, .indices = indices,
-               .data = (void *)(uintptr_t)values, .count = count);
-}
-
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p) {
   SUBMIT(PULL, result_p, .options = options, .bufs = bufs, .n = n);
@@ -42104,10 +41945,6 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
   SUBMIT_START(PULL, request_p, .options = options, .bufs = bufs, .n = n);
-}
-
-MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
-  SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
@@ -42128,11 +41965,6 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns) {
-  SUBMIT(BROADCAST, NULL, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
-}
-
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(JOIN, NULL, .timeout_ns = timeout_ns);
 }
@@ -42143,163 +41975,14 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
          .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
-                                uint64_t timeout_ns) {
-  SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
-  SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
-}
-
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
   CONTEXT_CALL(ctx, mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, ctx->now_ns));
-}
-
-MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
-}
-
-/* --- collectives --- */
-
-MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  SUBMIT(ALLREDUCE, NULL, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                   const mlfab_collective *options) {
-  SUBMIT(ALLREDUCE_LIST, NULL, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                   const mlfab_collective *options) {
-  SUBMIT(REDUCE_SCATTER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                         const mlfab_collective *options,
-                                         mlfab_request *request_p) {
-  SUBMIT_START(REDUCE_SCATTER, request_p, .options = options, .data = data, .counts = counts,
-               .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                              const mlfab_collective *options) {
-  SUBMIT(ALLGATHER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
-               .dtype = dtype);
-}
-
-MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(BROADCAST, request_p, .options = options, .root = root, .data = data,
-               .count = bytes);
 }
 
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
                                   mlfab_request *request_p) {
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
-
-/* --- partial and stochastic reductions --- */
-
-/* Opens an object, and waits until it is open for all. Closed again: a partial one that fails; a stochastic one
- * where the workers have no graph, on all of them. */
-static int submit_open(mlfab *ctx, mlfab_call *open, uint32_t *id_p) {
-  uint32_t id = 0;
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  open->size = sizeof *open;
-  open->id_p = id_p ? &id : NULL;
-  int code = submit_locked(ctx, open, 1, NULL, NULL);
-  mlfab_call then = {.size = sizeof then, .id = id};
-  if (code && id && open->kind == MLFAB_CALL_PARTIAL_OPEN) {
-    then.kind = MLFAB_CALL_PARTIAL_CLOSE;
-    (void)submit_locked(ctx, &then, 0, NULL, NULL);
-  } else if (!code && open->kind == MLFAB_CALL_STOCHASTIC_OPEN) {
-    then.kind = MLFAB_CALL_STOCHASTIC_STATE;
-    code = submit_locked(ctx, &then, 0, NULL, NULL);
-  }
-  mlfab__context_leave(ctx);
-  if (!code) *id_p = id;
-  return code;
-}
-
-MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p) {
-  mlfab_call call = {.kind = MLFAB_CALL_PARTIAL_OPEN,
-                     .options = options,
-                     .count = count,
-                     .dtype = dtype,
-                     .timeout_ns = timeout_ns};
-  return submit_open(ctx, &call, id_p);
-}
-
-MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                   mlfab_partial_info *info_p) {
-  SUBMIT(PARTIAL_REDUCE, NULL, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
-  SUBMIT_START(PARTIAL_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
-               .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
-  SUBMIT(PARTIAL_FLUSH, NULL, .id = id, .data = data, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns) {
-  SUBMIT(PARTIAL_RESYNC, NULL, .id = id, .data = model, .count = count, .dtype = dtype,
-         .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
-  SUBMIT_AT_ONCE(PARTIAL_CLOSE, .id = id);
-}
-
-MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p) {
-  mlfab_call call = {.kind = MLFAB_CALL_STOCHASTIC_OPEN,
-                     .options = options,
-                     .count = count,
-                     .dtype = dtype,
-                     .timeout_ns = timeout_ns};
-  return submit_open(ctx, &call, id_p);
-}
-
-MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                      mlfab_stochastic_info *info_p) {
-  SUBMIT(STOCHASTIC_REDUCE, NULL, .id = id, .data = data, .info_p = info_p,
-         .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
-  SUBMIT_START(STOCHASTIC_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
-               .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
-  SUBMIT_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
-}
-#undef SUBMIT
-#undef SUBMIT_START
-#undef SUBMIT_AT_ONCE
 
 /* --- snapshots --- */
 
@@ -42380,7 +42063,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   }
   const mlfab_call push = {
       .size = sizeof push, .kind = MLFAB_CALL_PUSH, .options = options, .bufs = list, .n = n};
-  if (!code) code = submit_locked(ctx, &push, 1, NULL, result_p);
+  if (!code) code = mlfab__submit(ctx, &push, 1, NULL, result_p);
   for (uint32_t i = 0; i < n && !code; i++) {
     mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
     memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
@@ -42438,7 +42121,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
     }
     const mlfab_call pull = {
         .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
-    code = submit_locked(ctx, &pull, 1, NULL, NULL);
+    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
   }
   pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
   errno = 0;
@@ -42454,9 +42137,329 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 }
 
 /* ==============================================================================================
- * core/api/context_dag.c
+ * core/api/calls_coll.c
  * ============================================================================================== */
-/* context_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
+/* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
+ * (comm.h). */
+
+/* --- a node --- */
+
+/* By kind of call, from MLFAB_CALL_ALLREDUCE on. */
+static const struct {
+  uint8_t kind; /* MLFAB__COLLECTIVE_* */
+  const char *words;
+} coll_collectives[] = {{MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
+                        {MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
+                        {MLFAB__COLLECTIVE_REDUCE_SCATTER, "a reduce-scatter"},
+                        {MLFAB__COLLECTIVE_ALLGATHER, "an allgather"},
+                        {MLFAB__COLLECTIVE_BROADCAST, "a broadcast"}};
+
+#define CALLS_OPTION(options, member) \
+  (MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
+
+/* What the options say of the reduction; other kinds do not look at it. */
+static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *call,
+                          mlfab_error *error) {
+  call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
+  call->refuse_nan = CALLS_OPTION(options, refuse_nan) != 0;
+  call->reduce = CALLS_OPTION(options, reduce);
+  if (!call->reduce) return 0;
+  call->reduce_user = CALLS_OPTION(options, user);
+  call->width = CALLS_OPTION(options, element_bytes);
+  call->ordered = CALLS_OPTION(options, ordered) != 0;
+  call->dtype = 0;
+  if (!call->refuse_nan) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "%s: not supported: refuse_nan with a reducer, whose elements are not numbers",
+                     call->words);
+}
+
+/* The blocks of all ranks, as one buffer. */
+static int coll_blocks(const mlfab__call_in *e) {
+  mlfab__comm_call *call = &e->collective->call;
+  uint64_t *sum = &e->collective->one.count;
+  if (!e->call->counts)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: counts is NULL", call->words);
+  *sum = 0;
+  for (uint32_t r = 0; r < e->node->config.workers; r++)
+    *sum = mlfab__add_sat(*sum, e->call->counts[r]);
+  call->counts = e->call->counts;
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
+    return MLFAB__FAIL(e->error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
+                       call->dtype);
+  return 0;
+}
+
+/* Completes what the communicator is asked for. */
+static int coll_complete(const mlfab__call_in *e, const mlfab_collective *options) {
+  const mlfab_call *c = e->call;
+  mlfab__comm_call *call = &e->collective->call;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_BROADCAST:
+      call->root = c->root;
+      return 0;
+    case MLFAB_CALL_ALLREDUCE_LIST:
+      call->vecs = c->vecs;
+      call->n = c->n;
+      if (c->n > 0 && !c->vecs)
+        code = MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: the list of buffers is NULL",
+                           call->words);
+  }
+  call->dtype = c->dtype;
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e);
+  if (code || call->kind == MLFAB__COLLECTIVE_ALLGATHER) return code;
+  return coll_reduction(options, call, e->error);
+}
+
+MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
+  const mlfab_collective *options = c->options;
+  mlfab__comm_call *call = &e->collective->call;
+  if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
+  memset(call, 0, sizeof *call);
+  e->collective->one = (mlfab_vec){c->data, c->count};
+  call->vecs = &e->collective->one;
+  call->n = 1;
+  call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
+  call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
+  call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
+  if (options->size == 0)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
+  uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
+  int code = coll_complete(e, options);
+  if (code) return code;
+  call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
+                  call->algorithm == MLFAB_ALGORITHM_AUTO;
+  return mlfab__comm_start(&e->node->comm, call, timeout_ns, e->node->now_ns, e->request_p,
+                           e->error);
+}
+#undef CALLS_OPTION
+
+/* --- a context --- */
+
+MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p) {
+  mlfab__collective shared;
+  mlfab_request request = 0;
+  int arena = mlfab__context_arena(ctx) && waits;
+  if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
+  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);
+  if (!code && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
+  if (!code && request) return mlfab__context_await(ctx, request, 0, NULL);
+  return mlfab__context_sent(ctx, code);
+}
+
+MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                     mlfab_request *request_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, call, waits, request_p);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns) {
+  COLL_WAIT(BROADCAST, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(BROADCAST, request_p, .options = options, .root = root, .data = data, .count = bytes);
+}
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options) {
+  COLL_WAIT(ALLREDUCE_LIST, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options) {
+  COLL_WAIT(REDUCE_SCATTER, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p) {
+  COLL_START(REDUCE_SCATTER, request_p, .options = options, .data = data, .counts = counts,
+             .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options) {
+  COLL_WAIT(ALLGATHER, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
+             .dtype = dtype);
+}
+
+/* ==============================================================================================
+ * core/api/calls_partial.c
+ * ============================================================================================== */
+/* calls_partial.c - partial reductions. */
+
+MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__comm *comm = &e->node->comm;
+  mlfab_request *r = e->request_p;
+  mlfab_error *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  switch (c->kind) {
+    case MLFAB_CALL_PARTIAL_OPEN:
+      return mlfab__partial_run_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+                                     error);
+    case MLFAB_CALL_PARTIAL_REDUCE:
+      return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
+    case MLFAB_CALL_PARTIAL_FLUSH:
+      return mlfab__partial_run_flush(comm, c->id, c->data, timeout, now, r, error);
+    case MLFAB_CALL_PARTIAL_RESYNC:
+      return mlfab__partial_run_resync(comm, c->id, c->data, c->count, c->dtype, timeout, now, r,
+                                       error);
+    default:
+      return mlfab__partial_run_close(comm, c->id, error);
+  }
+}
+
+/* What has failed to open is closed again. */
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p) {
+  uint32_t id = 0;
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_PARTIAL_OPEN,
+                           .options = options,
+                           .count = count,
+                           .dtype = dtype,
+                           .timeout_ns = timeout_ns,
+                           .id_p = id_p ? &id : NULL};
+  mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
+  close.id = id;
+  if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
+  mlfab__context_leave(ctx);
+  if (!code) *id_p = id;
+  return code;
+}
+
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p) {
+  COLL_WAIT(PARTIAL_REDUCE, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
+  COLL_START(PARTIAL_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+             .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
+  COLL_WAIT(PARTIAL_FLUSH, .id = id, .data = data, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns) {
+  COLL_WAIT(PARTIAL_RESYNC, .id = id, .data = model, .count = count, .dtype = dtype,
+            .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
+  COLL_AT_ONCE(PARTIAL_CLOSE, .id = id);
+}
+
+/* ==============================================================================================
+ * core/api/calls_stochastic.c
+ * ============================================================================================== */
+/* calls_stochastic.c - stochastic reductions. */
+
+#if MLFAB_WITH_STOCHASTIC
+MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__comm *comm = &e->node->comm;
+  mlfab_request *r = e->request_p;
+  mlfab_error ignored, *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_STOCHASTIC_OPEN:
+      return mlfab__stochastic_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+                                    error);
+    case MLFAB_CALL_STOCHASTIC_STATE:
+      code = mlfab__stochastic_state(comm, c->id, error);
+      if (code) (void)mlfab__stochastic_close(comm, c->id, &ignored);
+      return code;
+    case MLFAB_CALL_STOCHASTIC_REDUCE:
+      return mlfab__stochastic_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
+    default:
+      return mlfab__stochastic_close(comm, c->id, error);
+  }
+}
+
+#else
+MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
+  return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
+                     "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
+}
+#endif
+
+/* One whose workers have no graph is closed again, on all of them. */
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p) {
+  uint32_t id = 0;
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_STOCHASTIC_OPEN,
+                           .options = options,
+                           .count = count,
+                           .dtype = dtype,
+                           .timeout_ns = timeout_ns,
+                           .id_p = id_p ? &id : NULL};
+  mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
+  state.id = id;
+  if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
+  mlfab__context_leave(ctx);
+  if (!code) *id_p = id;
+  return code;
+}
+
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p) {
+  COLL_WAIT(STOCHASTIC_REDUCE, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  COLL_START(STOCHASTIC_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+             .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
+  COLL_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
+}
+
+/* ==============================================================================================
+ * core/api/calls_dag.c
+ * ============================================================================================== */
+/* calls_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
  *
  * A function that a schedule computes runs under the lock, in whatever thread drives the context.
  * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
@@ -42638,6 +42641,105 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   return 0;
 }
 #undef DAG_CALL
+
+/* ==============================================================================================
+ * core/api/calls_sched.c
+ * ============================================================================================== */
+/* calls_sched.c - the schedule of a fabric, and what was planned by it. */
+
+MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
+  mlfab_node *node = e->node;
+  mlfab_schedule s;
+  if (!e->call->options)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "set_schedule: schedule is NULL");
+  int code = mlfab__schedule_complete(e->call->options, &s, e->error);
+  if (code) return code;
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
+  if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
+      mlfab__sync_rounds(node->worker.define.consistency.kind))
+    return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: a delay bound with rounds, which drop nothing");
+  if (node->routes[0].dead)
+    return mlfab__error(e->error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "set_schedule: server 0 is dead");
+  if (node->routes[0].link == MLFAB__NO_LINK)
+    return mlfab__error(e->error, MLFAB_ERR_AGAIN, 0, 1, 0,
+                        "set_schedule: server 0, whose schedule counts, is being called again");
+  const mlfab__schedule frame = {.delay_bound = s.delay_bound,
+                                 .plan_ahead_ns = s.plan_ahead_ns,
+                                 .interval_ns = s.interval_ns,
+                                 .best = s.best,
+                                 .whole = s.whole,
+                                 .no_aggregation = s.no_aggregation,
+                                 .no_distribution = s.no_distribution};
+  for (uint32_t i = 0; i < node->config.servers; i++)
+    MLFAB__POST(&node->worker.port, i, MLFAB__SCHEDULE, schedule, &frame);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
+  if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
+  if (!node->is_scheduler) return MLFAB_ERR_STATE;
+  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  return 0;
+}
+
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
+}
+
+/* ==============================================================================================
+ * core/api/calls_sparse.c
+ * ============================================================================================== */
+/* calls_sparse.c - filters and sparse updates. */
+
+MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  mlfab__worker *worker = &in->node->worker;
+  if (c->kind == MLFAB_CALL_SET_FILTER)
+    return mlfab__worker_set_filter(worker, c->tensor, c->options, in->error);
+  return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,
+                                   in->node->now_ns, in->request_p, in->error);
+}
+
+/* What is pushed is only read. */
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p) {
+  SUBMIT(PUSH_SPARSE, result_p, .options = options, .tensor = tensor, .indices = indices,
+         .data = (void *)(uintptr_t)values, .count = count);
+}
+
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options, mlfab_request *request_p) {
+  SUBMIT_START(PUSH_SPARSE, request_p, .options = options, .tensor = tensor, .indices = indices,
+               .data = (void *)(uintptr_t)values, .count = count);
+}
+
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
+  SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
+}
+
+/* ==============================================================================================
+ * core/api/calls_reshard.c
+ * ============================================================================================== */
+/* calls_reshard.c - moving slices between servers. */
+
+MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  return mlfab__worker_set_servers(&in->node->worker, c->servers, c->n, c->timeout_ns,
+                                   in->node->now_ns, in->request_p, in->error);
+}
+
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns) {
+  SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
+}
 
 /* ==============================================================================================
  * transports/tcp.c

@@ -11,6 +11,27 @@ typedef struct mlfab__collective {
   mlfab__comm_call call;
 } mlfab__collective;
 
+/* A call that is being submitted, at node->now_ns. */
+typedef struct mlfab__call_in {
+  mlfab_node *node;
+  const mlfab_call *call;
+  mlfab_request *request_p;
+  mlfab_error *error;
+  mlfab__collective *collective;
+  int may_share; /* as an outside call */
+} mlfab__call_in;
+
+/* Carries out a call, or begins it: 0, or the code of *in->error. */
+typedef int mlfab__call_begin(const mlfab__call_in *in);
+
+/* The calls of optional groups. */
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sparse;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
+
 /* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
  * begun as an outside call, and *shared is filled. Else its call.outside is 0. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,

@@ -1,8 +1,8 @@
 /* context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening and closing, and what waits; submit.c the calls
- * that a node carries out; shared.c collectives in memory that workers of one host share; context_dag.c
- * schedules of the user's own. How threads wait for each other: context.c.
+ * that a node carries out, calls_*.c those of optional groups; shared.c collectives in memory that workers of
+ * one host share. How threads wait for each other: context.c.
  *
  * Closing while other threads are in calls. A context is
  *
@@ -166,6 +166,42 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
   mlfab__context_leave(ctx);    \
   return code
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
+
+/* --- submit.c --- */
+
+/* Submits a call. waits: waits for its request and ends it, with the lock; else *request_p is its handle. */
+MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                  mlfab_request *request_p, mlfab_result *result_p);
+/* The same without the lock: the body of a public function. */
+MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p, mlfab_result *result_p);
+
+#define CONTEXT_DESCRIBE(call_kind, ...) \
+  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}
+/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
+#define SUBMIT(call_kind, result_p, ...)    \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
+  return mlfab__submit_call(ctx, &call, 1, NULL, result_p)
+#define SUBMIT_START(call_kind, request_p, ...) \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);     \
+  return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
+#define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
+
+/* --- calls_coll.c --- */
+
+/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
+MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p);
+MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                     mlfab_request *request_p);
+
+#define COLL_WAIT(call_kind, ...)           \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
+  return mlfab__coll_call(ctx, &call, 1, NULL)
+#define COLL_START(call_kind, request_p, ...) \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);   \
+  return mlfab__coll_call(ctx, &call, 0, request_p)
+#define COLL_AT_ONCE(call_kind, ...) COLL_START(call_kind, NULL, __VA_ARGS__)
 
 /* --- shared.c --- */
 

@@ -1,42 +1,27 @@
 /* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
- * all of them do is submit_call. */
+ * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
 #include "../kernels/reduce.h"
 #include "context.h"
 
 #include <errno.h>
 #include <stdio.h>
 
-/* Submits a call with the lock. waits: waits for its request and ends it; else *request_p is its handle. */
-static int submit_locked(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
-                         mlfab_result *result_p) {
-  mlfab__collective shared;
+MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                  mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
-  int collective = call->kind >= MLFAB_CALL_ALLREDUCE;
-  int arena = collective && mlfab__context_arena(ctx) && waits;
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p,
-                                arena ? &shared : NULL);
-  if (!code && arena && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
+  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);
 }
 
-static int submit_call(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
-                       mlfab_result *result_p) {
+MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p, mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
   mlfab__context_enter(ctx);
-  int code = submit_locked(ctx, call, waits, request_p, result_p);
+  int code = mlfab__submit(ctx, call, waits, request_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
-
-/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
-#define SUBMIT(call_kind, result_p, ...)                                                      \
-  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
-  return submit_call(ctx, &call, 1, NULL, result_p)
-#define SUBMIT_START(call_kind, request_p, ...)                                               \
-  const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}; \
-  return submit_call(ctx, &call, 0, request_p, NULL)
-#define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
 
 /* --- model, push, pull --- */
 
@@ -86,21 +71,6 @@ MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   SUBMIT_START(PUSH, request_p, .options = options, .bufs = bufs, .n = n);
 }
 
-/* What is pushed is only read. */
-MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                const void *values, uint64_t count,
-                                const mlfab_push_options *options, mlfab_result *result_p) {
-  SUBMIT(PUSH_SPARSE, result_p, .options = options, .tensor = tensor, .indices = indices,
-         .data = (void *)(uintptr_t)values, .count = count);
-}
-
-MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                      const void *values, uint64_t count,
-                                      const mlfab_push_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PUSH_SPARSE, request_p, .options = options, .tensor = tensor, .indices = indices,
-               .data = (void *)(uintptr_t)values, .count = count);
-}
-
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p) {
   SUBMIT(PULL, result_p, .options = options, .bufs = bufs, .n = n);
@@ -109,10 +79,6 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
   SUBMIT_START(PULL, request_p, .options = options, .bufs = bufs, .n = n);
-}
-
-MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
-  SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
@@ -133,11 +99,6 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns) {
-  SUBMIT(BROADCAST, NULL, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
-}
-
 MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(JOIN, NULL, .timeout_ns = timeout_ns);
 }
@@ -148,163 +109,14 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
          .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
-                                uint64_t timeout_ns) {
-  SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
-  SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
-}
-
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
   CONTEXT_CALL(ctx, mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, ctx->now_ns));
-}
-
-MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
-}
-
-/* --- collectives --- */
-
-MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  SUBMIT(ALLREDUCE, NULL, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                   const mlfab_collective *options) {
-  SUBMIT(ALLREDUCE_LIST, NULL, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                   const mlfab_collective *options) {
-  SUBMIT(REDUCE_SCATTER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                         const mlfab_collective *options,
-                                         mlfab_request *request_p) {
-  SUBMIT_START(REDUCE_SCATTER, request_p, .options = options, .data = data, .counts = counts,
-               .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                              const mlfab_collective *options) {
-  SUBMIT(ALLGATHER, NULL, .options = options, .data = data, .counts = counts, .dtype = dtype);
-}
-
-MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
-               .dtype = dtype);
-}
-
-MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  SUBMIT_START(BROADCAST, request_p, .options = options, .root = root, .data = data,
-               .count = bytes);
 }
 
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
                                   mlfab_request *request_p) {
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
-
-/* --- partial and stochastic reductions --- */
-
-/* Opens an object, and waits until it is open for all. Closed again: a partial one that fails; a stochastic one
- * where the workers have no graph, on all of them. */
-static int submit_open(mlfab *ctx, mlfab_call *open, uint32_t *id_p) {
-  uint32_t id = 0;
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  open->size = sizeof *open;
-  open->id_p = id_p ? &id : NULL;
-  int code = submit_locked(ctx, open, 1, NULL, NULL);
-  mlfab_call then = {.size = sizeof then, .id = id};
-  if (code && id && open->kind == MLFAB_CALL_PARTIAL_OPEN) {
-    then.kind = MLFAB_CALL_PARTIAL_CLOSE;
-    (void)submit_locked(ctx, &then, 0, NULL, NULL);
-  } else if (!code && open->kind == MLFAB_CALL_STOCHASTIC_OPEN) {
-    then.kind = MLFAB_CALL_STOCHASTIC_STATE;
-    code = submit_locked(ctx, &then, 0, NULL, NULL);
-  }
-  mlfab__context_leave(ctx);
-  if (!code) *id_p = id;
-  return code;
-}
-
-MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p) {
-  mlfab_call call = {.kind = MLFAB_CALL_PARTIAL_OPEN,
-                     .options = options,
-                     .count = count,
-                     .dtype = dtype,
-                     .timeout_ns = timeout_ns};
-  return submit_open(ctx, &call, id_p);
-}
-
-MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                   mlfab_partial_info *info_p) {
-  SUBMIT(PARTIAL_REDUCE, NULL, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
-  SUBMIT_START(PARTIAL_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
-               .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
-  SUBMIT(PARTIAL_FLUSH, NULL, .id = id, .data = data, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns) {
-  SUBMIT(PARTIAL_RESYNC, NULL, .id = id, .data = model, .count = count, .dtype = dtype,
-         .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
-  SUBMIT_AT_ONCE(PARTIAL_CLOSE, .id = id);
-}
-
-MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p) {
-  mlfab_call call = {.kind = MLFAB_CALL_STOCHASTIC_OPEN,
-                     .options = options,
-                     .count = count,
-                     .dtype = dtype,
-                     .timeout_ns = timeout_ns};
-  return submit_open(ctx, &call, id_p);
-}
-
-MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                      mlfab_stochastic_info *info_p) {
-  SUBMIT(STOCHASTIC_REDUCE, NULL, .id = id, .data = data, .info_p = info_p,
-         .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
-  SUBMIT_START(STOCHASTIC_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
-               .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
-  SUBMIT_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
-}
-#undef SUBMIT
-#undef SUBMIT_START
-#undef SUBMIT_AT_ONCE
 
 /* --- snapshots --- */
 
@@ -385,7 +197,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   }
   const mlfab_call push = {
       .size = sizeof push, .kind = MLFAB_CALL_PUSH, .options = options, .bufs = list, .n = n};
-  if (!code) code = submit_locked(ctx, &push, 1, NULL, result_p);
+  if (!code) code = mlfab__submit(ctx, &push, 1, NULL, result_p);
   for (uint32_t i = 0; i < n && !code; i++) {
     mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
     memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
@@ -443,7 +255,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
     }
     const mlfab_call pull = {
         .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
-    code = submit_locked(ctx, &pull, 1, NULL, NULL);
+    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
   }
   pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
   errno = 0;

@@ -1,4 +1,4 @@
-/* context_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
+/* calls_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
  *
  * A function that a schedule computes runs under the lock, in whatever thread drives the context.
  * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it

@@ -1,0 +1,170 @@
+/* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
+ * (comm.h). */
+#include "../kernels/combine.h"
+#include "context.h"
+
+/* --- a node --- */
+
+/* By kind of call, from MLFAB_CALL_ALLREDUCE on. */
+static const struct {
+  uint8_t kind; /* MLFAB__COLLECTIVE_* */
+  const char *words;
+} coll_collectives[] = {{MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
+                        {MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
+                        {MLFAB__COLLECTIVE_REDUCE_SCATTER, "a reduce-scatter"},
+                        {MLFAB__COLLECTIVE_ALLGATHER, "an allgather"},
+                        {MLFAB__COLLECTIVE_BROADCAST, "a broadcast"}};
+
+#define CALLS_OPTION(options, member) \
+  (MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
+
+/* What the options say of the reduction; other kinds do not look at it. */
+static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *call,
+                          mlfab_error *error) {
+  call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
+  call->refuse_nan = CALLS_OPTION(options, refuse_nan) != 0;
+  call->reduce = CALLS_OPTION(options, reduce);
+  if (!call->reduce) return 0;
+  call->reduce_user = CALLS_OPTION(options, user);
+  call->width = CALLS_OPTION(options, element_bytes);
+  call->ordered = CALLS_OPTION(options, ordered) != 0;
+  call->dtype = 0;
+  if (!call->refuse_nan) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "%s: not supported: refuse_nan with a reducer, whose elements are not numbers",
+                     call->words);
+}
+
+/* The blocks of all ranks, as one buffer. */
+static int coll_blocks(const mlfab__call_in *e) {
+  mlfab__comm_call *call = &e->collective->call;
+  uint64_t *sum = &e->collective->one.count;
+  if (!e->call->counts)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: counts is NULL", call->words);
+  *sum = 0;
+  for (uint32_t r = 0; r < e->node->config.workers; r++)
+    *sum = mlfab__add_sat(*sum, e->call->counts[r]);
+  call->counts = e->call->counts;
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
+    return MLFAB__FAIL(e->error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
+                       call->dtype);
+  return 0;
+}
+
+/* Completes what the communicator is asked for. */
+static int coll_complete(const mlfab__call_in *e, const mlfab_collective *options) {
+  const mlfab_call *c = e->call;
+  mlfab__comm_call *call = &e->collective->call;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_BROADCAST:
+      call->root = c->root;
+      return 0;
+    case MLFAB_CALL_ALLREDUCE_LIST:
+      call->vecs = c->vecs;
+      call->n = c->n;
+      if (c->n > 0 && !c->vecs)
+        code = MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: the list of buffers is NULL",
+                           call->words);
+  }
+  call->dtype = c->dtype;
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e);
+  if (code || call->kind == MLFAB__COLLECTIVE_ALLGATHER) return code;
+  return coll_reduction(options, call, e->error);
+}
+
+MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
+  const mlfab_collective *options = c->options;
+  mlfab__comm_call *call = &e->collective->call;
+  if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
+  memset(call, 0, sizeof *call);
+  e->collective->one = (mlfab_vec){c->data, c->count};
+  call->vecs = &e->collective->one;
+  call->n = 1;
+  call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
+  call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
+  call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
+  if (options->size == 0)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
+  uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
+  int code = coll_complete(e, options);
+  if (code) return code;
+  call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
+                  call->algorithm == MLFAB_ALGORITHM_AUTO;
+  return mlfab__comm_start(&e->node->comm, call, timeout_ns, e->node->now_ns, e->request_p,
+                           e->error);
+}
+#undef CALLS_OPTION
+
+/* --- a context --- */
+
+MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p) {
+  mlfab__collective shared;
+  mlfab_request request = 0;
+  int arena = mlfab__context_arena(ctx) && waits;
+  if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
+  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);
+  if (!code && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
+  if (!code && request) return mlfab__context_await(ctx, request, 0, NULL);
+  return mlfab__context_sent(ctx, code);
+}
+
+MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                     mlfab_request *request_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, call, waits, request_p);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns) {
+  COLL_WAIT(BROADCAST, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(BROADCAST, request_p, .options = options, .root = root, .data = data, .count = bytes);
+}
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options) {
+  COLL_WAIT(ALLREDUCE_LIST, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options) {
+  COLL_WAIT(REDUCE_SCATTER, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p) {
+  COLL_START(REDUCE_SCATTER, request_p, .options = options, .data = data, .counts = counts,
+             .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options) {
+  COLL_WAIT(ALLGATHER, .options = options, .data = data, .counts = counts, .dtype = dtype);
+}
+
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  COLL_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
+             .dtype = dtype);
+}

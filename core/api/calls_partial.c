@@ -1,0 +1,72 @@
+/* calls_partial.c - partial reductions. */
+#include "context.h"
+
+MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__comm *comm = &e->node->comm;
+  mlfab_request *r = e->request_p;
+  mlfab_error *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  switch (c->kind) {
+    case MLFAB_CALL_PARTIAL_OPEN:
+      return mlfab__partial_run_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+                                     error);
+    case MLFAB_CALL_PARTIAL_REDUCE:
+      return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
+    case MLFAB_CALL_PARTIAL_FLUSH:
+      return mlfab__partial_run_flush(comm, c->id, c->data, timeout, now, r, error);
+    case MLFAB_CALL_PARTIAL_RESYNC:
+      return mlfab__partial_run_resync(comm, c->id, c->data, c->count, c->dtype, timeout, now, r,
+                                       error);
+    default:
+      return mlfab__partial_run_close(comm, c->id, error);
+  }
+}
+
+/* What has failed to open is closed again. */
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p) {
+  uint32_t id = 0;
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_PARTIAL_OPEN,
+                           .options = options,
+                           .count = count,
+                           .dtype = dtype,
+                           .timeout_ns = timeout_ns,
+                           .id_p = id_p ? &id : NULL};
+  mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
+  close.id = id;
+  if (code && id) (void)mlfab__coll_submit(ctx, &close, 0, NULL);
+  mlfab__context_leave(ctx);
+  if (!code) *id_p = id;
+  return code;
+}
+
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p) {
+  COLL_WAIT(PARTIAL_REDUCE, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
+  COLL_START(PARTIAL_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+             .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
+  COLL_WAIT(PARTIAL_FLUSH, .id = id, .data = data, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns) {
+  COLL_WAIT(PARTIAL_RESYNC, .id = id, .data = model, .count = count, .dtype = dtype,
+            .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
+  COLL_AT_ONCE(PARTIAL_CLOSE, .id = id);
+}

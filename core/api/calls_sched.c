@@ -1,0 +1,47 @@
+/* calls_sched.c - the schedule of a fabric, and what was planned by it. */
+#include "context.h"
+
+MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
+  mlfab_node *node = e->node;
+  mlfab_schedule s;
+  if (!e->call->options)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "set_schedule: schedule is NULL");
+  int code = mlfab__schedule_complete(e->call->options, &s, e->error);
+  if (code) return code;
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
+    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
+  if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
+      mlfab__sync_rounds(node->worker.define.consistency.kind))
+    return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: a delay bound with rounds, which drop nothing");
+  if (node->routes[0].dead)
+    return mlfab__error(e->error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "set_schedule: server 0 is dead");
+  if (node->routes[0].link == MLFAB__NO_LINK)
+    return mlfab__error(e->error, MLFAB_ERR_AGAIN, 0, 1, 0,
+                        "set_schedule: server 0, whose schedule counts, is being called again");
+  const mlfab__schedule frame = {.delay_bound = s.delay_bound,
+                                 .plan_ahead_ns = s.plan_ahead_ns,
+                                 .interval_ns = s.interval_ns,
+                                 .best = s.best,
+                                 .whole = s.whole,
+                                 .no_aggregation = s.no_aggregation,
+                                 .no_distribution = s.no_distribution};
+  for (uint32_t i = 0; i < node->config.servers; i++)
+    MLFAB__POST(&node->worker.port, i, MLFAB__SCHEDULE, schedule, &frame);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
+  if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
+  if (!node->is_scheduler) return MLFAB_ERR_STATE;
+  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  return 0;
+}
+
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
+}

@@ -1,0 +1,70 @@
+/* calls_stochastic.c - stochastic reductions. */
+#include "context.h"
+
+#if MLFAB_WITH_STOCHASTIC
+MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__comm *comm = &e->node->comm;
+  mlfab_request *r = e->request_p;
+  mlfab_error ignored, *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_STOCHASTIC_OPEN:
+      return mlfab__stochastic_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+                                    error);
+    case MLFAB_CALL_STOCHASTIC_STATE:
+      code = mlfab__stochastic_state(comm, c->id, error);
+      if (code) (void)mlfab__stochastic_close(comm, c->id, &ignored);
+      return code;
+    case MLFAB_CALL_STOCHASTIC_REDUCE:
+      return mlfab__stochastic_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
+    default:
+      return mlfab__stochastic_close(comm, c->id, error);
+  }
+}
+
+#else
+MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
+  return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
+                     "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
+}
+#endif
+
+/* One whose workers have no graph is closed again, on all of them. */
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p) {
+  uint32_t id = 0;
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_STOCHASTIC_OPEN,
+                           .options = options,
+                           .count = count,
+                           .dtype = dtype,
+                           .timeout_ns = timeout_ns,
+                           .id_p = id_p ? &id : NULL};
+  mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = mlfab__coll_submit(ctx, &call, 1, NULL);
+  state.id = id;
+  if (!code) code = mlfab__coll_submit(ctx, &state, 0, NULL);
+  mlfab__context_leave(ctx);
+  if (!code) *id_p = id;
+  return code;
+}
+
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p) {
+  COLL_WAIT(STOCHASTIC_REDUCE, .id = id, .data = data, .info_p = info_p, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  COLL_START(STOCHASTIC_REDUCE, request_p, .id = id, .data = data, .info_p = info_p,
+             .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
+  COLL_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
+}
