@@ -1,4 +1,4 @@
-/* test_review_close.c - a server that outlives the worker beside it notices what becomes of the scheduler. */
+/* test_scheduler_lost.c - a server that outlives the worker beside it notices what becomes of the scheduler. */
 #include "world.h"
 
 enum { FLOATS = 500000, SCHEDULER = 3 }; /* 2 MB: planned */

@@ -1,4 +1,4 @@
-/* test_review_schedule.c - whose schedule counts: the environment's where a program leaves it at its defaults, and
+/* test_schedule_settings.c - whose schedule counts: the environment's where a program leaves it at its defaults, and
  * server 0's for the whole fabric. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* setenv */
