@@ -1613,7 +1613,7 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   uint64_t request;
 } mlfab__pull_done;
 
-/* --- allreduce: see tree.h --- */
+/* --- allreduce: see trees.h --- */
 
 #define MLFAB__TREE_NODES_MAX 1024u
 
@@ -1636,7 +1636,7 @@ typedef struct mlfab__tree_plan {
   uint32_t nodes;
 } mlfab__tree_plan;
 
-/* --- slices that move between servers: see reslice.h --- */
+/* --- slices that move between servers: see reshard.h --- */
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
@@ -1715,7 +1715,7 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   uint32_t slices;
 } mlfab__thaw;
 
-/* --- collectives: who takes part (roll.h), and what passes between workers (stream.h) --- */
+/* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
 
 typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
   uint32_t epoch;                      /* that it knows to be over, 0: none */
@@ -5249,7 +5249,7 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
 /* ==============================================================================================
  * core/model/layout.c
  * ============================================================================================== */
-/* layout.c - the flat model and its slices. See slice.h. */
+/* layout.c - the flat model and its slices. See layout.h. */
 
 #define LAYOUT_NOBODY 0xffffffffu
 
@@ -7328,7 +7328,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * ============================================================================================== */
 /* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
  *
- * Server 0 keeps the roll of those who take part (roll.h). A worker:
+ * Server 0 keeps the roll of those who take part (membership.h). A worker:
  *
  *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
  *                                ^                     |                         |
@@ -7378,7 +7378,7 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
- * A call that runs in shared memory (arena.h) takes a number here like any other (`outside`), so
+ * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
  * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
@@ -7657,7 +7657,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
  * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
  * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
  * them: what a link still has is detached. Their contents may change once the peer can only have
- * them (ring.h): they are not read again. (4) Eager bytes that the peer has not consumed are
+ * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
  * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
  * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
  * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
@@ -7873,7 +7873,7 @@ typedef struct mlfab__engine {
   struct mlfab__engine *next; /* of the armed ones */
 } mlfab__engine;
 
-/* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
+/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
  * towards comm. It has a number of this worker's own from the beginning, and one that is the same
  * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
  * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
@@ -8104,7 +8104,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
-/* --- for objects: eager.c, gossip.c, schedules --- */
+/* --- for objects: partial_run.c, stochastic.c, schedules --- */
 
 /* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
  * anything before the call that opens it (comm_call.opens). */
@@ -8165,7 +8165,7 @@ MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
                                              uint64_t now_ns);
 
-/* --- between comm.c and play.c --- */
+/* --- between comm.c and engine.c --- */
 
 /* Around whatever may end the epoch. now_ns 0: as before. */
 MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
@@ -8198,11 +8198,11 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
 /* ==============================================================================================
  * core/coll/partial_run.h
  * ============================================================================================== */
-/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: eager.c. */
+/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 
-typedef struct mlfab__partial_run mlfab__partial_run; /* eager.c */
+typedef struct mlfab__partial_run mlfab__partial_run; /* partial_run.c */
 
 /* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
  * as of mlfab_partial_open. */
@@ -8232,11 +8232,11 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 /* ==============================================================================================
  * core/coll/stochastic.h
  * ============================================================================================== */
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: gossip.c. */
+/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
 
 #if MLFAB_WITH_STOCHASTIC
 
-typedef struct mlfab__stochastic mlfab__stochastic; /* gossip.c */
+typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
 /* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
  * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
@@ -8411,7 +8411,7 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
  * ============================================================================================== */
 /* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
- * A worker asks (RESHARD); server 0 computes who owns what from then on (slice.h) and carries it out
+ * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
  * as one attempt, with a number of its own:
  *
  *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
@@ -8427,7 +8427,7 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
  * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
  * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
  * that one server at least has decided; up to that one it announces again what is undecided
- * anywhere, and waits for it (thaw.c says why that ends). Then every update of its is decided at all
+ * anywhere, and waits for it (reshard_worker.c says why that ends). Then every update of its is decided at all
  * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
  * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
  * compute are, since they have not stopped.
@@ -9530,7 +9530,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
 /* ==============================================================================================
  * core/coll/user_dag.h
  * ============================================================================================== */
-/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: script.c. */
+/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 
 enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
 
@@ -10448,7 +10448,8 @@ typedef struct mlfab__outgoing {
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
   uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
-  uint8_t *packets;   /* of the whole update, ascending: see sift.c; kept for the slot's next one */
+  uint8_t *
+      packets; /* of the whole update, ascending: see sparse_push.c; kept for the slot's next one */
   uint64_t packet_room, packet_bytes;
   const struct mlfab__push_codec *codec; /* how its bytes go */
   int filtered;                          /* as packets that filters have made */
@@ -11039,7 +11040,7 @@ struct mlfab_node {
   int closed; /* no call begins any more: its context is being closed */
 };
 
-/* --- between node.c and boot.c --- */
+/* --- between node.c and bootstrap.c --- */
 
 /* Defaults filled in, contradictions refused. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
@@ -11072,7 +11073,7 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
                                      uint32_t asking_peer, int other, uint32_t other_peer);
 
-/* --- hop.c: links between workers --- */
+/* --- peer_link.c: links between workers --- */
 
 /* The link to this worker's aggregator role is wanted. */
 MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
@@ -17651,7 +17652,7 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
  * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
  * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
  * when all clocks that it touches allow it, a pull is answered when all have let it pass, one after
- * another (answer.c).
+ * another (serve.c).
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
@@ -21153,7 +21154,7 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 /* ==============================================================================================
  * core/coll/algorithm.c
  * ============================================================================================== */
-/* algorithm.c - collectives as schedules: see ring.h. Layer 2.
+/* algorithm.c - collectives as schedules: see algorithm.h. Layer 2.
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
  * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either
@@ -21903,7 +21904,7 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
  * core/coll/partial.h
  * ============================================================================================== */
 /* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
- * rounds. Layer 2. Messages, plays and requests are the runner's (eager.c).
+ * rounds. Layer 2. Messages, plays and requests are the runner's (partial_run.c).
  *
  * A round is activation, then exchange:
  *
@@ -26108,7 +26109,7 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
 /* ==============================================================================================
  * core/coll/membership.c
  * ============================================================================================== */
-/* membership.c - server 0 keeps the roll of collectives. See roll.h.
+/* membership.c - server 0 keeps the roll of collectives. See membership.h.
  *
  * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
  * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
@@ -29103,7 +29104,7 @@ MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
 /* ==============================================================================================
  * core/sched/network.c
  * ============================================================================================== */
-/* network.c - residual capacities, how long transfers take, and reservations: see link.h. */
+/* network.c - residual capacities, how long transfers take, and reservations: see network.h. */
 
 enum {
   NETWORK_FIRST = 4, /* steps of a profile without memory of its own */
@@ -37443,7 +37444,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
  * ============================================================================================== */
 /* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
  *
- * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
+ * For: what apply.c and serve.c need where bytes come and go as packets. Not for: the queue, credit,
  * commits, which do not care what the bytes are.
  *
  * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
@@ -37847,7 +37848,7 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
  * version.h and packet.h.
  *
  * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
- * is answered when (answer.c), nor how its bytes are kept still (a pull pins blocks).
+ * is answered when (serve.c), nor how its bytes are kept still (a pull pins blocks).
  *
  * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
  * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece
@@ -38131,7 +38132,7 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
 /* ==============================================================================================
  * core/reshard/reshard.c
  * ============================================================================================== */
-/* reshard.c - server 0 leads slices from server to server. See reslice.h. */
+/* reshard.c - server 0 leads slices from server to server. See reshard.h. */
 
 #include <stdio.h>
 

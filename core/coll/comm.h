@@ -1,6 +1,6 @@
 /* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
  *
- * Server 0 keeps the roll of those who take part (roll.h). A worker:
+ * Server 0 keeps the roll of those who take part (membership.h). A worker:
  *
  *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
  *                                ^                     |                         |
@@ -50,7 +50,7 @@
  * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
- * A call that runs in shared memory (arena.h) takes a number here like any other (`outside`), so
+ * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
  * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
@@ -160,7 +160,7 @@ typedef struct mlfab__engine {
   struct mlfab__engine *next; /* of the armed ones */
 } mlfab__engine;
 
-/* Everything that another part of the communicator (eager.c, gossip.c, a user's schedule) is,
+/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
  * towards comm. It has a number of this worker's own from the beginning, and one that is the same
  * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
  * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
@@ -391,7 +391,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
-/* --- for objects: eager.c, gossip.c, schedules --- */
+/* --- for objects: partial_run.c, stochastic.c, schedules --- */
 
 /* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
  * anything before the call that opens it (comm_call.opens). */
@@ -452,7 +452,7 @@ MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
                                              uint64_t now_ns);
 
-/* --- between comm.c and play.c --- */
+/* --- between comm.c and engine.c --- */
 
 /* Around whatever may end the epoch. now_ns 0: as before. */
 MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);

@@ -1,4 +1,4 @@
-/* membership.c - server 0 keeps the roll of collectives. See roll.h.
+/* membership.c - server 0 keeps the roll of collectives. See membership.h.
  *
  * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
  * epoch ended. Everything that it says is said again when a worker repeats what it said itself;

@@ -1,5 +1,5 @@
 /* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
- * rounds. Layer 2. Messages, plays and requests are the runner's (eager.c).
+ * rounds. Layer 2. Messages, plays and requests are the runner's (partial_run.c).
  *
  * A round is activation, then exchange:
  *

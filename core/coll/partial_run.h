@@ -1,4 +1,4 @@
-/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: eager.c. */
+/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
 #ifndef MLFAB__PARTIAL_RUN_H
 #define MLFAB__PARTIAL_RUN_H
 
@@ -6,7 +6,7 @@
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 
-typedef struct mlfab__partial_run mlfab__partial_run; /* eager.c */
+typedef struct mlfab__partial_run mlfab__partial_run; /* partial_run.c */
 
 /* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
  * as of mlfab_partial_open. */

@@ -1,4 +1,4 @@
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: gossip.c. */
+/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
 #ifndef MLFAB__STOCHASTIC_H
 #define MLFAB__STOCHASTIC_H
 
@@ -6,7 +6,7 @@
 
 #if MLFAB_WITH_STOCHASTIC
 
-typedef struct mlfab__stochastic mlfab__stochastic; /* gossip.c */
+typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
 /* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
  * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which

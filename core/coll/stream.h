@@ -20,7 +20,7 @@
  * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
  * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
  * them: what a link still has is detached. Their contents may change once the peer can only have
- * them (ring.h): they are not read again. (4) Eager bytes that the peer has not consumed are
+ * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
  * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
  * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
  * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`

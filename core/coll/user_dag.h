@@ -1,4 +1,4 @@
-/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: script.c. */
+/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 #ifndef MLFAB__USER_DAG_H
 #define MLFAB__USER_DAG_H
 

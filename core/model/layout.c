@@ -1,4 +1,4 @@
-/* layout.c - the flat model and its slices. See slice.h. */
+/* layout.c - the flat model and its slices. See layout.h. */
 #include "layout.h"
 
 #include "../kernels/reduce.h"

@@ -315,7 +315,7 @@ struct mlfab_node {
   int closed; /* no call begins any more: its context is being closed */
 };
 
-/* --- between node.c and boot.c --- */
+/* --- between node.c and bootstrap.c --- */
 
 /* Defaults filled in, contradictions refused. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
@@ -348,7 +348,7 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
 MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
                                      uint32_t asking_peer, int other, uint32_t other_peer);
 
-/* --- hop.c: links between workers --- */
+/* --- peer_link.c: links between workers --- */
 
 /* The link to this worker's aggregator role is wanted. */
 MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);

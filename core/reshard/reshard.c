@@ -1,4 +1,4 @@
-/* reshard.c - server 0 leads slices from server to server. See reslice.h. */
+/* reshard.c - server 0 leads slices from server to server. See reshard.h. */
 #include "reshard.h"
 
 #include <stdio.h>

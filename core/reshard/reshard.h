@@ -1,6 +1,6 @@
 /* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
- * A worker asks (RESHARD); server 0 computes who owns what from then on (slice.h) and carries it out
+ * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
  * as one attempt, with a number of its own:
  *
  *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
@@ -16,7 +16,7 @@
  * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
  * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
  * that one server at least has decided; up to that one it announces again what is undecided
- * anywhere, and waits for it (thaw.c says why that ends). Then every update of its is decided at all
+ * anywhere, and waits for it (reshard_worker.c says why that ends). Then every update of its is decided at all
  * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
  * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
  * compute are, since they have not stopped.

@@ -1,4 +1,4 @@
-/* network.c - residual capacities, how long transfers take, and reservations: see link.h. */
+/* network.c - residual capacities, how long transfers take, and reservations: see network.h. */
 #include "network.h"
 
 enum {

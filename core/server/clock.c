@@ -5,7 +5,7 @@
  * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
  * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
  * when all clocks that it touches allow it, a pull is answered when all have let it pass, one after
- * another (answer.c).
+ * another (serve.c).
  *
  *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN

@@ -2,7 +2,7 @@
  * version.h and packet.h.
  *
  * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
- * is answered when (answer.c), nor how its bytes are kept still (a pull pins blocks).
+ * is answered when (serve.c), nor how its bytes are kept still (a pull pins blocks).
  *
  * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
  * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece

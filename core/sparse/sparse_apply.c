@@ -1,6 +1,6 @@
 /* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
  *
- * For: what intake.c and answer.c need where bytes come and go as packets. Not for: the queue, credit,
+ * For: what apply.c and serve.c need where bytes come and go as packets. Not for: the queue, credit,
  * commits, which do not care what the bytes are.
  *
  * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or

@@ -514,7 +514,7 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
   uint64_t request;
 } mlfab__pull_done;
 
-/* --- allreduce: see tree.h --- */
+/* --- allreduce: see trees.h --- */
 
 #define MLFAB__TREE_NODES_MAX 1024u
 
@@ -537,7 +537,7 @@ typedef struct mlfab__tree_plan {
   uint32_t nodes;
 } mlfab__tree_plan;
 
-/* --- slices that move between servers: see reslice.h --- */
+/* --- slices that move between servers: see reshard.h --- */
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
@@ -616,7 +616,7 @@ typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of 
   uint32_t slices;
 } mlfab__thaw;
 
-/* --- collectives: who takes part (roll.h), and what passes between workers (stream.h) --- */
+/* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
 
 typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
   uint32_t epoch;                      /* that it knows to be over, 0: none */

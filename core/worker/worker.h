@@ -82,7 +82,8 @@ typedef struct mlfab__outgoing {
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
   uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
-  uint8_t *packets;   /* of the whole update, ascending: see sift.c; kept for the slot's next one */
+  uint8_t *
+      packets; /* of the whole update, ascending: see sparse_push.c; kept for the slot's next one */
   uint64_t packet_room, packet_bytes;
   const struct mlfab__push_codec *codec; /* how its bytes go */
   int filtered;                          /* as packets that filters have made */

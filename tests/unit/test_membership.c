@@ -474,7 +474,7 @@ static uint64_t first_seed(void) {
   return text ? strtoull(text, NULL, 10) : 1;
 }
 
-/* The order that roll.h tells, picked literally: host after host. */
+/* The order that membership.h tells, picked literally: host after host. */
 static void expect_order(const worker *me) {
   int placed[WORKERS] = {0};
   for (uint32_t at = 0; at < me->members;) {

@@ -2,7 +2,7 @@
  *
  * The literal model is plain loops over typed arrays: one weight after the other, the rules as they
  * are written in the papers, rounds as sums in the order of ranks. Only the layout (which slice and
- * server an element is in) is asked of core/model/layout.c, whose own test is test_slice.c. Random models,
+ * server an element is in) is asked of core/model/layout.c, whose own test is test_layout.c. Random models,
  * worlds and pushes with random and tiny block, chunk and eager sizes take every path through the
  * server: in place, staged, granted, many blocks. */
 #include "world.h"

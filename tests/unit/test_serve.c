@@ -21,7 +21,7 @@ enum {
   EAGER = 8192,
   FRAMES = BYTES / CHUNK,
   LOG = 4096,
-  FOR_PLAN = 1, /* why a pull is held: answer.c */
+  FOR_PLAN = 1, /* why a pull is held: serve.c */
   FOR_TURN = 2
 };
 #define BEAT 500000000ull
