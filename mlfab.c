@@ -1310,12 +1310,9 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
   uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
-  uint32_t tensors, optimizer, mean, deterministic, slices, ghost;
-  uint32_t first_weights; /* 1: first weights follow as update 0 */
-  uint32_t active, tags, pull_half;
-  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
-  double change_threshold, change_decay;
-  mlfab_sync consistency; /* `size` does not travel */
+  uint32_t tensors;
+  uint32_t first_weights;      /* 1: first weights follow as update 0 */
+  mlfab_model_options options; /* without `sync` and the sizes, which do not travel */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -1328,9 +1325,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
-  /* Worker 0's options, which win, follow as a define without tensors, but with the `ask` that this
-   * answers. */
-  mlfab__define options;
+  uint32_t ask;                /* of the DEFINE that this answers */
+  uint32_t first_weights;      /* 1: the receiver's own first weights are the model's */
+  mlfab_model_options options; /* worker 0's, which win; as in a DEFINE */
 } mlfab__define_ack;
 
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
@@ -2049,13 +2046,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SYNC_IN(N, in)                                                                      \
   N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
   N(in keep_late) N(in chance) N(in alpha)
-#define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in ask) N(in tensors) N(in optimizer) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
-  N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
-  N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
-  N(in change_decay) WIRE_SYNC_IN(N, in consistency.)
-#define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
-#define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
+#define WIRE_OPTIONS(N)                                                                          \
+  N(options.optimizer) N(options.mean) N(options.deterministic) N(options.slices)                \
+  N(options.ghost) N(options.active) N(options.gamma) N(options.adadelay_c) N(options.beta1)     \
+  N(options.beta2) N(options.epsilon) N(options.weight_decay)                                    \
+  WIRE_SYNC_IN(N, options.consistency.) N(options.tags) N(options.pull_half)                     \
+  N(options.change_threshold) N(options.change_decay)
+#define WIRE_DEFINE(N, T) N(ask) N(tensors) N(first_weights) WIRE_OPTIONS(N)
+#define WIRE_DEFINE_ACK(N, T) \
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) WIRE_OPTIONS(N)
 #define WIRE_PUSH(N, T) \
   N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm) N(parts)
 #define WIRE_CHUNK(N, T) N(seq) N(offset) N(generation)
@@ -2861,7 +2860,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 #undef WIRE_HEARTBEAT
 #undef WIRE_BYE
 #undef WIRE_MEMBER
-#undef WIRE_DEFINE_IN
+#undef WIRE_OPTIONS
 #undef WIRE_DEFINE
 #undef WIRE_DEFINE_ACK
 #undef WIRE_PUSH
@@ -9821,7 +9820,7 @@ typedef struct mlfab__server_peer {
   uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
   uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
-  mlfab__define definition_options;
+  mlfab__define define; /* its options, and how many tensors the table has */
 } mlfab__server_peer;
 
 /* A consistency model of some of the slices, and how far they are. See clock.c. */
@@ -10000,7 +9999,7 @@ struct mlfab__server {
   mlfab__layout layout;
   mlfab__tensor_info *definition;
   uint32_t ndefinition;
-  mlfab__define options;
+  mlfab_model_options options;
   uint32_t refusals; /* definitions of worker 0 that were refused; why the last one was */
   int32_t refusal_code;
   char refusal[MLFAB__TEXT_MAX];
@@ -13614,7 +13613,7 @@ static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
     node->layout_epoch = node->worker.epoch;
     mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
-                            node->worker.define.ghost != 0);
+                            node->worker.define.options.ghost != 0);
   }
   if (node->is_server) mlfab__reshard_server_check(&node->server);
   node_settle(node);
@@ -14524,10 +14523,10 @@ static int sources_one(const mlfab__worker *worker, const mlfab_buf *buf, int ba
   const mlfab__layout *layout = &worker->layout;
   uint64_t count;
   char of[32];
-  if (!buf->data && !bare && !worker->define.ghost) {
+  if (!buf->data && !bare && !worker->define.options.ghost) {
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the buffer of %s is NULL", sources_of(buf, of));
   }
-  source->data = worker->define.ghost ? NULL : buf->data;
+  source->data = worker->define.options.ghost ? NULL : buf->data;
   if (buf->tensor == MLFAB_ALL) {
     if (!layout->uniform_dtype) {
       return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "MLFAB_ALL needs tensors of one element type");
@@ -14666,7 +14665,7 @@ MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   const mlfab__layout *layout = &worker->layout;
   mlfab__cache *cache = &worker->cache;
-  if (worker->define.tags == 0 || cache->bytes) return 0;
+  if (worker->define.options.tags == 0 || cache->bytes) return 0;
   cache->bytes = mlfab__alloc_aligned(env, layout->bytes);
   cache->commits = mlfab__alloc_array(env, layout->nslices, sizeof *cache->commits);
   cache->brought = mlfab__alloc_array(env, layout->nslices, sizeof *cache->brought);
@@ -15088,7 +15087,7 @@ static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const m
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
-  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.ghost != 0;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
   if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
@@ -15905,7 +15904,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 /* Is it small enough to be copied? */
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
-         !worker->define.ghost;
+         !worker->define.options.ghost;
 }
 
 /* The image of a small update, or the caller's buffers as they are. */
@@ -16007,8 +16006,8 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
 /* What is known of the parts once the update's bytes are. */
 static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
   /* A deterministic round adds in the order of ranks: there is nothing to plan. */
-  int planned =
-      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  int planned = push_plans(worker) && !worker->define.options.deterministic &&
+                !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
@@ -16244,8 +16243,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   update->kept = 0;
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
-                      worker->define.optimizer == MLFAB_OPTIMIZER_SGD &&
-                      !(worker->define.weight_decay > 0.0) && !update->flags &&
+                      worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
+                      !(worker->define.options.weight_decay > 0.0) && !update->flags &&
                       worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   return code;
 }
@@ -16271,7 +16270,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   for (uint32_t i = 0; i < worker->layout.nslices; i++) {
     update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
   }
-  if (options->clip_norm > 0.0 && !worker->define.ghost) {
+  if (options->clip_norm > 0.0 && !worker->define.options.ghost) {
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);
@@ -16799,29 +16798,16 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   return 0;
 }
 
-static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
-  define->optimizer = o->optimizer;
-  if (o->consistency.size > 0)
-    memcpy(&define->consistency, &o->consistency,
-           mlfab__min(o->consistency.size, sizeof define->consistency));
+/* The options as they travel: the whole consistency model stands in `consistency`. */
+static void worker_options(const mlfab_model_options *given, mlfab_model_options *options) {
+  mlfab_sync *sync = &options->consistency;
+  *options = *given;
+  memset(sync, 0, sizeof *sync);
+  if (given->consistency.size > 0)
+    memcpy(sync, &given->consistency, mlfab__min(given->consistency.size, sizeof *sync));
   else
-    define->consistency.kind = o->sync;
-  mlfab__sync_complete(&define->consistency);
-  define->active = o->active;
-  define->tags = o->tags;
-  define->pull_half = o->pull_half;
-  define->change_threshold = o->change_threshold;
-  define->change_decay = o->change_decay;
-  define->mean = o->mean;
-  define->deterministic = o->deterministic;
-  define->slices = o->slices;
-  define->ghost = o->ghost;
-  define->gamma = o->gamma;
-  define->adadelay_c = o->adadelay_c;
-  define->beta1 = o->beta1;
-  define->beta2 = o->beta2;
-  define->epsilon = o->epsilon;
-  define->weight_decay = o->weight_decay;
+    sync->kind = given->sync;
+  mlfab__sync_complete(sync);
 }
 
 /* Is the model in range? The text says whose call it was. */
@@ -16840,13 +16826,12 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_syn
   if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
       memcmp(sync, &none, sizeof none) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: consistency.size is not set");
-  return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
+  return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
 /* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
-  mlfab_model_options options = *o;
   mlfab__optimizer optimizer;
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -16871,9 +16856,8 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
   }
   int code = worker_check_consistency(worker, &o->consistency, error);
   if (code) return code;
-  options.consistency = worker->define.consistency;
   mlfab_error wrong;
-  code = mlfab__store_check(&options, &worker->layout, &optimizer, &wrong);
+  code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);
   return code ? MLFAB__FAIL(error, code, "model_start: %.230s", wrong.text) : 0;
 }
 
@@ -16900,7 +16884,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
     mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %d slices", MLFAB__SLICES_MAX);
-  worker_options(options, &worker->define);
+  worker_options(options, &worker->define.options);
   code = worker_check_options(worker, options, error);
   if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
@@ -16983,14 +16967,14 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                               uint64_t now_ns) {
-  mlfab__define_ack ack;
+  mlfab__define_ack ack = {.code = 0};
   mlfab__stream *stream = &worker->streams[server];
   if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a DEFINE_ACK that does not parse");
     return;
   }
-  if (!worker->model_request || stream->defined || ack.options.ask != worker->define.ask) return;
+  if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
     return;
@@ -17001,30 +16985,27 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
     return;
   }
-  /* Worker 0's options win, but for what belongs to this worker alone. */
-  uint32_t tensors = worker->define.tensors, first_weights = worker->define.first_weights;
-  if (ack.options.slices != worker->define.slices) {
+  /* Worker 0's options win. */
+  if (ack.options.slices != worker->define.options.slices) {
     char text[128];
     snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
-             worker->define.slices, ack.options.slices);
+             worker->define.options.slices, ack.options.slices);
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
-  if (ack.options.active != worker->define.active) {
+  if (ack.options.active != worker->define.options.active) {
     char text[128];
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
-             worker->define.active, ack.options.active);
+             worker->define.options.active, ack.options.active);
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
-  stream->own_weights = ack.options.first_weights != 0;
-  worker->define = ack.options;
-  worker->define.tensors = tensors;
-  worker->define.first_weights = first_weights;
+  stream->own_weights = ack.first_weights != 0;
+  worker->define.options = ack.options;
   stream->defined = 1;
   stream->define = 0;
   stream->round = ack.v_train;
-  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.consistency.kind);
+  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.options.consistency.kind);
   worker->due = 1;
 }
 
@@ -20516,10 +20497,9 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.server = server->number;
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
-  ack.options.ask = server->peers[worker].definition_options.ask;
-  /* Whether the receiver's own first weights are the model's. */
-  ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
-                              server->first_weights_incarnation == server->peers[0].incarnation;
+  ack.ask = server->peers[worker].define.ask;
+  ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
+                      server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);
   memcpy(ack.text, text, n < sizeof ack.text ? n : sizeof ack.text - 1);
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
@@ -20548,40 +20528,17 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
   return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
 }
 
-static void server_options(const mlfab__define *define, mlfab_model_options *options) {
-  memset(options, 0, sizeof *options);
-  options->size = sizeof *options;
-  options->optimizer = define->optimizer;
-  options->consistency = define->consistency;
-  options->sync = define->consistency.kind;
-  options->mean = define->mean;
-  options->deterministic = define->deterministic;
-  options->slices = define->slices;
-  options->active = define->active;
-  options->tags = define->tags;
-  options->pull_half = define->pull_half;
-  options->change_threshold = define->change_threshold;
-  options->change_decay = define->change_decay;
-  options->ghost = define->ghost;
-  options->gamma = define->gamma;
-  options->adadelay_c = define->adadelay_c;
-  options->beta1 = define->beta1;
-  options->beta2 = define->beta2;
-  options->epsilon = define->epsilon;
-  options->weight_decay = define->weight_decay;
-}
-
 /* What this server, as it is configured and built, cannot do. */
-static int server_unsupported(const mlfab__server *server, const mlfab__define *define,
+static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
-  int packets = define->tags > 0 || define->pull_half || define->change_threshold > 0.0 ||
+  int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
                 server->config->change_filter;
   if (packets && !server->sparse)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
-  if (mlfab__sync_rounds(define->consistency.kind) &&
+  if (mlfab__sync_rounds(options->consistency.kind) &&
       server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
@@ -20590,18 +20547,18 @@ static int server_unsupported(const mlfab__server *server, const mlfab__define *
 }
 
 /* The store, and the memory for updates on their way. Errors: MEMORY. */
-static int server_memory(mlfab__server *server, const mlfab__define *define) {
+static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
-  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(define->optimizer);
+  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
   int code = mlfab__store_init(
       env, &server->store, &server->layout, server->number, server->config->block_bytes,
-      mlfab__sync_rounds(define->consistency.kind), states, define->ghost != 0);
+      mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
   if (code || shard == 0) return code;
   server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
   if (!server->queue.ahead) return MLFAB_ERR_MEMORY;
-  server->apply.stage_bytes = mlfab__server_stage(server, shard, define->ghost != 0);
-  if (define->ghost) return 0;
+  server->apply.stage_bytes = mlfab__server_stage(server, shard, options->ghost != 0);
+  if (options->ghost) return 0;
   server->apply.stages[0] = mlfab__alloc(env, server->apply.stage_bytes);
   if (!server->apply.stages[0]) return MLFAB_ERR_MEMORY;
   if (!server->config->on_update) return 0;
@@ -20617,8 +20574,8 @@ static int server_no_memory(const mlfab__server *server, int code, mlfab_error *
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
-  mlfab_model_options options;
-  int code = server_unsupported(server, define, error);
+  const mlfab_model_options *options = &define->options;
+  int code = server_unsupported(server, options, error);
   if (code) return code;
   server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
   if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
@@ -20626,20 +20583,19 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, define->slices,
-                             server->servers, define->active, server->config->model_max_bytes,
+  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, options->slices,
+                             server->servers, options->active, server->config->model_max_bytes,
                              &server->layout, error);
-  server_options(define, &options);
-  if (!code) code = mlfab__store_check(&options, &server->layout, &server->optimizer, error);
-  if (!code) code = server_check(server, &define->consistency, error);
+  if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
+  if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
-  code = server_memory(server, define);
+  code = server_memory(server, options);
   server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
-  server->options = *define;
+  server->options = *options;
   server->epoch = 1;
-  if (!code && server->sparse) code = server->sparse->open(server, define->ghost != 0);
+  if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
-  mlfab__clock_start(server, &define->consistency);
+  mlfab__clock_start(server, &options->consistency);
   if (server->policy) server->policy->told(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
@@ -20672,7 +20628,7 @@ static void server_stands(mlfab__server *server) {
     if (!peer->definition || !peer->connected) continue;
     mlfab_error error;
     error.text[0] = 0;
-    int code = server_compare(server, &peer->definition_options, peer->definition, &error);
+    int code = server_compare(server, &peer->define, peer->definition, &error);
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
     peer->definition = NULL;
     peer->definition_bytes = 0;
@@ -20724,7 +20680,9 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
     return;
   }
-  peer->definition_options.ask = define.ask;
+  define.options.size = sizeof define.options;
+  define.options.sync = define.options.consistency.kind;
+  peer->define.ask = define.ask;
   uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
   if (!copy) {
     server_define_ack(server, worker, MLFAB_ERR_MEMORY,
@@ -20735,7 +20693,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   mlfab__free(server->env, peer->definition, peer->definition_bytes);
   peer->definition = copy;
   peer->definition_bytes = frame->bulk_bytes;
-  peer->definition_options = define;
+  peer->define = define;
   if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
     /* Its first weights never came: it tries again, perhaps with another model. */
     mlfab__apply_free(server);
@@ -37227,7 +37185,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
   if (!tensor)
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "push_sparse: there is no tensor %u",
                        sparse->tensor);
-  if (worker->define.ghost)
+  if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: sparse updates of ghost tensors");
   if (sparse->count > 0 && (!sparse->indices || !sparse->values))
@@ -37420,7 +37378,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
   int code = sparse_push_check(&filter, error);
   if (code) return code;
-  if (worker->define.ghost)
+  if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: filters on ghost tensors");
   for (uint32_t i = first; i < end; i++) {
     if (layout->tensors[i].dtype == MLFAB_I64)
@@ -37871,7 +37829,7 @@ enum {
 /* --- commits --- */
 
 static int delta_open(mlfab__server *server, int ghost) {
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
                              server->config->change_filter != NULL);
   int code = server->watch || (options->pull_half && !ghost) ? mlfab__sparse_apply_room(server) : 0;
@@ -37915,7 +37873,7 @@ static void delta_select(const mlfab__server *server, const mlfab__piece *piece,
 
 static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
                         uint8_t *after) {
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
   uint64_t t = server->clocks[slice->clock].v_train + 1;
   if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {
@@ -38681,7 +38639,7 @@ static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_serv
 /* The store of the new slices, beside the one that counts. */
 static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   mlfab_error error;
   int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
                                  server->servers, options->active, server->config->model_max_bytes,
@@ -42100,7 +42058,8 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   const mlfab__layout *layout = &ctx->node->worker.layout;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
-  if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
+  if (!ctx->node->is_worker || !ctx->node->worker.stands ||
+      ctx->node->worker.define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
     mlfab__context_leave(ctx);
     return code;
@@ -42658,7 +42617,7 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
   if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.consistency.kind))
+      mlfab__sync_rounds(node->worker.define.options.consistency.kind))
     return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: a delay bound with rounds, which drop nothing");
   if (node->routes[0].dead)

@@ -102,7 +102,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab talk exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 5
+#define MLFAB_PROTOCOL 6
 
 #ifndef MLFAB_API
 #define MLFAB_API

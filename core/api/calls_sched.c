@@ -11,7 +11,7 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
   if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.consistency.kind))
+      mlfab__sync_rounds(node->worker.define.options.consistency.kind))
     return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: a delay bound with rounds, which drop nothing");
   if (node->routes[0].dead)

@@ -233,7 +233,8 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   const mlfab__layout *layout = &ctx->node->worker.layout;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
-  if (!ctx->node->is_worker || !ctx->node->worker.stands || ctx->node->worker.define.ghost) {
+  if (!ctx->node->is_worker || !ctx->node->worker.stands ||
+      ctx->node->worker.define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
     mlfab__context_leave(ctx);
     return code;

@@ -1524,7 +1524,7 @@ static void node_epilogue(mlfab_node *node) {
   if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
     node->layout_epoch = node->worker.epoch;
     mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
-                            node->worker.define.ghost != 0);
+                            node->worker.define.options.ghost != 0);
   }
   if (node->is_server) mlfab__reshard_server_check(&node->server);
   node_settle(node);

@@ -114,7 +114,7 @@ static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_serv
 /* The store of the new slices, beside the one that counts. */
 static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   mlfab_error error;
   int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
                                  server->servers, options->active, server->config->model_max_bytes,

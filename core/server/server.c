@@ -226,10 +226,9 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.server = server->number;
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
-  ack.options.ask = server->peers[worker].definition_options.ask;
-  /* Whether the receiver's own first weights are the model's. */
-  ack.options.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
-                              server->first_weights_incarnation == server->peers[0].incarnation;
+  ack.ask = server->peers[worker].define.ask;
+  ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
+                      server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);
   memcpy(ack.text, text, n < sizeof ack.text ? n : sizeof ack.text - 1);
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
@@ -258,40 +257,17 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
   return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
 }
 
-static void server_options(const mlfab__define *define, mlfab_model_options *options) {
-  memset(options, 0, sizeof *options);
-  options->size = sizeof *options;
-  options->optimizer = define->optimizer;
-  options->consistency = define->consistency;
-  options->sync = define->consistency.kind;
-  options->mean = define->mean;
-  options->deterministic = define->deterministic;
-  options->slices = define->slices;
-  options->active = define->active;
-  options->tags = define->tags;
-  options->pull_half = define->pull_half;
-  options->change_threshold = define->change_threshold;
-  options->change_decay = define->change_decay;
-  options->ghost = define->ghost;
-  options->gamma = define->gamma;
-  options->adadelay_c = define->adadelay_c;
-  options->beta1 = define->beta1;
-  options->beta2 = define->beta2;
-  options->epsilon = define->epsilon;
-  options->weight_decay = define->weight_decay;
-}
-
 /* What this server, as it is configured and built, cannot do. */
-static int server_unsupported(const mlfab__server *server, const mlfab__define *define,
+static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
-  int packets = define->tags > 0 || define->pull_half || define->change_threshold > 0.0 ||
+  int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
                 server->config->change_filter;
   if (packets && !server->sparse)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
-  if (mlfab__sync_rounds(define->consistency.kind) &&
+  if (mlfab__sync_rounds(options->consistency.kind) &&
       server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
@@ -300,18 +276,18 @@ static int server_unsupported(const mlfab__server *server, const mlfab__define *
 }
 
 /* The store, and the memory for updates on their way. Errors: MEMORY. */
-static int server_memory(mlfab__server *server, const mlfab__define *define) {
+static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
-  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(define->optimizer);
+  uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
   int code = mlfab__store_init(
       env, &server->store, &server->layout, server->number, server->config->block_bytes,
-      mlfab__sync_rounds(define->consistency.kind), states, define->ghost != 0);
+      mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
   if (code || shard == 0) return code;
   server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
   if (!server->queue.ahead) return MLFAB_ERR_MEMORY;
-  server->apply.stage_bytes = mlfab__server_stage(server, shard, define->ghost != 0);
-  if (define->ghost) return 0;
+  server->apply.stage_bytes = mlfab__server_stage(server, shard, options->ghost != 0);
+  if (options->ghost) return 0;
   server->apply.stages[0] = mlfab__alloc(env, server->apply.stage_bytes);
   if (!server->apply.stages[0]) return MLFAB_ERR_MEMORY;
   if (!server->config->on_update) return 0;
@@ -327,8 +303,8 @@ static int server_no_memory(const mlfab__server *server, int code, mlfab_error *
 /* Builds the model from worker 0's definition. */
 static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
                         mlfab_error *error) {
-  mlfab_model_options options;
-  int code = server_unsupported(server, define, error);
+  const mlfab_model_options *options = &define->options;
+  int code = server_unsupported(server, options, error);
   if (code) return code;
   server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
   if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
@@ -336,20 +312,19 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, define->slices,
-                             server->servers, define->active, server->config->model_max_bytes,
+  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, options->slices,
+                             server->servers, options->active, server->config->model_max_bytes,
                              &server->layout, error);
-  server_options(define, &options);
-  if (!code) code = mlfab__store_check(&options, &server->layout, &server->optimizer, error);
-  if (!code) code = server_check(server, &define->consistency, error);
+  if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
+  if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
-  code = server_memory(server, define);
+  code = server_memory(server, options);
   server->eager_bytes = mlfab__server_credit(server, server->store.bytes);
-  server->options = *define;
+  server->options = *options;
   server->epoch = 1;
-  if (!code && server->sparse) code = server->sparse->open(server, define->ghost != 0);
+  if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
-  mlfab__clock_start(server, &define->consistency);
+  mlfab__clock_start(server, &options->consistency);
   if (server->policy) server->policy->told(server);
   server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
@@ -382,7 +357,7 @@ static void server_stands(mlfab__server *server) {
     if (!peer->definition || !peer->connected) continue;
     mlfab_error error;
     error.text[0] = 0;
-    int code = server_compare(server, &peer->definition_options, peer->definition, &error);
+    int code = server_compare(server, &peer->define, peer->definition, &error);
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
     peer->definition = NULL;
     peer->definition_bytes = 0;
@@ -434,7 +409,9 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
     return;
   }
-  peer->definition_options.ask = define.ask;
+  define.options.size = sizeof define.options;
+  define.options.sync = define.options.consistency.kind;
+  peer->define.ask = define.ask;
   uint8_t *copy = mlfab__alloc(server->env, frame->bulk_bytes);
   if (!copy) {
     server_define_ack(server, worker, MLFAB_ERR_MEMORY,
@@ -445,7 +422,7 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   mlfab__free(server->env, peer->definition, peer->definition_bytes);
   peer->definition = copy;
   peer->definition_bytes = frame->bulk_bytes;
-  peer->definition_options = define;
+  peer->define = define;
   if (worker == 0 && server->phase == MLFAB__MODEL_DEFINED) {
     /* Its first weights never came: it tries again, perhaps with another model. */
     mlfab__apply_free(server);

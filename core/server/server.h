@@ -156,7 +156,7 @@ typedef struct mlfab__server_peer {
   uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
   uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
   uint32_t definition_bytes;
-  mlfab__define definition_options;
+  mlfab__define define; /* its options, and how many tensors the table has */
 } mlfab__server_peer;
 
 /* A consistency model of some of the slices, and how far they are. See clock.c. */
@@ -335,7 +335,7 @@ struct mlfab__server {
   mlfab__layout layout;
   mlfab__tensor_info *definition;
   uint32_t ndefinition;
-  mlfab__define options;
+  mlfab_model_options options;
   uint32_t refusals; /* definitions of worker 0 that were refused; why the last one was */
   int32_t refusal_code;
   char refusal[MLFAB__TEXT_MAX];

@@ -29,7 +29,7 @@ enum {
 /* --- commits --- */
 
 static int delta_open(mlfab__server *server, int ghost) {
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
                              server->config->change_filter != NULL);
   int code = server->watch || (options->pull_half && !ghost) ? mlfab__sparse_apply_room(server) : 0;
@@ -73,7 +73,7 @@ static void delta_select(const mlfab__server *server, const mlfab__piece *piece,
 
 static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
                         uint8_t *after) {
-  const mlfab__define *options = &server->options;
+  const mlfab_model_options *options = &server->options;
   const mlfab__shard_slice *slice = &server->store.slices[piece->slice];
   uint64_t t = server->clocks[slice->clock].v_train + 1;
   if (options->change_threshold > 0.0 && piece->dtype != MLFAB_I64) {

@@ -395,7 +395,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
   if (!tensor)
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "push_sparse: there is no tensor %u",
                        sparse->tensor);
-  if (worker->define.ghost)
+  if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: sparse updates of ghost tensors");
   if (sparse->count > 0 && (!sparse->indices || !sparse->values))
@@ -588,7 +588,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
   int code = sparse_push_check(&filter, error);
   if (code) return code;
-  if (worker->define.ghost)
+  if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: filters on ghost tensors");
   for (uint32_t i = first; i < end; i++) {
     if (layout->tensors[i].dtype == MLFAB_I64)

@@ -116,13 +116,15 @@ static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
 #define WIRE_SYNC_IN(N, in)                                                                      \
   N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
   N(in keep_late) N(in chance) N(in alpha)
-#define WIRE_DEFINE_IN(N, in)                                                                    \
-  N(in ask) N(in tensors) N(in optimizer) N(in mean) N(in deterministic) N(in slices) N(in ghost)               \
-  N(in first_weights) N(in active) N(in tags) N(in pull_half) N(in gamma) N(in adadelay_c)       \
-  N(in beta1) N(in beta2) N(in epsilon) N(in weight_decay) N(in change_threshold)                \
-  N(in change_decay) WIRE_SYNC_IN(N, in consistency.)
-#define WIRE_DEFINE(N, T) WIRE_DEFINE_IN(N, )
-#define WIRE_DEFINE_ACK(N, T) N(code) N(server) N(v_train) T(text) WIRE_DEFINE_IN(N, options.)
+#define WIRE_OPTIONS(N)                                                                          \
+  N(options.optimizer) N(options.mean) N(options.deterministic) N(options.slices)                \
+  N(options.ghost) N(options.active) N(options.gamma) N(options.adadelay_c) N(options.beta1)     \
+  N(options.beta2) N(options.epsilon) N(options.weight_decay)                                    \
+  WIRE_SYNC_IN(N, options.consistency.) N(options.tags) N(options.pull_half)                     \
+  N(options.change_threshold) N(options.change_decay)
+#define WIRE_DEFINE(N, T) N(ask) N(tensors) N(first_weights) WIRE_OPTIONS(N)
+#define WIRE_DEFINE_ACK(N, T) \
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) WIRE_OPTIONS(N)
 #define WIRE_PUSH(N, T) \
   N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm) N(parts)
 #define WIRE_CHUNK(N, T) N(seq) N(offset) N(generation)
@@ -928,7 +930,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 #undef WIRE_HEARTBEAT
 #undef WIRE_BYE
 #undef WIRE_MEMBER
-#undef WIRE_DEFINE_IN
+#undef WIRE_OPTIONS
 #undef WIRE_DEFINE
 #undef WIRE_DEFINE_ACK
 #undef WIRE_PUSH

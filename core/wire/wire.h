@@ -211,12 +211,9 @@ typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, die
 typedef struct
     mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
   uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
-  uint32_t tensors, optimizer, mean, deterministic, slices, ghost;
-  uint32_t first_weights; /* 1: first weights follow as update 0 */
-  uint32_t active, tags, pull_half;
-  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
-  double change_threshold, change_decay;
-  mlfab_sync consistency; /* `size` does not travel */
+  uint32_t tensors;
+  uint32_t first_weights;      /* 1: first weights follow as update 0 */
+  mlfab_model_options options; /* without `sync` and the sizes, which do not travel */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -229,9 +226,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model stands here, o
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
-  /* Worker 0's options, which win, follow as a define without tensors, but with the `ask` that this
-   * answers. */
-  mlfab__define options;
+  uint32_t ask;                /* of the DEFINE that this answers */
+  uint32_t first_weights;      /* 1: the receiver's own first weights are the model's */
+  mlfab_model_options options; /* worker 0's, which win; as in a DEFINE */
 } mlfab__define_ack;
 
 /* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */

@@ -23,7 +23,7 @@ MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   const mlfab__layout *layout = &worker->layout;
   mlfab__cache *cache = &worker->cache;
-  if (worker->define.tags == 0 || cache->bytes) return 0;
+  if (worker->define.options.tags == 0 || cache->bytes) return 0;
   cache->bytes = mlfab__alloc_aligned(env, layout->bytes);
   cache->commits = mlfab__alloc_array(env, layout->nslices, sizeof *cache->commits);
   cache->brought = mlfab__alloc_array(env, layout->nslices, sizeof *cache->brought);

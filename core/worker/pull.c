@@ -255,7 +255,7 @@ static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const m
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
-  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.ghost != 0;
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
   if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];

@@ -564,7 +564,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 /* Is it small enough to be copied? */
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
-         !worker->define.ghost;
+         !worker->define.options.ghost;
 }
 
 /* The image of a small update, or the caller's buffers as they are. */
@@ -666,8 +666,8 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
 /* What is known of the parts once the update's bytes are. */
 static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
   /* A deterministic round adds in the order of ranks: there is nothing to plan. */
-  int planned =
-      push_plans(worker) && !worker->define.deterministic && !(update->flags & MLFAB__PUSH_INIT);
+  int planned = push_plans(worker) && !worker->define.options.deterministic &&
+                !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
@@ -903,8 +903,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   update->kept = 0;
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
-                      worker->define.optimizer == MLFAB_OPTIMIZER_SGD &&
-                      !(worker->define.weight_decay > 0.0) && !update->flags &&
+                      worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
+                      !(worker->define.options.weight_decay > 0.0) && !update->flags &&
                       worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   return code;
 }
@@ -930,7 +930,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   for (uint32_t i = 0; i < worker->layout.nslices; i++) {
     update->versions[i] = options->version ? options->version - 1 : worker->pulled[i];
   }
-  if (options->clip_norm > 0.0 && !worker->define.ghost) {
+  if (options->clip_norm > 0.0 && !worker->define.options.ghost) {
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);

@@ -102,29 +102,16 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   return 0;
 }
 
-static void worker_options(const mlfab_model_options *o, mlfab__define *define) {
-  define->optimizer = o->optimizer;
-  if (o->consistency.size > 0)
-    memcpy(&define->consistency, &o->consistency,
-           mlfab__min(o->consistency.size, sizeof define->consistency));
+/* The options as they travel: the whole consistency model stands in `consistency`. */
+static void worker_options(const mlfab_model_options *given, mlfab_model_options *options) {
+  mlfab_sync *sync = &options->consistency;
+  *options = *given;
+  memset(sync, 0, sizeof *sync);
+  if (given->consistency.size > 0)
+    memcpy(sync, &given->consistency, mlfab__min(given->consistency.size, sizeof *sync));
   else
-    define->consistency.kind = o->sync;
-  mlfab__sync_complete(&define->consistency);
-  define->active = o->active;
-  define->tags = o->tags;
-  define->pull_half = o->pull_half;
-  define->change_threshold = o->change_threshold;
-  define->change_decay = o->change_decay;
-  define->mean = o->mean;
-  define->deterministic = o->deterministic;
-  define->slices = o->slices;
-  define->ghost = o->ghost;
-  define->gamma = o->gamma;
-  define->adadelay_c = o->adadelay_c;
-  define->beta1 = o->beta1;
-  define->beta2 = o->beta2;
-  define->epsilon = o->epsilon;
-  define->weight_decay = o->weight_decay;
+    sync->kind = given->sync;
+  mlfab__sync_complete(sync);
 }
 
 /* Is the model in range? The text says whose call it was. */
@@ -143,13 +130,12 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_syn
   if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
       memcmp(sync, &none, sizeof none) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: consistency.size is not set");
-  return worker_check_sync(worker, &worker->define.consistency, "model_start", error);
+  return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
 /* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
-  mlfab_model_options options = *o;
   mlfab__optimizer optimizer;
   if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -174,9 +160,8 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
   }
   int code = worker_check_consistency(worker, &o->consistency, error);
   if (code) return code;
-  options.consistency = worker->define.consistency;
   mlfab_error wrong;
-  code = mlfab__store_check(&options, &worker->layout, &optimizer, &wrong);
+  code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);
   return code ? MLFAB__FAIL(error, code, "model_start: %.230s", wrong.text) : 0;
 }
 
@@ -203,7 +188,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
     mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %d slices", MLFAB__SLICES_MAX);
-  worker_options(options, &worker->define);
+  worker_options(options, &worker->define.options);
   code = worker_check_options(worker, options, error);
   if (code) return code;
   code = worker_check_weights(worker, bufs, n, error);
@@ -286,14 +271,14 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                               uint64_t now_ns) {
-  mlfab__define_ack ack;
+  mlfab__define_ack ack = {.code = 0};
   mlfab__stream *stream = &worker->streams[server];
   if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
                       "a DEFINE_ACK that does not parse");
     return;
   }
-  if (!worker->model_request || stream->defined || ack.options.ask != worker->define.ask) return;
+  if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
     return;
@@ -304,30 +289,27 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
     return;
   }
-  /* Worker 0's options win, but for what belongs to this worker alone. */
-  uint32_t tensors = worker->define.tensors, first_weights = worker->define.first_weights;
-  if (ack.options.slices != worker->define.slices) {
+  /* Worker 0's options win. */
+  if (ack.options.slices != worker->define.options.slices) {
     char text[128];
     snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
-             worker->define.slices, ack.options.slices);
+             worker->define.options.slices, ack.options.slices);
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
-  if (ack.options.active != worker->define.active) {
+  if (ack.options.active != worker->define.options.active) {
     char text[128];
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
-             worker->define.active, ack.options.active);
+             worker->define.options.active, ack.options.active);
     worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
     return;
   }
-  stream->own_weights = ack.options.first_weights != 0;
-  worker->define = ack.options;
-  worker->define.tensors = tensors;
-  worker->define.first_weights = first_weights;
+  stream->own_weights = ack.first_weights != 0;
+  worker->define.options = ack.options;
   stream->defined = 1;
   stream->define = 0;
   stream->round = ack.v_train;
-  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.consistency.kind);
+  stream->counts = (uint8_t)mlfab__sync_counts(worker->define.options.consistency.kind);
   worker->due = 1;
 }
 

@@ -69,7 +69,7 @@ static const struct {
 
 /* Values as they arrive. */
 static void as_sent(uint64_t offset, uint64_t bytes, const uint8_t *from, uint8_t *to) {
-  int half = (int)F.worker.define.pull_half;
+  int half = (int)F.worker.define.options.pull_half;
   for (uint64_t at = offset, width; at < offset + bytes; at += width) {
     const mlfab__tensor *t = mlfab__layout_tensor_at(&F.worker.layout, at);
     width = mlfab__dtype_bytes((int)t->dtype);
@@ -215,7 +215,7 @@ static void define_all(void) {
     mlfab__worker_taken(&F.worker, s, &out);
     memset(&m, 0, sizeof m);
     m.server = s;
-    m.options = F.worker.define;
+    m.ask = F.worker.define.ask, m.options = F.worker.define.options;
     from_server(s, MLFAB__DEFINE_ACK, meta, mlfab__encode_define_ack(meta, &m), NULL, 0);
   }
 }
@@ -310,7 +310,7 @@ static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
     const mlfab__tensor *t = mlfab__layout_tensor_at(&F.worker.layout, at);
     uint32_t width = mlfab__dtype_bytes((int)t->dtype), log2 = below(9);
     uint64_t stop = mlfab__min(end, t->offset + t->bytes), keep[WORDS] = {0};
-    mlfab__packet_shape shape = {at, (int)t->dtype, (int)F.worker.define.pull_half, log2,
+    mlfab__packet_shape shape = {at, (int)t->dtype, (int)F.worker.define.options.pull_half, log2,
                                  (uint32_t)((stop - at) / width)};
     for (uint32_t i = 0; i < shape.elements; i++) {
       if (F.tags[(at + (uint64_t)i * width) / 4] > since)
@@ -362,7 +362,7 @@ static void answer(uint32_t server) {
   if (!fresh) since = 0;
   assert_true(since <= F.labels[number]); /* no cache is from the future */
   uint32_t n = (uint32_t)m.bytes;
-  if (F.worker.define.pull_half || (since > 0 && below(4))) {
+  if (F.worker.define.options.pull_half || (since > 0 && below(4))) {
     n = pack(bulk, s->at, s->at + m.bytes, since);
     m.flags = MLFAB__MODEL_PACKED;
   } else {

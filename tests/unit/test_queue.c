@@ -511,11 +511,11 @@ static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, u
   mlfab__define define;
   memset(&define, 0, sizeof define);
   define.tensors = 1;
-  define.optimizer = rule;
-  define.gamma = 0.9, define.adadelay_c = 1.0, define.beta1 = 0.9, define.beta2 = 0.999,
-  define.epsilon = 1e-8;
-  define.consistency.kind = sync;
-  define.gamma = 1e-300; /* 0 would mean 0.9 */
+  define.options.optimizer = rule;
+  define.options.gamma = 0.9, define.options.adadelay_c = 1.0, define.options.beta1 = 0.9,
+  define.options.beta2 = 0.999, define.options.epsilon = 1e-8;
+  define.options.consistency.kind = sync;
+  define.options.gamma = 1e-300; /* 0 would mean 0.9 */
   mlfab__encode_tensor_info(table, &info);
   send_frame(f, 0, MLFAB__DEFINE, meta, mlfab__encode_define(meta, &define), table, sizeof table);
   assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);

@@ -66,21 +66,21 @@ static void open_side(side *s, uint32_t number, uint32_t rule, int own_rule) {
   mlfab__port port = {.self = s, .post = post, .ready = ready, .drop = drop};
   mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
   mlfab__define d = {.tensors = 1,
-                     .slices = SLICES,
-                     .active = 2,
-                     .optimizer = rule,
-                     .gamma = 0.9,
-                     .adadelay_c = 1.0,
-                     .beta1 = 0.9,
-                     .beta2 = 0.999,
-                     .epsilon = 1e-8};
+                     .options.slices = SLICES,
+                     .options.active = 2,
+                     .options.optimizer = rule,
+                     .options.gamma = 0.9,
+                     .options.adadelay_c = 1.0,
+                     .options.beta1 = 0.9,
+                     .options.beta2 = 0.999,
+                     .options.epsilon = 1e-8};
   mlfab__tensor_info info = {0, MLFAB_F32, COUNT};
   uint8_t meta[256], table[MLFAB__TENSOR_INFO_BYTES];
   mlfab__hello_ack ack;
-  d.gamma = 0.5;
-  d.beta1 = d.beta2 = 0.9;
-  d.epsilon = 1e-8;
-  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.options.gamma = 0.5;
+  d.options.beta1 = d.options.beta2 = 0.9;
+  d.options.epsilon = 1e-8;
+  d.options.consistency.kind = MLFAB_SYNC_BSP;
   assert_int_equal(mlfab__env_init(&s->env, NULL), 0);
   mlfab_config_init(&s->config);
   s->config.servers = 2;

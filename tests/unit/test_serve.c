@@ -178,8 +178,8 @@ static void open_model(fixture *f, uint32_t sync) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.consistency.kind = sync;
-  d.slices = SLICES;
+  d.options.consistency.kind = sync;
+  d.options.slices = SLICES;
   for (uint32_t w = 0; w < W; w++) hello(f, w, 1);
   mlfab__encode_tensor_info(table, &info);
   mlfab__frame_in in = {MLFAB__DEFINE, mlfab__encode_define(f->meta, &d), sizeof table, f->meta,

@@ -141,9 +141,10 @@ static void start(fixture *f, mlfab__hello_ack *ack) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
-  d.gamma = 0.9, d.adadelay_c = 1.0, d.beta1 = 0.9, d.beta2 = 0.999, d.epsilon = 1e-8;
-  d.gamma = 0.5;
+  d.options.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  d.options.gamma = 0.9, d.options.adadelay_c = 1.0, d.options.beta1 = 0.9, d.options.beta2 = 0.999,
+  d.options.epsilon = 1e-8;
+  d.options.gamma = 0.5;
   hello(f, 1);
   define(f, &d, 0, COUNT);
   *ack = hello(f, 1);
@@ -274,7 +275,7 @@ static void test_ghosts_and_bytes(void **state) {
   fixture *f = *state;
   mlfab__define d;
   memset(&d, 0, sizeof d);
-  d.tensors = d.ghost = 1;
+  d.tensors = d.options.ghost = 1;
   hello(f, 1);
   define(f, &d, 0, COUNT);
   mlfab__hello_ack ack = hello(f, 1);
@@ -305,7 +306,7 @@ static void test_progress_back(void **state) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.options.consistency.kind = MLFAB_SYNC_BSP;
   hello(f, 1);
   define(f, &d, 0, COUNT);
   mlfab__hello_ack ack = hello(f, 1);
@@ -335,7 +336,7 @@ static void test_progress_told(void **state) {
   uint8_t meta[16];
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.options.consistency.kind = MLFAB_SYNC_BSP;
   for (uint32_t w = 0; w < 3; w++) {
     mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
     mlfab__hello_ack ack;
@@ -413,8 +414,8 @@ static void test_new_process_in_round(void **state) {
   memset(&d, 0, sizeof d);
   memset(&p, 0, sizeof p);
   d.tensors = 1;
-  d.consistency.kind = MLFAB_SYNC_DROP;
-  d.consistency.need = 2;
+  d.options.consistency.kind = MLFAB_SYNC_DROP;
+  d.options.consistency.need = 2;
   for (uint32_t w = 3; w-- > 0;) {
     mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
     assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
@@ -446,9 +447,10 @@ static void test_rejoin_while_round_is_applied(void **state) {
   mlfab__define d;
   memset(&d, 0, sizeof d);
   d.tensors = 1;
-  d.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
-  d.gamma = 0.9, d.adadelay_c = 1.0, d.beta1 = 0.9, d.beta2 = 0.999, d.epsilon = 1e-8;
-  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.options.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  d.options.gamma = 0.9, d.options.adadelay_c = 1.0, d.options.beta1 = 0.9, d.options.beta2 = 0.999,
+  d.options.epsilon = 1e-8;
+  d.options.consistency.kind = MLFAB_SYNC_BSP;
   hello(f, 1);
   define(f, &d, 0, COUNT);
   mlfab__hello_ack ack = hello(f, 1);
@@ -481,7 +483,7 @@ static void test_refusal_reaches_all(void **state) {
   memset(&d, 0, sizeof d);
   memset(&p, 0, sizeof p);
   d.tensors = d.first_weights = 1;
-  d.consistency.kind = MLFAB_SYNC_USER; /* there are no conditions */
+  d.options.consistency.kind = MLFAB_SYNC_USER; /* there are no conditions */
   for (uint32_t w = 0; w < 3; w++) {
     mlfab__hello h = {.node = w, .incarnation = 1, .roles = MLFAB_ROLE_WORKER};
     assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
@@ -502,7 +504,7 @@ static void test_refusal_reaches_all(void **state) {
   p.bytes = BYTES;
   p.scale = 1.0;
   frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, &segment, &version), NULL, 0);
-  d.consistency.kind = MLFAB_SYNC_BSP;
+  d.options.consistency.kind = MLFAB_SYNC_BSP;
   d.first_weights = 0;
   assert_int_equal(f->drops, 0);
   define_as(f, 0, &d);

@@ -445,13 +445,14 @@ static void random_setting(mlfab__rng *prng, setting *s) {
                                    MLFAB_OPTIMIZER_MOMENTUM, MLFAB_OPTIMIZER_ADAM,
                                    MLFAB_OPTIMIZER_ADADELAY};
   memset(s, 0, sizeof *s);
-  s->define.optimizer = rules[mlfab__rng_below(prng, 5)];
-  s->define.gamma = 0.9, s->define.adadelay_c = 1.0, s->define.beta1 = 0.9, s->define.beta2 = 0.999,
-  s->define.epsilon = 1e-8;
-  s->define.slices = (uint32_t)mlfab__rng_below(prng, 6);
-  s->define.consistency.kind = mlfab__rng_below(prng, 3) == 0 ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  s->define.options.optimizer = rules[mlfab__rng_below(prng, 5)];
+  s->define.options.gamma = 0.9, s->define.options.adadelay_c = 1.0, s->define.options.beta1 = 0.9,
+  s->define.options.beta2 = 0.999, s->define.options.epsilon = 1e-8;
+  s->define.options.slices = (uint32_t)mlfab__rng_below(prng, 6);
+  s->define.options.consistency.kind =
+      mlfab__rng_below(prng, 3) == 0 ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
   s->define.tensors = 1 + (uint32_t)mlfab__rng_below(prng, TENSORS);
-  int whole = s->define.optimizer == MLFAB_OPTIMIZER_SGD;
+  int whole = s->define.options.optimizer == MLFAB_OPTIMIZER_SGD;
   for (uint32_t i = 0; i < s->define.tensors; i++) {
     uint32_t dtype = 1 + (uint32_t)mlfab__rng_below(prng, 3);
     if (dtype == MLFAB_I64 && !whole) dtype = MLFAB_F32;
@@ -477,11 +478,11 @@ static void test_updates(void **state) {
     mlfab__rng_seed(&at_b, round + 1);
     random_setting(&prng, &s);
     if (mlfab__rng_below(&prng, 4) == 0) /* looks at |g| / |w| */
-      s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
+      s.define.options.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
     node *a = node_open(&s), *b = node_open(&s);
     uint32_t w = 0;
     for (uint32_t i = 0; i < 24; i++) {
-      int rounds = s.define.consistency.kind == MLFAB_SYNC_BSP;
+      int rounds = s.define.options.consistency.kind == MLFAB_SYNC_BSP;
       w = rounds ? i % W : (uint32_t)mlfab__rng_below(&prng, W);
       update_make(&a->server.layout, &prng, &u);
       if (rounds && !mlfab__rng_below(&prng, 4)) u.scale = 0.5;
@@ -510,9 +511,9 @@ static void test_broken_links(void **state) {
     setting s;
     mlfab__rng_seed(&prng, base_seed + 5000 + round);
     random_setting(&prng, &s);
-    s.define.optimizer = MLFAB_OPTIMIZER_SGD;
-    s.define.consistency.kind = MLFAB_SYNC_ASYNC;
-    s.define.tags = mlfab__rng_below(&prng, 2) ? 4 : 0;
+    s.define.options.optimizer = MLFAB_OPTIMIZER_SGD;
+    s.define.options.consistency.kind = MLFAB_SYNC_ASYNC;
+    s.define.options.tags = mlfab__rng_below(&prng, 2) ? 4 : 0;
     s.on_update = NULL;
     node *n = node_open(&s);
     const mlfab__layout *layout = &n->server.layout;
@@ -735,9 +736,9 @@ static void test_caches(void **state) {
     random_setting(&prng, &s);
     int whole = 0;
     for (uint32_t i = 0; i < s.define.tensors; i++) whole |= s.tensors[i].dtype == MLFAB_I64;
-    s.define.tags = 1u << mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 4 : 17);
-    if (!whole) s.define.pull_half = (uint32_t)mlfab__rng_below(&prng, 3);
-    if (!whole && mlfab__rng_below(&prng, 3) == 0) s.define.change_threshold = 0.5;
+    s.define.options.tags = 1u << mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 4 : 17);
+    if (!whole) s.define.options.pull_half = (uint32_t)mlfab__rng_below(&prng, 3);
+    if (!whole && mlfab__rng_below(&prng, 3) == 0) s.define.options.change_threshold = 0.5;
     if (mlfab__rng_below(&prng, 6) == 0) s.change_filter = keep_even;
     if (mlfab__rng_below(&prng, 2)) s.chunk_bytes = 512 << mlfab__rng_below(&prng, 5);
     node *n = node_open(&s);
@@ -796,7 +797,8 @@ static void test_caches(void **state) {
       cache_finish(n, w, c);
       cache_ask(n, w, c, &prng, 1);
       cache_finish(n, w, c);
-      if (s.define.pull_half == 0) assert_memory_equal(c->data, model, n->server.layout.bytes);
+      if (s.define.options.pull_half == 0)
+        assert_memory_equal(c->data, model, n->server.layout.bytes);
       cache_ask(n, w, c, &prng, 1);
       cache_finish(n, w, c);
       assert_int_equal(c->bulk, 0);
@@ -836,32 +838,32 @@ static void test_filter(void **state) {
     mlfab__rng_seed(&prng, base_seed + 3000 + round);
     random_setting(&prng, &s);
     s.on_update = NULL;
-    s.define.optimizer =
+    s.define.options.optimizer =
         mlfab__rng_below(&prng, 2) ? MLFAB_OPTIMIZER_SGD : MLFAB_OPTIMIZER_MOMENTUM;
-    s.define.gamma = 0.9, s.define.adadelay_c = 1.0, s.define.beta1 = 0.9, s.define.beta2 = 0.999,
-    s.define.epsilon = 1e-8;
-    s.define.gamma = 0.5;
+    s.define.options.gamma = 0.9, s.define.options.adadelay_c = 1.0, s.define.options.beta1 = 0.9,
+    s.define.options.beta2 = 0.999, s.define.options.epsilon = 1e-8;
+    s.define.options.gamma = 0.5;
     for (uint32_t i = 0; i < s.define.tensors; i++)
       s.tensors[i].dtype = mlfab__rng_below(&prng, 2) ? MLFAB_F32 : MLFAB_F64;
-    s.define.change_threshold = mlfab__rng_below(&prng, 4) ? 0.2 : 0.0;
-    s.define.change_decay = mlfab__rng_below(&prng, 2) ? 0.5 : 0.0;
+    s.define.options.change_threshold = mlfab__rng_below(&prng, 4) ? 0.2 : 0.0;
+    s.define.options.change_decay = mlfab__rng_below(&prng, 2) ? 0.5 : 0.0;
     if (mlfab__rng_below(&prng, 2)) s.change_filter = keep_even;
-    s.define.tags = mlfab__rng_below(&prng, 2) ? 16 : 0;
+    s.define.options.tags = mlfab__rng_below(&prng, 2) ? 16 : 0;
     node *n = node_open(&s);
     const mlfab__layout *layout = &n->server.layout;
     memset(&options, 0, sizeof options);
     options.size = sizeof options;
-    options.optimizer = s.define.optimizer;
+    options.optimizer = s.define.options.optimizer;
     options.gamma = 0.9, options.adadelay_c = 1.0, options.beta1 = 0.9, options.beta2 = 0.999,
     options.epsilon = 1e-8;
-    options.gamma = s.define.gamma;
+    options.gamma = s.define.options.gamma;
     assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
     memset(s0, 0, sizeof s0);
-    int rounds = mlfab__sync_rounds(s.define.consistency.kind);
+    int rounds = mlfab__sync_rounds(s.define.options.consistency.kind);
     for (uint32_t i = 0; i < 12; i++) {
       uint64_t iteration = n->server.clocks[0].v_train + 1;
-      double tau = s.define.change_threshold;
-      if (tau > 0.0) tau = tau / (1.0 + s.define.change_decay * log((double)iteration));
+      double tau = s.define.options.change_threshold;
+      if (tau > 0.0) tau = tau / (1.0 + s.define.options.change_decay * log((double)iteration));
       node_read(n, before);
       memcpy(after, before, sizeof after);
       update_make(layout, &prng, &u);
@@ -899,12 +901,12 @@ static void test_filter(void **state) {
 
 static void fixed_setting(setting *s, uint32_t rule) {
   memset(s, 0, sizeof *s);
-  s->define.optimizer = rule;
-  s->define.gamma = 0.9, s->define.adadelay_c = 1.0, s->define.beta1 = 0.9, s->define.beta2 = 0.999,
-  s->define.epsilon = 1e-8;
-  s->define.slices = 4;
+  s->define.options.optimizer = rule;
+  s->define.options.gamma = 0.9, s->define.options.adadelay_c = 1.0, s->define.options.beta1 = 0.9,
+  s->define.options.beta2 = 0.999, s->define.options.epsilon = 1e-8;
+  s->define.options.slices = 4;
   s->define.tensors = 2;
-  s->define.tags = 4;
+  s->define.options.tags = 4;
   s->tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 4000};
   s->tensors[1] = (mlfab__tensor_info){1, MLFAB_F32, 4000};
   s->block_bytes = 4096;
@@ -1068,7 +1070,7 @@ static void test_changing(void **state) {
     setting s;
     mlfab__rng_seed(&prng, base_seed + round);
     fixed_setting(&s, round % 3 == 0 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD);
-    if (round % 4 == 1) s.define.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
+    if (round % 4 == 1) s.define.options.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
     node *a = node_open(&s), *b = node_open(&s);
     sending *x = begin(a, 0), *y = begin(b, 0);
     x->dense = y->dense = round % 5 == 4;

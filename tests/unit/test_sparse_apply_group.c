@@ -1599,12 +1599,12 @@ static world *open_world(uint64_t seed, const mlfab__tensor_info *tensors, uint3
   for (uint32_t i = 0; i < PEERS * PEERS; i++) hop_met(w, i / PEERS, i % PEERS);
   memset(&define, 0, sizeof define);
   define.tensors = n;
-  define.optimizer = rule;
-  define.gamma = 0.9, define.adadelay_c = 1.0, define.beta1 = 0.9, define.beta2 = 0.999,
-  define.epsilon = 1e-8;
-  define.slices = 16;
-  define.gamma = 0.5;
-  define.consistency.kind = sync;
+  define.options.optimizer = rule;
+  define.options.gamma = 0.9, define.options.adadelay_c = 1.0, define.options.beta1 = 0.9,
+  define.options.beta2 = 0.999, define.options.epsilon = 1e-8;
+  define.options.slices = 16;
+  define.options.gamma = 0.5;
+  define.options.consistency.kind = sync;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__encode_tensor_info(table + i * MLFAB__TENSOR_INFO_BYTES, &tensors[i]);
   }

@@ -169,7 +169,7 @@ static void begin(uint32_t servers, uint32_t chunk, uint32_t eager,
     mlfab__worker_taken(&F.worker, s, &out);
     memset(&m, 0, sizeof m);
     m.server = s;
-    m.options = F.worker.define;
+    m.ask = F.worker.define.ask, m.options = F.worker.define.options;
     from_server(s, MLFAB__DEFINE_ACK, meta, mlfab__encode_define_ack(meta, &m));
   }
   assert_int_equal(F.worker.stands, 1);
