@@ -113,7 +113,7 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
   if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head);
   if (!wrong && members) {
     wrong = mlfab__decode_spread(frame->meta, frame->meta_bytes, &spread, members) ||
-            !(head.group & MLFAB__SPREAD_BIT) ||
+            spread.members == 0 || !(head.group & MLFAB__SPREAD_BIT) ||
             mlfab__aggregator_find(aggregator, server, head.group);
     for (uint32_t i = 0; !wrong && i < spread.members; i++) {
       wrong = members[i].worker >= aggregator->workers;

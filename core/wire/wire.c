@@ -47,40 +47,34 @@ static inline uint64_t wire_get64(const uint8_t *at) {
   return x;
 }
 
-/* What is left to decode. Once bad, a reader stays bad: one look at the end is enough. What could
- * not be read is zero. */
-typedef struct wire_reader {
-  const uint8_t *at, *end;
-  int bad;
-} wire_reader;
+/* ---- fields ---- */
 
-static inline void wire_read_number(wire_reader *r, void *member, size_t bytes) {
-  if (MLFAB__UNLIKELY((size_t)(r->end - r->at) < bytes)) {
-    r->bad = 1;
+/* The fields of a type are one list, from which encoder and decoder are both made: every function below
+ * writes when `decode` is 0 and reads when it is 1, and is inlined, so that nothing of the choice is
+ * left. Once bad, a codec stays bad: one look at the end is enough. What could not be read is zero. */
+typedef struct wire_codec {
+  uint8_t *begin, *at;
+  const uint8_t *end; /* when decoding */
+  int bad;
+} wire_codec;
+
+#if defined(__GNUC__) || defined(__clang__)
+#define WIRE_INLINE __attribute__((always_inline)) static inline
+#else
+#define WIRE_INLINE static inline
+#endif
+
+WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size_t bytes) {
+  if (!decode) {
+    wire_number(c->at, member, bytes);
+  } else if (MLFAB__UNLIKELY((size_t)(c->end - c->at) < bytes)) {
+    c->bad = 1;
     memset(member, 0, bytes);
     return;
+  } else {
+    wire_number(member, c->at, bytes);
   }
-  wire_number(member, r->at, bytes);
-  r->at += bytes;
-}
-
-/* The rest of the array is zeroed, so that equal texts are equal structs. */
-static void wire_read_text(wire_reader *r, char *text, size_t room) {
-  uint16_t bytes = 0;
-  wire_read_number(r, &bytes, sizeof bytes);
-  if (r->bad || bytes >= room || (size_t)(r->end - r->at) < bytes ||
-      memchr(r->at, 0, bytes) != NULL) {
-    r->bad = 1;
-    memset(text, 0, room);
-    return;
-  }
-  memcpy(text, r->at, bytes);
-  memset(text + bytes, 0, room - bytes);
-  r->at += bytes;
-}
-
-static inline int wire_read_end(const wire_reader *r) {
-  return r->bad || r->at != r->end ? MLFAB_ERR_FRAME : 0;
+  c->at += bytes;
 }
 
 /* An array without a terminating zero is cut, so that its decoder accepts what is written. */
@@ -89,251 +83,244 @@ static uint16_t wire_text_bytes(const char *text, size_t room) {
   return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
 }
 
-static uint8_t *wire_write_text(uint8_t *at, const char *text, size_t room) {
-  uint16_t bytes = wire_text_bytes(text, room);
-  wire_put16(at, bytes);
-  memcpy(at + 2, text, bytes);
-  return at + 2 + bytes;
+/* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
+static void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
+  uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
+  wire_codec_number(c, decode, &bytes, sizeof bytes);
+  if (!decode) {
+    memcpy(c->at, text, bytes);
+  } else if (c->bad || bytes >= room || (size_t)(c->end - c->at) < bytes ||
+             memchr(c->at, 0, bytes) != NULL) {
+    c->bad = 1;
+    memset(text, 0, room);
+    return;
+  } else {
+    memcpy(text, c->at, bytes);
+    memset(text + bytes, 0, room - bytes);
+  }
+  c->at += bytes;
 }
 
-/* ---- the metas: N a number (of its member's size), T a text, in wire order ---- */
-
-/* clang-format off */
-#define WIRE_JOIN(N, T) \
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation) N(nonce) T(addresses)
-#define WIRE_WELCOME(N, T) N(incarnation) N(nodes)
-#define WIRE_MEMBER_INFO(N, T) N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses)
-#define WIRE_REFUSE(N, T) N(code) N(rank) T(text)
-#define WIRE_HELLO(N, T) N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce)
-#define WIRE_BITMAP(N, bits) N(bits[0]) N(bits[1]) N(bits[2]) N(bits[3])
-#define WIRE_WINDOW(N) N(top) WIRE_BITMAP(N, applied) WIRE_BITMAP(N, dropped)
-#define WIRE_HELLO_ACK(N, T) \
-  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) WIRE_WINDOW(N) \
-  N(epoch) N(stopped) N(nonce)
-#define WIRE_HEARTBEAT(N, T) N(sent_ns) N(kind)
-#define WIRE_BYE(N, T) N(code) T(text)
-#define WIRE_MEMBER(N, T) N(node) N(incarnation) N(kind) T(addresses)
-#define WIRE_SYNC_IN(N, in)                                                                      \
-  N(in kind) N(in staleness) N(in staleness_max) N(in need) N(in soft) N(in only_fastest)        \
-  N(in keep_late) N(in chance) N(in alpha)
-#define WIRE_OPTIONS(N)                                                                          \
-  N(options.optimizer) N(options.mean) N(options.deterministic) N(options.slices)                \
-  N(options.ghost) N(options.active) N(options.gamma) N(options.adadelay_c) N(options.beta1)     \
-  N(options.beta2) N(options.epsilon) N(options.weight_decay)                                    \
-  WIRE_SYNC_IN(N, options.consistency.) N(options.tags) N(options.pull_half)                     \
-  N(options.change_threshold) N(options.change_decay)
-#define WIRE_DEFINE(N, T) N(ask) N(tensors) N(first_weights) WIRE_OPTIONS(N)
-#define WIRE_DEFINE_ACK(N, T) \
-  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) WIRE_OPTIONS(N)
-#define WIRE_PUSH(N, T) \
-  N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm) N(parts)
-#define WIRE_CHUNK(N, T) N(seq) N(offset) N(generation)
-#define WIRE_GRANT(N, T) N(seq) N(upto) N(generation)
-#define WIRE_PUSH_ACK(N, T) N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train)
-#define WIRE_RESEND(N, T) N(generation) WIRE_WINDOW(N)
-#define WIRE_WITHDRAW(N, T) N(seq) N(members) N(generation)
-#define WIRE_PULL(N, T) N(request) N(progress) N(epoch)
-#define WIRE_MODEL(N, T) \
-  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch)
-#define WIRE_PULL_FAIL(N, T) N(request) N(code) N(rank) T(text)
-#define WIRE_PULL_CANCEL(N, T) N(request)
-#define WIRE_BARRIER(N, T) N(number)
-#define WIRE_SYNC_ASK(N, T) N(ask) N(tensor) WIRE_SYNC_IN(N, consistency.)
-#define WIRE_SYNC_ACK(N, T) N(ask) N(code) N(counts) T(text)
-#define WIRE_PROGRESS(N, T) N(progress)
-#define WIRE_DONE(N, T) N(last_seq)
-#define WIRE_MEET(N, T) N(node) N(incarnation) N(nonce)
-#define WIRE_WHERE(N, T) N(node)
-#define WIRE_CAPACITY(N, T) N(host) N(in) N(out)
-#define WIRE_STATION(N, T) N(worker) N(incarnation) N(alive) N(accumulators) N(host)
-#define WIRE_SCHEDULE(N, T) \
-  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation) \
-  N(no_distribution) N(rounds) N(host)
-#define WIRE_ANNOUNCE(N, T) \
-  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members) N(parts)
-#define WIRE_PLAN(N, T) N(serial) N(rate_in) N(rate_out)
-#define WIRE_PLAN_ENTRY(N, T) N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate)
-#define WIRE_REPORT(N, T) \
-  N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code)
-#define WIRE_VIA(N, T) N(seq) N(group) N(generation) N(aggregator)
-#define WIRE_GROUP(N, T) N(group) N(bytes) N(rate_in) N(whole) N(packed)
-#define WIRE_GROUP_MEMBER(N, T) N(seq) N(weight) N(worker) N(incarnation)
-#define WIRE_GROUP_END(N, T) N(group)
-#define WIRE_RELEASE(N, T) N(group) N(upto)
-#define WIRE_GROUP_FAIL(N, T) N(group) N(seq) N(worker) N(code)
-#define WIRE_FORWARD(N, T) N(group) N(offset) N(total)
-#define WIRE_HOP_GRANT(N, T) N(group) N(seq) N(upto) N(server)
-#define WIRE_HOP_CHUNK(N, T) N(group) N(seq) N(offset) N(total) N(server)
-#define WIRE_SPREAD(N, T) N(request) N(bytes) N(frames) N(whole)
-#define WIRE_SPREAD_MEMBER(N, T) N(request) N(worker) N(incarnation) N(attempt)
-#define WIRE_SPREAD_FAIL(N, T) N(request) N(member_request) N(worker) N(code)
-#define WIRE_PULL_VIA(N, T) N(request) N(attempt) N(aggregator)
-#define WIRE_HOP_MODEL(N, T) \
-  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server) N(attempt)
-#define WIRE_PULL_DONE(N, T) N(request)
-#define WIRE_TREE_ASK(N, T) N(number) N(bytes) N(root)
-#define WIRE_TREE_PLAN(N, T) N(number)
-#define WIRE_TREE_NODE(N, T) N(worker) N(parent) N(giver)
-#define WIRE_RESHARD_ASK(N, T) N(ask) N(timeout_ns)
-#define WIRE_RESHARD_DONE(N, T) N(ask) N(code) N(rank) N(is_server) T(text)
-#define WIRE_FREEZE(N, T) N(attempt)
-#define WIRE_STOP(N, T) N(attempt) N(kind)
-#define WIRE_MOVE(N, T) N(attempt) N(step)
-#define WIRE_MOVED(N, T) N(attempt) N(step) N(server) N(code) T(text)
-#define WIRE_RESHARD_SERVER_CLOCK(N, T) \
-  N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round) N(threshold) \
-  N(scale) WIRE_SYNC_IN(N, consistency.)
-#define WIRE_RESHARD_SERVER_BYTES(N, T) \
-  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last)
-#define WIRE_THAW(N, T) N(attempt) N(epoch)
-#define WIRE_MEMBERSHIP_ASK(N, T) \
-  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round) \
-  N(objects)
-#define WIRE_MEMBERSHIP_LIST(N, T) N(epoch)
-#define WIRE_MEMBERSHIP_MEMBER(N, T) \
-  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host)
-#define WIRE_MEMBERSHIP_MEMBER_BYTES 40
-#define WIRE_MEMBERSHIP_READY(N, T) N(epoch) N(arena)
-#define WIRE_MEMBERSHIP_GO(N, T) N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects)
-#define WIRE_MEMBERSHIP_OVER(N, T) N(epoch) N(code) N(rank) T(text)
-#define WIRE_MEMBERSHIP_CALL(N, T) N(epoch) N(channel) N(number)
-#define WIRE_MEMBERSHIP_TELL(N, T) N(epoch) N(channel) N(number) N(called) N(signature) T(text)
-#define WIRE_MEMBERSHIP_MISSING(N, T) N(epoch) N(channel) N(number) N(rank)
-#define WIRE_MEMBERSHIP_LEAVE(N, T) N(epoch) N(rank) N(calls)
-#define WIRE_COLL(N, T) \
-  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total)
-#define WIRE_COLL_ACK(N, T) N(epoch) N(received) N(consumed)
-/* clang-format on */
-
-#define WIRE_WRITE_N(member)                     \
-  wire_number(at, &m->member, sizeof m->member); \
-  at += sizeof m->member;
-#define WIRE_WRITE_T(member) at = wire_write_text(at, m->member, sizeof m->member);
-#define WIRE_READ_N(member) wire_read_number(r, &m->member, sizeof m->member);
-#define WIRE_READ_T(member) wire_read_text(r, m->member, sizeof m->member);
-
-/* The fields of a type, without the lists that may follow them. */
-#define WIRE_FIELDS(name, FIELDS)                                          \
-  static uint8_t *wire_write_##name(uint8_t *at, const mlfab__##name *m) { \
-    FIELDS(WIRE_WRITE_N, WIRE_WRITE_T)                                     \
-    return at;                                                             \
-  }                                                                        \
-  static void wire_read_##name(wire_reader *r, mlfab__##name *m) {         \
-    FIELDS(WIRE_READ_N, WIRE_READ_T)                                       \
+/* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
+ * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
+static uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
+                                 size_t each) {
+  size_t used = (size_t)(c->at - c->begin);
+  if (decode || used + sizeof count <= MLFAB_META_MAX) {
+    wire_codec_number(c, decode, &count, sizeof count);
+    size_t room = decode ? (size_t)(c->end - c->at) : MLFAB_META_MAX - used - sizeof count;
+    if (!c->bad && count <= most && count <= room / each) return count;
   }
+  c->bad = 1;
+  return 0;
+}
+
+/* Entries of lists that are plain numbers: as they are, and servers as u16. */
+WIRE_INLINE void wire_u64(wire_codec *c, int decode, uint64_t *x) {
+  wire_codec_number(c, decode, x, sizeof *x);
+}
+
+WIRE_INLINE void wire_u32(wire_codec *c, int decode, uint32_t *x) {
+  wire_codec_number(c, decode, x, sizeof *x);
+}
+
+WIRE_INLINE void wire_server(wire_codec *c, int decode, uint32_t *x) {
+  uint16_t number = decode ? 0 : (uint16_t)*x;
+  wire_codec_number(c, decode, &number, sizeof number);
+  if (decode) *x = number;
+}
+
+static inline wire_codec wire_encode(uint8_t *meta) {
+  wire_codec c = {meta, meta, NULL, 0};
+  return c;
+}
+
+/* Decoding does not write to the meta. */
+static inline wire_codec wire_decode(const uint8_t *meta, uint32_t bytes) {
+  wire_codec c = {(uint8_t *)meta, (uint8_t *)meta, meta + bytes, 0};
+  return c;
+}
+
+static inline uint32_t wire_encoded(const wire_codec *c) {
+  return c->bad ? 0 : (uint32_t)(c->at - c->begin);
+}
+
+static inline int wire_decoded(const wire_codec *c) {
+  return c->bad || c->at != c->end ? MLFAB_ERR_FRAME : 0;
+}
+
+/* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
+ * text, F the fields of a struct ---- */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+#define F(fields, member) wire_##fields(c, decode, &m->member);
+
+#define WIRE_FIELDS(name, type, ...) \
+  WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
 
 /* A type that has no lists. */
-#define WIRE_META(name, FIELDS)                                                          \
-  WIRE_FIELDS(name, FIELDS)                                                              \
+#define WIRE_META(name, ...)                                                             \
+  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                          \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m) { \
-    return (uint32_t)(wire_write_##name(meta, m) - meta);                                \
+    wire_codec c = wire_encode(meta);                                                    \
+    wire_##name(&c, 0, (mlfab__##name *)m);                                              \
+    return (uint32_t)(c.at - meta);                                                      \
   }                                                                                      \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes,          \
                                            mlfab__##name *m) {                           \
-    wire_reader r = {meta, meta + bytes, 0};                                             \
-    wire_read_##name(&r, m);                                                             \
-    return wire_read_end(&r);                                                            \
+    wire_codec c = wire_decode(meta, bytes);                                             \
+    wire_##name(&c, 1, m);                                                               \
+    return wire_decoded(&c);                                                             \
+  }
+
+/* A type with one list at the end: the member that has its count, its entries' fields, their type, bytes
+ * on the wire and largest number. */
+#define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
+  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                                   \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
+                                                const type *list) {                               \
+    wire_codec c = wire_encode(meta);                                                             \
+    wire_##name(&c, 0, (mlfab__##name *)m);                                                       \
+    uint32_t n = wire_codec_count(&c, 0, m->count, most, bytes_each);                             \
+    for (uint32_t i = 0; i < n; i++) wire_##item(&c, 0, (type *)&list[i]);                        \
+    return wire_encoded(&c);                                                                      \
+  }                                                                                               \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
+                                           type *list) {                                          \
+    type skipped;                                                                                 \
+    wire_codec c = wire_decode(meta, bytes);                                                      \
+    wire_##name(&c, 1, m);                                                                        \
+    m->count = wire_codec_count(&c, 1, 0, most, bytes_each);                                      \
+    for (uint32_t i = 0; i < m->count; i++) wire_##item(&c, 1, list ? &list[i] : &skipped);       \
+    return wire_decoded(&c);                                                                      \
   }
 
 /* clang-format off */
-WIRE_META(join, WIRE_JOIN)
-WIRE_META(welcome, WIRE_WELCOME)
-WIRE_META(refuse, WIRE_REFUSE)
-WIRE_META(hello, WIRE_HELLO)
-WIRE_META(hello_ack, WIRE_HELLO_ACK)
-WIRE_META(heartbeat, WIRE_HEARTBEAT)
-WIRE_META(bye, WIRE_BYE)
-WIRE_META(member, WIRE_MEMBER)
-WIRE_META(define, WIRE_DEFINE)
-WIRE_META(define_ack, WIRE_DEFINE_ACK)
-WIRE_META(chunk, WIRE_CHUNK)
-WIRE_META(grant, WIRE_GRANT)
-WIRE_META(push_ack, WIRE_PUSH_ACK)
-WIRE_META(resend, WIRE_RESEND)
-WIRE_META(withdraw, WIRE_WITHDRAW)
-WIRE_META(model, WIRE_MODEL)
-WIRE_META(pull_fail, WIRE_PULL_FAIL)
-WIRE_META(pull_cancel, WIRE_PULL_CANCEL)
-WIRE_META(barrier, WIRE_BARRIER)
-WIRE_META(sync_ask, WIRE_SYNC_ASK)
-WIRE_META(sync_ack, WIRE_SYNC_ACK)
-WIRE_META(progress, WIRE_PROGRESS)
-WIRE_META(done, WIRE_DONE)
-WIRE_META(meet, WIRE_MEET)
-WIRE_META(where, WIRE_WHERE)
-WIRE_META(capacity, WIRE_CAPACITY)
-WIRE_META(station, WIRE_STATION)
-WIRE_META(schedule, WIRE_SCHEDULE)
-WIRE_META(announce, WIRE_ANNOUNCE)
-WIRE_META(report, WIRE_REPORT)
-WIRE_META(via, WIRE_VIA)
-WIRE_META(group_end, WIRE_GROUP_END)
-WIRE_META(release, WIRE_RELEASE)
-WIRE_META(group_fail, WIRE_GROUP_FAIL)
-WIRE_META(forward, WIRE_FORWARD)
-WIRE_META(hop_grant, WIRE_HOP_GRANT)
-WIRE_META(hop_chunk, WIRE_HOP_CHUNK)
-WIRE_META(spread_fail, WIRE_SPREAD_FAIL)
-WIRE_META(pull_via, WIRE_PULL_VIA)
-WIRE_META(hop_model, WIRE_HOP_MODEL)
-WIRE_META(pull_done, WIRE_PULL_DONE)
-WIRE_META(reshard_done, WIRE_RESHARD_DONE)
-WIRE_META(freeze, WIRE_FREEZE)
-WIRE_META(stop, WIRE_STOP)
-WIRE_META(moved, WIRE_MOVED)
-WIRE_META(reshard_server_bytes, WIRE_RESHARD_SERVER_BYTES)
-WIRE_META(membership_ask, WIRE_MEMBERSHIP_ASK)
-WIRE_META(membership_ready, WIRE_MEMBERSHIP_READY)
-WIRE_META(membership_go, WIRE_MEMBERSHIP_GO)
-WIRE_META(membership_over, WIRE_MEMBERSHIP_OVER)
-WIRE_META(membership_call, WIRE_MEMBERSHIP_CALL)
-WIRE_META(membership_tell, WIRE_MEMBERSHIP_TELL)
-WIRE_META(membership_missing, WIRE_MEMBERSHIP_MISSING)
-WIRE_META(membership_leave, WIRE_MEMBERSHIP_LEAVE)
-WIRE_META(coll, WIRE_COLL)
-WIRE_META(coll_ack, WIRE_COLL_ACK)
-WIRE_FIELDS(membership_list, WIRE_MEMBERSHIP_LIST)
-WIRE_FIELDS(membership_member, WIRE_MEMBERSHIP_MEMBER)
-WIRE_FIELDS(reshard_ask, WIRE_RESHARD_ASK)
-WIRE_FIELDS(move, WIRE_MOVE)
-WIRE_FIELDS(thaw, WIRE_THAW)
-WIRE_FIELDS(reshard_server_clock, WIRE_RESHARD_SERVER_CLOCK)
-WIRE_FIELDS(tree_ask, WIRE_TREE_ASK)
-WIRE_FIELDS(tree_plan, WIRE_TREE_PLAN)
-WIRE_FIELDS(tree_node, WIRE_TREE_NODE)
-WIRE_FIELDS(plan, WIRE_PLAN)
-WIRE_FIELDS(plan_entry, WIRE_PLAN_ENTRY)
-WIRE_FIELDS(group, WIRE_GROUP)
-WIRE_FIELDS(group_member, WIRE_GROUP_MEMBER)
-WIRE_FIELDS(spread, WIRE_SPREAD)
-WIRE_FIELDS(spread_member, WIRE_SPREAD_MEMBER)
-WIRE_FIELDS(push, WIRE_PUSH)
-WIRE_FIELDS(pull, WIRE_PULL)
-WIRE_FIELDS(member_info, WIRE_MEMBER_INFO)
+WIRE_FIELDS(sync, mlfab_sync,
+  N(kind) N(staleness) N(staleness_max) N(need) N(soft) N(only_fastest) N(keep_late) N(chance)
+  N(alpha))
+WIRE_FIELDS(options, mlfab_model_options,
+  N(optimizer) N(mean) N(deterministic) N(slices) N(ghost) N(active) N(gamma) N(adadelay_c)
+  N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
+  N(pull_half) N(change_threshold) N(change_decay))
+WIRE_META(join,
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation)
+  N(nonce) T(addresses))
+WIRE_META(welcome, N(incarnation) N(nodes))
+WIRE_META(refuse, N(code) N(rank) T(text))
+WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
+WIRE_META(hello_ack,
+  N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
+  A(applied) A(dropped) N(epoch) N(stopped) N(nonce))
+WIRE_META(heartbeat, N(sent_ns) N(kind))
+WIRE_META(bye, N(code) T(text))
+WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
+WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
+WIRE_META(define_ack,
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) F(options, options))
+WIRE_META(chunk, N(seq) N(offset) N(generation))
+WIRE_META(grant, N(seq) N(upto) N(generation))
+WIRE_META(push_ack, N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train))
+WIRE_META(resend, N(generation) N(top) A(applied) A(dropped))
+WIRE_META(withdraw, N(seq) N(members) N(generation))
+WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch))
+WIRE_META(pull_fail, N(request) N(code) N(rank) T(text))
+WIRE_META(pull_cancel, N(request))
+WIRE_META(barrier, N(number))
+WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
+WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
+WIRE_META(progress, N(progress))
+WIRE_META(done, N(last_seq))
+WIRE_META(meet, N(node) N(incarnation) N(nonce))
+WIRE_META(where, N(node))
+WIRE_META(capacity, N(host) N(in) N(out))
+WIRE_META(station, N(worker) N(incarnation) N(alive) N(accumulators) N(host))
+WIRE_META(schedule,
+  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
+  N(no_distribution) N(rounds) N(host))
+WIRE_META(announce,
+  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members)
+  N(parts))
+WIRE_META(report, N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code))
+WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
+WIRE_META(group_end, N(group))
+WIRE_META(release, N(group) N(upto))
+WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
+WIRE_META(forward, N(group) N(offset) N(total))
+WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
+WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
+WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
+WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
+WIRE_META(hop_model,
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
+  N(attempt))
+WIRE_META(pull_done, N(request))
+WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
+WIRE_META(freeze, N(attempt))
+WIRE_META(stop, N(attempt) N(kind))
+WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
+WIRE_META(reshard_server_bytes,
+  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
+WIRE_META(membership_ask,
+  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
+  N(objects))
+WIRE_META(membership_ready, N(epoch) N(arena))
+WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
+WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
+WIRE_META(membership_call, N(epoch) N(channel) N(number))
+WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
+WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
+WIRE_META(coll,
+  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
+WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
+
+/* Entries of lists, then the types that have one. */
+WIRE_FIELDS(member_info, mlfab__member_info,
+  N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses))
+WIRE_FIELDS(membership_member, mlfab__membership_member,
+  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
+WIRE_FIELDS(plan_entry, mlfab__plan_entry,
+  N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
+WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))
+WIRE_FIELDS(spread_member, mlfab__spread_member, N(request) N(worker) N(incarnation) N(attempt))
+WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
+WIRE_LIST(plan, entries, plan_entry, mlfab__plan_entry, 44, MLFAB__PLAN_ENTRIES_MAX,
+  N(serial) N(rate_in) N(rate_out))
+WIRE_LIST(spread, members, spread_member, mlfab__spread_member, 20, MLFAB__GROUP_MEMBERS_MAX,
+  N(request) N(bytes) N(frames) N(whole))
+WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
+WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
+WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch))
+WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
+WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
+WIRE_LIST(thaw, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
+WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
+  N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
+  N(threshold) N(scale) F(sync, consistency))
 /* clang-format on */
 
-/* ---- metas with lists ---- */
+/* ---- metas with two lists, and those with more to check ---- */
 
-/* A count that neither its limit nor the bytes that are left can hold is refused before it is
- * multiplied or trusted. */
-static uint32_t wire_read_count(wire_reader *r, uint32_t limit, size_t each) {
-  uint32_t count = 0;
-  wire_read_number(r, &count, sizeof count);
-  if (r->bad || count > limit || count > (size_t)(r->end - r->at) / each) {
-    r->bad = 1;
-    return 0;
-  }
-  return count;
-}
+WIRE_FIELDS(push, mlfab__push,
+            N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
+                N(parts))
+WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
+WIRE_FIELDS(group, mlfab__group, N(group) N(bytes) N(rate_in) N(whole) N(packed))
 
 /* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
  * sum up to more than 2^64 - 1. */
-static uint64_t wire_read_segments(wire_reader *r, uint32_t *count_p, mlfab__segment *segments) {
+static uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p, mlfab__segment *segments) {
   uint64_t sum = 0, end = 0;
-  uint32_t count = wire_read_count(r, MLFAB__SEGMENTS_MAX, 16);
-  for (uint32_t i = 0; i < count; i++, r->at += 16) {
-    mlfab__segment s = {wire_get64(r->at), wire_get64(r->at + 8)};
-    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) r->bad = 1;
+  uint32_t count = wire_codec_count(c, 1, 0, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    mlfab__segment s;
+    wire_u64(c, 1, &s.offset);
+    wire_u64(c, 1, &s.bytes);
+    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) c->bad = 1;
     end = s.offset + s.bytes;
     sum += s.bytes;
     segments[i] = s;
@@ -342,35 +329,30 @@ static uint64_t wire_read_segments(wire_reader *r, uint32_t *count_p, mlfab__seg
   return sum;
 }
 
-static uint8_t *wire_write_segments(uint8_t *at, uint32_t count, const mlfab__segment *segments) {
-  wire_put32(at, count);
-  at += 4;
-  for (uint32_t i = 0; i < count; i++, at += 16) {
-    wire_put64(at, segments[i].offset);
-    wire_put64(at + 8, segments[i].bytes);
+static void wire_write_segments(wire_codec *c, uint32_t count, const mlfab__segment *segments) {
+  count = wire_codec_count(c, 0, count, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    wire_u64(c, 0, (uint64_t *)&segments[i].offset);
+    wire_u64(c, 0, (uint64_t *)&segments[i].bytes);
   }
-  return at;
+}
+
+/* Versions or commits of slices. */
+static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
+  uint32_t n = wire_codec_count(c, decode, *count, MLFAB__SLICES_MAX, 8);
+  for (uint32_t i = 0; i < n; i++) wire_u64(c, decode, &list[i]);
+  if (decode) *count = n;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions) {
-  uint8_t *at;
-  if (m->segments > MLFAB__SEGMENTS_MAX || m->versions > MLFAB__SLICES_MAX) return 0;
-  at = wire_write_push(meta, m);
-  if ((uint32_t)(at - meta) + 4 + 16 * m->segments + 4 + 8 * m->versions > MLFAB_META_MAX) return 0;
-  at = wire_write_segments(at, m->segments, segments);
-  wire_put32(at, m->versions);
-  at += 4;
-  for (uint32_t i = 0; i < m->versions; i++, at += 8) wire_put64(at, versions[i]);
-  return (uint32_t)(at - meta);
-}
-
-/* Finite, told from the exponent's bits, so that -ffast-math cannot lose a NaN. */
-static int wire_finite(double x) {
-  uint64_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return (bits >> 52 & 0x7ff) != 0x7ff;
+  wire_codec c = wire_encode(meta);
+  uint32_t count = m->versions;
+  wire_push(&c, 0, (mlfab__push *)m);
+  wire_write_segments(&c, m->segments, segments);
+  wire_slices(&c, 0, &count, (uint64_t *)versions);
+  return wire_encoded(&c);
 }
 
 /* Packets of one element each are eight times what they hold. */
@@ -381,256 +363,86 @@ static uint64_t wire_packed_most(uint64_t sum) {
 /* An update of no segments is an empty push; any other touches a slice and so has a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
-  wire_reader reader = {meta, meta + bytes, 0}, *r = &reader;
-  uint64_t sum;
-  wire_read_push(r, m);
-  sum = wire_read_segments(r, &m->segments, segments);
-  m->versions = wire_read_count(r, MLFAB__SLICES_MAX, 8);
-  for (uint32_t i = 0; i < m->versions; i++) wire_read_number(r, &versions[i], 8);
-  if (wire_read_end(r)) return MLFAB_ERR_FRAME;
+  wire_codec c = wire_decode(meta, bytes);
+  wire_push(&c, 1, m);
+  uint64_t sum = wire_read_segments(&c, &m->segments, segments);
+  wire_slices(&c, 1, &m->versions, versions);
+  if (wire_decoded(&c)) return MLFAB_ERR_FRAME;
   if (m->members < 1 || m->members > 4096 || m->seq > UINT64_MAX - m->members) {
     return MLFAB_ERR_FRAME;
   }
   int packed = (m->flags & MLFAB__PUSH_PACKED) != 0;
   if ((!packed && m->bytes != sum) || (packed && m->bytes > wire_packed_most(sum)))
     return MLFAB_ERR_FRAME;
-  if (m->eager > m->bytes || !wire_finite(m->scale)) return MLFAB_ERR_FRAME;
+  if (m->eager > m->bytes || !mlfab__finite(m->scale)) return MLFAB_ERR_FRAME;
   return m->segments > 0 && m->versions == 0 ? MLFAB_ERR_FRAME : 0;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *sinces) {
-  if (m->segments > MLFAB__SEGMENTS_MAX || m->sinces > MLFAB__SLICES_MAX) return 0;
-  uint8_t *at = wire_write_pull(meta, m);
-  if ((uint32_t)(at - meta) + 4 + 16 * m->segments + 4 + 8 * m->sinces > MLFAB_META_MAX) return 0;
-  at = wire_write_segments(at, m->segments, segments);
-  wire_put32(at, m->sinces);
-  at += 4;
-  for (uint32_t i = 0; i < m->sinces; i++, at += 8) wire_put64(at, sinces[i]);
-  return (uint32_t)(at - meta);
+  wire_codec c = wire_encode(meta);
+  uint32_t count = m->sinces;
+  wire_pull(&c, 0, (mlfab__pull *)m);
+  wire_write_segments(&c, m->segments, segments);
+  wire_slices(&c, 0, &count, (uint64_t *)sinces);
+  return wire_encoded(&c);
 }
 
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_pull(&r, m);
-  wire_read_segments(&r, &m->segments, segments);
-  m->sinces = wire_read_count(&r, MLFAB__SLICES_MAX, 8);
-  for (uint32_t i = 0; i < m->sinces; i++) wire_read_number(&r, &sinces[i], 8);
-  return wire_read_end(&r);
-}
-
-enum {
-  WIRE_ENTRY_BYTES = 44,
-  WIRE_MEMBER_BYTES = 24,
-  WIRE_SPREAD_MEMBER_BYTES = 20,
-  WIRE_TREE_NODE_BYTES = 12
-};
-
-MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
-                                            const mlfab__plan_entry *entries) {
-  if (m->entries > MLFAB__PLAN_ENTRIES_MAX) return 0;
-  uint8_t *at = wire_write_plan(meta, m);
-  wire_put32(at, m->entries);
-  at += 4;
-  for (uint32_t i = 0; i < m->entries; i++) at = wire_write_plan_entry(at, &entries[i]);
-  return (uint32_t)(at - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
-                                       mlfab__plan_entry *entries) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_plan(&r, m);
-  m->entries = wire_read_count(&r, MLFAB__PLAN_ENTRIES_MAX, WIRE_ENTRY_BYTES);
-  for (uint32_t i = 0; i < m->entries; i++) wire_read_plan_entry(&r, &entries[i]);
-  return wire_read_end(&r);
+  wire_codec c = wire_decode(meta, bytes);
+  wire_pull(&c, 1, m);
+  wire_read_segments(&c, &m->segments, segments);
+  wire_slices(&c, 1, &m->sinces, sinces);
+  return wire_decoded(&c);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
                                              const mlfab__group_member *members,
                                              const mlfab__segment *segments) {
-  if (m->members > MLFAB__GROUP_MEMBERS_MAX || m->segments > MLFAB__SEGMENTS_MAX) return 0;
-  uint8_t *at = wire_write_group(meta, m);
-  wire_put32(at, m->members);
-  at += 4;
-  for (uint32_t i = 0; i < m->members; i++) at = wire_write_group_member(at, &members[i]);
-  return (uint32_t)(wire_write_segments(at, m->segments, segments) - meta);
+  wire_codec c = wire_encode(meta);
+  wire_group(&c, 0, (mlfab__group *)m);
+  uint32_t count = wire_codec_count(&c, 0, m->members, MLFAB__GROUP_MEMBERS_MAX, 24);
+  for (uint32_t i = 0; i < count; i++) wire_group_member(&c, 0, (mlfab__group_member *)&members[i]);
+  wire_write_segments(&c, m->segments, segments);
+  return wire_encoded(&c);
 }
 
 MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
                                         mlfab__group_member *members, mlfab__segment *segments) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_group(&r, m);
-  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_MEMBER_BYTES);
+  wire_codec c = wire_decode(meta, bytes);
+  wire_group(&c, 1, m);
+  m->members = wire_codec_count(&c, 1, 0, MLFAB__GROUP_MEMBERS_MAX, 24);
   for (uint32_t i = 0; i < m->members; i++) {
-    wire_read_group_member(&r, &members[i]);
-    if (!wire_finite(members[i].weight)) r.bad = 1;
+    wire_group_member(&c, 1, &members[i]);
+    if (!mlfab__finite(members[i].weight)) c.bad = 1;
   }
-  uint64_t sum = wire_read_segments(&r, &m->segments, segments);
-  if (wire_read_end(&r) || m->members == 0 || sum != m->bytes) return MLFAB_ERR_FRAME;
-  return 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
-                                              const mlfab__spread_member *members) {
-  if (m->members > MLFAB__GROUP_MEMBERS_MAX) return 0;
-  uint8_t *at = wire_write_spread(meta, m);
-  wire_put32(at, m->members);
-  at += 4;
-  for (uint32_t i = 0; i < m->members; i++) at = wire_write_spread_member(at, &members[i]);
-  return (uint32_t)(at - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
-                                         mlfab__spread_member *members) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_spread(&r, m);
-  m->members = wire_read_count(&r, MLFAB__GROUP_MEMBERS_MAX, WIRE_SPREAD_MEMBER_BYTES);
-  for (uint32_t i = 0; i < m->members; i++) wire_read_spread_member(&r, &members[i]);
-  return wire_read_end(&r) || m->members == 0 ? MLFAB_ERR_FRAME : 0;
-}
-
-static uint8_t *wire_write_ranks(uint8_t *at, uint32_t count, const uint32_t *ranks) {
-  wire_put32(at, count);
-  at += 4;
-  for (uint32_t i = 0; i < count; i++, at += 4) wire_put32(at, ranks[i]);
-  return at;
-}
-
-/* Into the array, when there is one. */
-static uint32_t wire_read_ranks(wire_reader *r, uint32_t *ranks) {
-  uint32_t count = wire_read_count(r, MLFAB__TREE_NODES_MAX, 4);
-  for (uint32_t i = 0; i < count; i++, r->at += 4) {
-    if (ranks) ranks[i] = wire_get32(r->at);
-  }
-  return count;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
-                                                const uint32_t *ranks) {
-  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
-  return (uint32_t)(wire_write_ranks(wire_write_tree_ask(meta, m), m->nodes, ranks) - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
-                                           uint32_t *ranks) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_tree_ask(&r, m);
-  m->nodes = wire_read_ranks(&r, ranks);
-  return wire_read_end(&r);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
-                                                 const mlfab__tree_node *nodes) {
-  if (m->nodes > MLFAB__TREE_NODES_MAX) return 0;
-  uint8_t *at = wire_write_tree_plan(meta, m);
-  wire_put32(at, m->nodes);
-  at += 4;
-  for (uint32_t i = 0; i < m->nodes; i++) at = wire_write_tree_node(at, &nodes[i]);
-  return (uint32_t)(at - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
-                                            mlfab__tree_plan *m, mlfab__tree_node *nodes) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_tree_plan(&r, m);
-  m->nodes = wire_read_count(&r, MLFAB__TREE_NODES_MAX, WIRE_TREE_NODE_BYTES);
-  for (uint32_t i = 0; i < m->nodes; i++) {
-    mlfab__tree_node skipped;
-    wire_read_tree_node(&r, nodes ? &nodes[i] : &skipped);
-  }
-  return wire_read_end(&r);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_membership_list(uint8_t *meta,
-                                                       const mlfab__membership_list *m,
-                                                       const mlfab__membership_member *members) {
-  if (m->members > MLFAB__MEMBERSHIP_MEMBERS_MAX) return 0;
-  uint8_t *at = wire_write_membership_list(meta, m);
-  wire_put32(at, m->members);
-  at += 4;
-  for (uint32_t i = 0; i < m->members; i++) at = wire_write_membership_member(at, &members[i]);
-  return (uint32_t)(at - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_membership_list(const uint8_t *meta, uint32_t bytes,
-                                                  mlfab__membership_list *m,
-                                                  mlfab__membership_member *members) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_membership_list(&r, m);
-  m->members = wire_read_count(&r, MLFAB__MEMBERSHIP_MEMBERS_MAX, WIRE_MEMBERSHIP_MEMBER_BYTES);
-  for (uint32_t i = 0; i < m->members; i++) wire_read_membership_member(&r, &members[i]);
-  return wire_read_end(&r);
-}
-
-/* Numbers of servers: u16 each. */
-static uint32_t wire_end_servers(uint8_t *meta, uint8_t *at, uint32_t n, const uint32_t *servers) {
-  if (n > MLFAB__SLICES_MAX) return 0;
-  wire_put32(at, n);
-  at += 4;
-  for (uint32_t i = 0; i < n; i++, at += 2) wire_put16(at, (uint16_t)servers[i]);
-  return (uint32_t)(at - meta);
-}
-
-static uint32_t wire_read_servers(wire_reader *r, uint32_t *servers) {
-  uint32_t n = wire_read_count(r, MLFAB__SLICES_MAX, 2);
-  for (uint32_t i = 0; i < n; i++, r->at += 2) servers[i] = wire_get16(r->at);
-  return n;
-}
-
-#define WIRE_META_SERVERS(name, count)                                                            \
-  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
-                                                const uint32_t *servers) {                        \
-    return wire_end_servers(meta, wire_write_##name(meta, m), m->count, servers);                 \
-  }                                                                                               \
-  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
-                                           uint32_t *servers) {                                   \
-    wire_reader r = {meta, meta + bytes, 0};                                                      \
-    wire_read_##name(&r, m);                                                                      \
-    m->count = wire_read_servers(&r, servers);                                                    \
-    return wire_read_end(&r);                                                                     \
-  }
-WIRE_META_SERVERS(reshard_ask, servers)
-WIRE_META_SERVERS(move, slices)
-WIRE_META_SERVERS(thaw, slices)
-#undef WIRE_META_SERVERS
-
-MLFAB__INTERNAL uint32_t mlfab__encode_reshard_server_clock(uint8_t *meta,
-                                                            const mlfab__reshard_server_clock *m,
-                                                            const uint32_t *words) {
-  uint8_t *at = wire_write_reshard_server_clock(meta, m);
-  if (m->words > MLFAB__RESHARD_SERVER_WORDS_MAX) return 0;
-  wire_put32(at, m->words);
-  at += 4;
-  for (uint32_t i = 0; i < m->words; i++, at += 4) wire_put32(at, words[i]);
-  return (uint32_t)(at - meta);
-}
-
-MLFAB__INTERNAL int mlfab__decode_reshard_server_clock(const uint8_t *meta, uint32_t bytes,
-                                                       mlfab__reshard_server_clock *m,
-                                                       uint32_t *words) {
-  wire_reader r = {meta, meta + bytes, 0};
-  wire_read_reshard_server_clock(&r, m);
-  m->words = wire_read_count(&r, MLFAB__RESHARD_SERVER_WORDS_MAX, 4);
-  for (uint32_t i = 0; i < m->words; i++, r.at += 4) words[i] = wire_get32(r.at);
-  return wire_read_end(&r);
+  uint64_t sum = wire_read_segments(&c, &m->segments, segments);
+  return wire_decoded(&c) || m->members == 0 || sum != m->bytes ? MLFAB_ERR_FRAME : 0;
 }
 
 /* ---- lists inside bulks ---- */
 
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
+  wire_codec c = wire_encode(at);
   if (room < 26u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
-  return (uint32_t)(wire_write_member_info(at, m) - at);
+  wire_member_info(&c, 0, (mlfab__member_info *)m);
+  return (uint32_t)(c.at - at);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t room,
                                                    mlfab__member_info *m) {
-  wire_reader r = {at, at + room, 0};
-  wire_read_member_info(&r, m);
-  return r.bad ? 0 : (uint32_t)(r.at - at);
+  wire_codec c = wire_decode(at, room);
+  wire_member_info(&c, 1, m);
+  return c.bad ? 0 : (uint32_t)(c.at - at);
 }
+
+#undef N
+#undef A
+#undef T
+#undef F
 
 MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m) {
   wire_put32(at, m->id);
@@ -920,36 +732,9 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 }
 #endif
 
-#undef WIRE_JOIN
-#undef WIRE_WELCOME
-#undef WIRE_MEMBER_INFO
-#undef WIRE_REFUSE
-#undef WIRE_HELLO
-#undef WIRE_WINDOW
-#undef WIRE_HELLO_ACK
-#undef WIRE_HEARTBEAT
-#undef WIRE_BYE
-#undef WIRE_MEMBER
-#undef WIRE_OPTIONS
-#undef WIRE_DEFINE
-#undef WIRE_DEFINE_ACK
-#undef WIRE_PUSH
-#undef WIRE_CHUNK
-#undef WIRE_GRANT
-#undef WIRE_PUSH_ACK
-#undef WIRE_RESEND
-#undef WIRE_WITHDRAW
-#undef WIRE_PULL
-#undef WIRE_MODEL
-#undef WIRE_PULL_FAIL
-#undef WIRE_PULL_CANCEL
-#undef WIRE_BARRIER
-#undef WIRE_PROGRESS
-#undef WIRE_DONE
-#undef WIRE_WRITE_N
-#undef WIRE_WRITE_T
-#undef WIRE_READ_N
-#undef WIRE_READ_T
+#undef WIRE_INLINE
 #undef WIRE_FIELDS
 #undef WIRE_META
+#undef WIRE_LIST
+#undef WIRE_BIT
 #undef WIRE_BULK_TYPES

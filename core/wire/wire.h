@@ -745,62 +745,37 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
-/* entries has room for MLFAB__PLAN_ENTRIES_MAX when decoding, members for the maximum of their
- * type. A count beyond it, or a meta beyond MLFAB_META_MAX, encodes to 0. Of a plan, groups whose
- * members do not stand in a row are the receiver's to refuse; of a group: at least one member,
- * weights finite, segments as in a push. */
-MLFAB__INTERNAL uint32_t mlfab__encode_plan(uint8_t *meta, const mlfab__plan *m,
-                                            const mlfab__plan_entry *entries);
-MLFAB__INTERNAL int mlfab__decode_plan(const uint8_t *meta, uint32_t bytes, mlfab__plan *m,
-                                       mlfab__plan_entry *entries);
+/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
+ * segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
                                              const mlfab__group_member *members,
                                              const mlfab__segment *segments);
 MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
                                         mlfab__group_member *members, mlfab__segment *segments);
-MLFAB__INTERNAL uint32_t mlfab__encode_spread(uint8_t *meta, const mlfab__spread *m,
-                                              const mlfab__spread_member *members);
-MLFAB__INTERNAL int mlfab__decode_spread(const uint8_t *meta, uint32_t bytes, mlfab__spread *m,
-                                         mlfab__spread_member *members);
 
-/* Lists beyond MLFAB__TREE_NODES_MAX encode to 0 and do not decode. When decoding, a list may be NULL:
- * then only its length is set; else it has room for MLFAB__TREE_NODES_MAX. */
-MLFAB__INTERNAL uint32_t mlfab__encode_tree_ask(uint8_t *meta, const mlfab__tree_ask *m,
-                                                const uint32_t *ranks);
-MLFAB__INTERNAL int mlfab__decode_tree_ask(const uint8_t *meta, uint32_t bytes, mlfab__tree_ask *m,
-                                           uint32_t *ranks);
-MLFAB__INTERNAL uint32_t mlfab__encode_tree_plan(uint8_t *meta, const mlfab__tree_plan *m,
-                                                 const mlfab__tree_node *nodes);
-MLFAB__INTERNAL int mlfab__decode_tree_plan(const uint8_t *meta, uint32_t bytes,
-                                            mlfab__tree_plan *m, mlfab__tree_node *nodes);
-
-/* servers and owners have room for MLFAB__SLICES_MAX when decoding, and are below 65536. */
-MLFAB__INTERNAL uint32_t mlfab__encode_reshard_ask(uint8_t *meta, const mlfab__reshard_ask *m,
-                                                   const uint32_t *servers);
-MLFAB__INTERNAL int mlfab__decode_reshard_ask(const uint8_t *meta, uint32_t bytes,
-                                              mlfab__reshard_ask *m, uint32_t *servers);
-MLFAB__INTERNAL uint32_t mlfab__encode_move(uint8_t *meta, const mlfab__move *m,
-                                            const uint32_t *owners);
-MLFAB__INTERNAL int mlfab__decode_move(const uint8_t *meta, uint32_t bytes, mlfab__move *m,
-                                       uint32_t *owners);
-MLFAB__INTERNAL uint32_t mlfab__encode_thaw(uint8_t *meta, const mlfab__thaw *m,
-                                            const uint32_t *owners);
-MLFAB__INTERNAL int mlfab__decode_thaw(const uint8_t *meta, uint32_t bytes, mlfab__thaw *m,
-                                       uint32_t *owners);
-/* members has room for MLFAB__MEMBERSHIP_MEMBERS_MAX when decoding. */
-MLFAB__INTERNAL uint32_t mlfab__encode_membership_list(uint8_t *meta,
-                                                       const mlfab__membership_list *m,
-                                                       const mlfab__membership_member *members);
-MLFAB__INTERNAL int mlfab__decode_membership_list(const uint8_t *meta, uint32_t bytes,
-                                                  mlfab__membership_list *m,
-                                                  mlfab__membership_member *members);
-/* words has room for MLFAB__RESHARD_SERVER_WORDS_MAX when decoding. */
-MLFAB__INTERNAL uint32_t mlfab__encode_reshard_server_clock(uint8_t *meta,
-                                                            const mlfab__reshard_server_clock *m,
-                                                            const uint32_t *words);
-MLFAB__INTERNAL int mlfab__decode_reshard_server_clock(const uint8_t *meta, uint32_t bytes,
-                                                       mlfab__reshard_server_clock *m,
-                                                       uint32_t *words);
+/* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
+ * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX, RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
+ * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
+ * refuse; so is a spread without members. */
+#define MLFAB__WIRE_LISTS(X)                   \
+  X(plan, mlfab__plan_entry)                   \
+  X(spread, mlfab__spread_member)              \
+  X(tree_ask, uint32_t)                        \
+  X(tree_plan, mlfab__tree_node)               \
+  X(membership_list, mlfab__membership_member) \
+  X(reshard_ask, uint32_t)                     \
+  X(move, uint32_t)                            \
+  X(thaw, uint32_t)                            \
+  X(reshard_server_clock, uint32_t)
+#define MLFAB__WIRE_DECLARE(name, entry)                                                          \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
+                                                const entry *list);                               \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
+                                           entry *list);
+MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE)
+#undef MLFAB__WIRE_DECLARE
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */

@@ -1314,6 +1314,19 @@ static void test_silent_recipient(void **state) {
   free_spread(&s);
 }
 
+/* A SPREAD without members, or one that is no whole frame, ends the link to the server. */
+static void test_spread_refused(void **state) {
+  fixture *f = *state;
+  mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 0};
+  mlfab__spread_member member = {.request = 100, .worker = 0, .incarnation = 1, .attempt = 1};
+  tell(f, 0, MLFAB__SPREAD, manifest, mlfab__encode_spread(manifest, &m, &member), NULL, 0);
+  assert_int_equal(f->up_drops, 1);
+  m.members = 1;
+  tell(f, 0, MLFAB__SPREAD, manifest, mlfab__encode_spread(manifest, &m, &member) - 1, NULL, 0);
+  assert_int_equal(f->up_drops, 2);
+  assert_int_equal(busy(f), 0);
+}
+
 /* A server that is slow, or knows nothing yet, is not a member's fault. */
 static void test_idle_recipient(void **state) {
   fixture *f = *state;
@@ -1639,6 +1652,7 @@ int main(void) {
       PLAIN(test_model_again),
       PLAIN(test_server_lost),
       PLAIN(test_silent_recipient),
+      PLAIN(test_spread_refused),
       PLAIN(test_idle_recipient),
       PLAIN(test_done_and_lost),
       PLAIN(test_bad_chunks),
