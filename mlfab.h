@@ -79,8 +79,8 @@
  * is a fault.
  *
  * Limits: of a context, 1,024 requests may be open, those of blocking calls included, and 64 updates, 8 pulls
- * and 16 collectives may be under way; one more gets MLFAB_ERR_AGAIN at once. At most 16 objects of section
- * 9b are open.
+ * and 1,024 collectives may be under way; one more gets MLFAB_ERR_AGAIN at once. At most 16 objects of
+ * section 9b are open.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -899,7 +899,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * 9b. Collectives
  *
  * Worker to worker, without a server. Every live worker that has not called mlfab_join calls the same
- * collectives, in the same order, with the same sizes; up to 16 may be under way. Objects (partial
+ * collectives, in the same order, with the same sizes; up to 1,024 may be open, and the first 32 of them run. Objects (partial
  * reductions, stochastic reductions, schedules) are opened by all workers in the same order. Calls of
  * several threads match in the order in which they were made, so threads must take turns alike on all
  * workers.
@@ -993,7 +993,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * request has finished. They must not overlap.
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than
- * 256 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (16 are under way), STATE
+ * 4096 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (1,024 are under way), STATE
  * (this worker has called mlfab_join), MEMORY; then of failures: SHAPE naming a rank whose sizes or
  * options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE,
  * CANCELLED, CALLBACK (of a schedule), MEMORY naming the rank, and AGAIN where a worker has come back.

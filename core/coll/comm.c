@@ -28,11 +28,28 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   return 0;
 }
 
+static uint64_t comm_number(const mlfab__comm_slot *slot) {
+  return slot->serial - slot->comm->base;
+}
+
+/* Where the slot of a call stands. */
+static mlfab__comm_slot **comm_place(const mlfab__comm *comm, uint64_t serial) {
+  return &comm->slots[serial % MLFAB__COMM_CALLS];
+}
+
+static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  if (slot->vecs != &slot->one)
+    mlfab__comm_release(comm, slot->vecs, slot->call.n * sizeof *slot->vecs);
+  slot->blocks = slot->vecs = NULL;
+  slot->blocks_room = 0;
+}
+
 static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (!slot) return;
   mlfab__dag_free(&slot->play.dag);
   mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
-  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  comm_free_lists(comm, slot);
   mlfab__free(comm->env, slot, sizeof *slot);
 }
 
@@ -57,7 +74,14 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
     if (object.id && object.free_self) object.free_self(object.self);
   }
   mlfab__comm_sweep(comm);
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) comm_free_slot(comm, comm->slots[i]);
+  for (; comm->first < comm->end; comm->first++)
+    comm_free_slot(comm, *comm_place(comm, comm->first));
+  while (comm->spare) {
+    mlfab__comm_slot *slot = comm->spare;
+    comm->spare = slot->next;
+    comm_free_slot(comm, slot);
+  }
+  mlfab__free(comm->env, comm->slots, MLFAB__COMM_CALLS * sizeof(mlfab__comm_slot *));
   comm_forget_list(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
   for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
@@ -113,7 +137,8 @@ static void comm_say_failed(mlfab__comm *comm) {
 
 static void comm_say_leaving(mlfab__comm *comm) {
   int knows = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
-  const mlfab__membership_leave leave = {knows ? comm->epoch : 0, (int32_t)comm->rank, comm->calls};
+  const mlfab__membership_leave leave = {knows ? comm->epoch : 0, (int32_t)comm->rank,
+                                         comm->end - comm->base};
   uint8_t meta[32];
   comm_post(comm, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
 }
@@ -159,6 +184,18 @@ static void comm_join(mlfab__comm *comm) {
   comm_ask(comm);
 }
 
+static int comm_adds(const mlfab__comm_call *call) {
+  return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
+         call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
+}
+
+/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
+ * reducer. */
+static uint32_t comm_width(const mlfab__comm_call *call) {
+  if (comm_adds(call) && call->reduce) return call->width;
+  return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
+}
+
 /* --- calls in words --- */
 
 static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past *past) {
@@ -181,33 +218,52 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
   return text;
 }
 
-/* What is known of a call of this epoch, or NULL. */
-static mlfab__comm_past *comm_past(mlfab__comm *comm, uint64_t number) {
-  if (number >= comm->calls || comm->calls - number > MLFAB__COMM_PAST) return NULL;
-  return &comm->past[number % MLFAB__COMM_PAST];
+/* The open call of this number, or NULL. */
+static mlfab__comm_slot *comm_slot_of(const mlfab__comm *comm, uint64_t number) {
+  uint64_t serial = comm->base + number;
+  return number < comm->end - comm->base && serial >= comm->first ? *comm_place(comm, serial)
+                                                                  : NULL;
 }
 
-static mlfab__comm_slot *comm_slot_of(mlfab__comm *comm, uint64_t number) {
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    mlfab__comm_slot *slot = comm->slots[i];
-    if (slot && slot->state != MLFAB__SLOT_FREE && slot->number == number) return slot;
-  }
-  return NULL;
+static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  return (mlfab__comm_past){.signature = slot->signature,
+                            .count = slot->count,
+                            .words = call->words,
+                            .dtype = call->dtype,
+                            .op = call->op,
+                            .width = comm_width(call),
+                            .root = call->root,
+                            .kind = call->kind,
+                            .user = comm_adds(call) && call->reduce != NULL};
+}
+
+/* What is known of a call of this epoch: 1, or 0. */
+static int comm_past(const mlfab__comm *comm, uint64_t number, mlfab__comm_past *past_p) {
+  const mlfab__comm_slot *slot = comm_slot_of(comm, number);
+  uint64_t serial = comm->base + number;
+  if (number >= comm->end - comm->base) return 0;
+  if (!slot && comm->begun - serial > MLFAB__COMM_PAST) return 0;
+  *past_p = slot ? comm_describe(slot) : comm->past[serial % MLFAB__COMM_PAST];
+  return 1;
 }
 
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
   mlfab__comm_slot *slot = comm_slot_of(comm, number);
   if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
-  return slot != NULL || number >= comm->calls;
+  return slot != NULL || number >= comm->end - comm->base;
 }
 
 /* --- the end of a call, of an epoch --- */
 
 static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
-  slot->blocks = NULL;
-  slot->blocks_room = 0;
+  comm->past[slot->serial % MLFAB__COMM_PAST] = comm_describe(slot);
+  comm_free_lists(comm, slot);
   slot->state = MLFAB__SLOT_FREE;
+  *comm_place(comm, slot->serial) = NULL;
+  slot->next = comm->spare;
+  comm->spare = slot;
+  while (comm->first < comm->end && !*comm_place(comm, comm->first)) comm->first++;
 }
 
 static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
@@ -246,9 +302,8 @@ static void comm_end(mlfab__comm *comm) {
   comm->depth++;
   mlfab__streams_end(&comm->streams);
   mlfab__engine_end_all(comm, comm->verdict.code);
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    mlfab__comm_slot *slot = comm->slots[i];
-    if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
+  while (comm->first < comm->end) {
+    mlfab__comm_slot *slot = *comm_place(comm, comm->first);
     mlfab__comm_end_request(comm, slot->request, comm->now_ns);
     comm_close_slot(comm, slot);
   }
@@ -259,7 +314,7 @@ static void comm_end(mlfab__comm *comm) {
     if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
   }
   comm->depth--;
-  comm->calls = 0;
+  comm->base = comm->begun = comm->end;
   comm->left = 0;
   comm->arena_asked = comm->ready = 0;
   comm->ending = 0;
@@ -350,18 +405,6 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
                       "%s: worker %u has NaN or infinity in its data", what, comm->rank);
 }
 
-static int comm_adds(const mlfab__comm_call *call) {
-  return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
-         call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
-}
-
-/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
- * reducer. */
-static uint32_t comm_width(const mlfab__comm_call *call) {
-  if (comm_adds(call) && call->reduce) return call->width;
-  return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
-}
-
 static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
   if (call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
   if (comm_adds(call) && call->reduce) {
@@ -395,18 +438,27 @@ static int comm_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_err
   return 0;
 }
 
-/* Sorted by address, neighbours must not overlap. Lists are mostly sorted already. */
-static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
-  uint32_t order[MLFAB__COMM_BUFS], n = 0, width = comm_width(call);
-  for (uint32_t i = 0; i < call->n; i++) {
-    uint32_t at = n;
-    if (call->vecs[i].count == 0) continue;
-    uintptr_t data = (uintptr_t)call->vecs[i].data;
-    for (; at > 0 && (uintptr_t)call->vecs[order[at - 1]].data > data; at--)
-      order[at] = order[at - 1];
-    order[at] = i;
-    n++;
+/* Sorts indices of buffers by address (Shell's sort). Lists are mostly sorted already. */
+static void comm_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n) {
+  for (uint32_t gap = 1093; gap > 0; gap /= 3) {
+    for (uint32_t i = gap; i < n; i++) {
+      uint16_t buf = order[i];
+      uint32_t at = i;
+      uintptr_t data = (uintptr_t)call->vecs[buf].data;
+      for (; at >= gap && (uintptr_t)call->vecs[order[at - gap]].data > data; at -= gap)
+        order[at] = order[at - gap];
+      order[at] = buf;
+    }
   }
+}
+
+/* Sorted by address, neighbours must not overlap. */
+static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
+  uint16_t order[MLFAB__COMM_BUFS];
+  uint32_t n = 0, width = comm_width(call);
+  for (uint32_t i = 0; i < call->n; i++)
+    if (call->vecs[i].count > 0) order[n++] = (uint16_t)i;
+  comm_sort(call, order, n);
   for (uint32_t i = 1; i < n; i++) {
     const mlfab_vec *low = &call->vecs[order[i - 1]], *high = &call->vecs[order[i]];
     if ((uintptr_t)high->data - (uintptr_t)low->data < low->count * width)
@@ -513,14 +565,16 @@ static int comm_check(const mlfab__comm *comm, const mlfab__comm_call *call, uin
   return code;
 }
 
-/* Is what this worker brings finite? */
-static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call) {
+/* Is what this worker brings finite? The counts of the buffers are in units of so many bytes. */
+static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t unit) {
   uint64_t from = 0;
   int brings = call->kind != MLFAB__COLLECTIVE_BROADCAST || (uint32_t)call->root == comm->rank;
   if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
-      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data, call->vecs[i].count)) return 0;
+      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data,
+                                 call->vecs[i].count * unit / comm_width(call)))
+        return 0;
     }
     return 1;
   }
@@ -551,38 +605,27 @@ static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *
   return hash ? hash : 1;
 }
 
-/* A free entry: its index, COMM_CALLS when all are open, or COMM_CALLS + 1 without memory. */
-static uint32_t comm_free_entry(mlfab__comm *comm, const mlfab__comm_call *call) {
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    mlfab__comm_slot *slot = comm->slots[i];
-    if (slot && slot->state != MLFAB__SLOT_FREE) continue;
-    if (!slot) {
-      slot = comm->slots[i] = mlfab__alloc(comm->env, sizeof *slot);
-      if (!slot) return MLFAB__COMM_CALLS + 1;
-      slot->comm = comm;
-      mlfab__dag_init(&slot->play.dag, comm->env);
-    }
-    if (call->counts && !slot->counts) {
-      slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
-      if (!slot->counts) return MLFAB__COMM_CALLS + 1;
-    }
-    return i;
+/* A slot for the next call. Errors: AGAIN (there are MLFAB__COMM_CALLS, counted from the oldest that is
+ * open), MEMORY. */
+static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
+                         mlfab__comm_slot **slot_p) {
+  mlfab__comm_slot *slot = comm->spare;
+  if (comm->end - comm->first == MLFAB__COMM_CALLS) return MLFAB_ERR_AGAIN;
+  if (!comm->slots) comm->slots = mlfab__alloc_array(comm->env, MLFAB__COMM_CALLS, sizeof slot);
+  if (!comm->slots) return MLFAB_ERR_MEMORY;
+  if (!slot) {
+    slot = comm->spare = mlfab__alloc(comm->env, sizeof *slot);
+    if (!slot) return MLFAB_ERR_MEMORY;
+    slot->comm = comm;
+    mlfab__dag_init(&slot->play.dag, comm->env);
   }
-  return MLFAB__COMM_CALLS;
-}
-
-static void comm_note_past(mlfab__comm *comm, const mlfab__comm_slot *slot) {
-  const mlfab__comm_call *call = &slot->call;
-  comm->past[slot->number % MLFAB__COMM_PAST] =
-      (mlfab__comm_past){.signature = slot->signature,
-                         .count = slot->count,
-                         .words = call->words,
-                         .dtype = call->dtype,
-                         .op = call->op,
-                         .width = comm_width(call),
-                         .root = call->root,
-                         .kind = call->kind,
-                         .user = comm_adds(call) && call->reduce != NULL};
+  if (call->counts && !slot->counts)
+    slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
+  if (call->counts && !slot->counts) return MLFAB_ERR_MEMORY;
+  slot->vecs = call->n <= 1 ? &slot->one : mlfab__comm_block(comm, call->n * sizeof *slot->vecs);
+  if (!slot->vecs) return MLFAB_ERR_MEMORY;
+  *slot_p = slot;
+  return 0;
 }
 
 static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__comm_call *call,
@@ -602,23 +645,29 @@ static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfa
     memcpy(slot->counts, call->counts, comm->config->workers * sizeof *slot->counts);
     slot->call.counts = slot->counts;
   }
-  slot->number = comm->calls++;
-  comm_note_past(comm, slot);
 }
 
 static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
                           uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
-  uint32_t entry = comm_free_entry(comm, call);
-  if (entry > MLFAB__COMM_CALLS) return comm_refuse(error, MLFAB_ERR_MEMORY, call, "out of memory");
-  if (entry == MLFAB__COMM_CALLS)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "%s: %d collectives are under way", call->words,
+  mlfab__comm_slot *slot;
+  int code = comm_new_slot(comm, call, &slot);
+  if (code == MLFAB_ERR_MEMORY) return comm_refuse(error, code, call, "out of memory");
+  if (code)
+    return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
                        MLFAB__COMM_CALLS);
-  mlfab__request *request =
-      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE, entry, comm->now_ns,
-                          timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request) return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
-  comm->slots[entry]->request = *request_p = request->id;
-  comm_fill_slot(comm, comm->slots[entry], call, count);
+  mlfab__request *request = mlfab__request_open(
+      comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
+      comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) {
+    slot->call.n = call->n;
+    comm_free_lists(comm, slot);
+    return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
+  }
+  comm->spare = slot->next;
+  slot->serial = comm->end++;
+  slot->request = *request_p = request->id;
+  *comm_place(comm, slot->serial) = slot;
+  comm_fill_slot(comm, slot, call, count);
   comm_begin_waiting(comm); /* the request tells how that goes */
   comm_join(comm);
   return 0;
@@ -642,7 +691,8 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   comm->now_ns = now_ns;
-  if (!call->outside && !comm_finite(comm, call)) return comm_refuse_nan(comm, call, count, error);
+  if (!call->outside && !comm_finite(comm, call, comm_width(call)))
+    return comm_refuse_nan(comm, call, count, error);
   mlfab__comm_enter(comm, now_ns);
   code = comm_open_slot(comm, call, count, timeout_ns, request_p, error);
   mlfab__comm_exit(comm);
@@ -722,13 +772,14 @@ static int comm_is_eager(const mlfab__comm_slot *slot) {
   uint8_t kind = slot->call.kind;
   int ahead = kind != MLFAB__COLLECTIVE_ALLREDUCE && kind != MLFAB__COLLECTIVE_BARRIER;
   return slot->count * comm_width(&slot->call) <= MLFAB__COMM_EAGER &&
-         !(ahead && slot->number % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
+         !(ahead && comm_number(slot) % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
 }
 
 static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int code, int32_t rank,
                            const char *what) {
   char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
-  comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
+  const mlfab__comm_past past = comm_describe(slot);
+  comm_words(words, &past);
   if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
   snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
   mlfab__comm_fail(comm, code, rank, text);
@@ -745,7 +796,7 @@ static int comm_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot
 }
 
 static void comm_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
-  const mlfab__tree_ask ask = {.number = MLFAB__COMM_TREE(comm->epoch, slot->number),
+  const mlfab__tree_ask ask = {.number = MLFAB__COMM_TREE(comm->epoch, comm_number(slot)),
                                .bytes = slot->count * comm_width(&slot->call)};
   uint8_t meta[64];
   comm_post(comm, MLFAB__TREE_ASK, meta, mlfab__encode_tree_ask(meta, &ask, NULL));
@@ -760,7 +811,7 @@ static int comm_begin_play(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfa
   int code = comm_schedule(comm, slot, tree, children);
   if (!code) {
     play->channel = 0;
-    play->number = slot->number;
+    play->number = comm_number(slot);
     play->signature = slot->signature;
     play->eager = (uint8_t)comm_is_eager(slot);
     play->dtype = call->dtype;
@@ -828,7 +879,7 @@ static void comm_open_object(mlfab__comm *comm, uint32_t id) {
 static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   int32_t stranger = comm_stranger(comm, &slot->call);
   slot->stuck_ns = comm->now_ns;
-  if (comm->left && slot->number >= comm->left_calls) {
+  if (comm->left && comm_number(slot) >= comm->left_calls) {
     comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
     return MLFAB_ERR_PEER_CLOSED;
   }
@@ -844,7 +895,7 @@ static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   }
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
-    slot->wanted = (uint8_t)mlfab__engine_came(comm, slot->number);
+    slot->wanted = (uint8_t)mlfab__engine_came(comm, comm_number(slot));
     return 0;
   }
   if (slot->call.outside) { /* its numbers have not been looked at */
@@ -864,19 +915,12 @@ static int comm_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
 static void comm_begin_waiting(mlfab__comm *comm) {
   if (comm->beginning || comm->ending) return;
   comm->beginning = 1;
-  while (comm->phase == MLFAB__COMM_IN && !comm->failing) {
-    mlfab__comm_slot *first = NULL;
-    uint64_t oldest = UINT64_MAX;
-    for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-      mlfab__comm_slot *slot = comm->slots[i];
-      if (!slot || slot->state == MLFAB__SLOT_FREE) continue;
-      oldest = mlfab__min(oldest, slot->number);
-      if (slot->state == MLFAB__SLOT_WAITING && (!first || slot->number < first->number))
-        first = slot;
-    }
-    if (!first || first->number - oldest >= MLFAB__COMM_AHEAD) break;
-    if (!comm_may_begin(comm, &first->call)) break;
-    (void)comm_begin_call(comm, first);
+  while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
+         comm->begun - comm->first < MLFAB__COMM_AHEAD) {
+    mlfab__comm_slot *slot = *comm_place(comm, comm->begun);
+    if (!comm_may_begin(comm, &slot->call)) break;
+    comm->begun++;
+    (void)comm_begin_call(comm, slot);
   }
   comm->beginning = 0;
 }
@@ -886,22 +930,16 @@ MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm_begin_waiting(c
 /* --- outside calls --- */
 
 static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__request *request) {
-  mlfab__comm_slot *slot = request->slot < MLFAB__COMM_CALLS ? comm->slots[request->slot] : NULL;
-  return slot && slot->state != MLFAB__SLOT_FREE && slot->request == request->id ? slot : NULL;
+  mlfab__comm_slot *slot =
+      comm->slots && request->slot < MLFAB__COMM_CALLS ? comm->slots[request->slot] : NULL;
+  return slot && slot->request == request->id ? slot : NULL;
 }
 
 /* It is run as a schedule after all. */
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  mlfab__comm_call call = slot->call;
-  mlfab_vec vecs[MLFAB__COMM_BUFS];
-  vecs[0] = (mlfab_vec){NULL, 0}; /* a call without buffers */
-  uint32_t width = (uint32_t)mlfab__max(comm_width(&call), 1);
-  for (uint32_t i = 0; i < call.n; i++)
-    vecs[i] = (mlfab_vec){slot->vecs[i].data, slot->vecs[i].count / width};
-  call.vecs = vecs;
   /* For this worker it is over; others may not know yet. */
   if (comm->go.arena) comm->go.arena = 2;
-  if (comm_finite(comm, &call)) {
+  if (comm_finite(comm, &slot->call, 1)) {
     (void)comm_begin_plain(comm, slot);
   } else {
     comm_fail_call(comm, slot, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
@@ -924,7 +962,7 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uin
     return request->done && request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
   }
   if (slot->state != MLFAB__SLOT_OUTSIDE) return MLFAB_ERR_UNSUPPORTED;
-  *number_p = slot->number;
+  *number_p = comm_number(slot);
   *signature_p = slot->signature;
   return 1;
 }
@@ -947,7 +985,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
     comm_finish_slot(comm, slot);
   } else if (code == MLFAB_ERR_SHAPE) {
     /* All have called: server 0 compares what, and its verdict names both calls. */
-    mlfab__comm_stuck(comm, 0, slot->number);
+    mlfab__comm_stuck(comm, 0, comm_number(slot));
   } else if (code == MLFAB_ERR_NOT_FINITE) {
     comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
   } else {
@@ -1003,8 +1041,9 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *req
     char words[MLFAB__TEXT_MAX];
     if (slot) {
       int32_t rank = comm_awaited(comm, slot, &why);
-      comm_words(words, &comm->past[slot->number % MLFAB__COMM_PAST]);
-      comm_withdraw(comm, request, code, words, "number", slot->number, rank, why);
+      const mlfab__comm_past past = comm_describe(slot);
+      comm_words(words, &past);
+      comm_withdraw(comm, request, code, words, "number", comm_number(slot), rank, why);
     }
   } else {
     mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
@@ -1150,7 +1189,7 @@ static void comm_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
   if (!comm->left) comm->left_ns = comm->now_ns;
   comm->left = 1;
   if (comm->phase != MLFAB__COMM_IN) return;
-  for (uint64_t number = comm->left_calls; number < comm->calls; number++) {
+  for (uint64_t number = comm->left_calls; number < comm->end - comm->base; number++) {
     const mlfab__comm_slot *slot = comm_slot_of(comm, number);
     if (slot) comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
   }
@@ -1161,11 +1200,11 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   uint8_t meta[MLFAB__TEXT_MAX + 64];
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   if (in->channel == 0) {
-    const mlfab__comm_past *past = comm_past(comm, in->number);
-    tell.called = in->number < comm->calls;
-    if (past) {
-      tell.signature = past->signature;
-      comm_words(tell.text, past);
+    mlfab__comm_past past;
+    tell.called = in->number < comm->end - comm->base;
+    if (comm_past(comm, in->number, &past)) {
+      tell.signature = past.signature;
+      comm_words(tell.text, &past);
     }
   } else {
     mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
@@ -1283,9 +1322,7 @@ MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
 
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    if (comm->slots[i] && comm->slots[i]->state != MLFAB__SLOT_FREE) return 0;
-  }
+  if (comm->first < comm->end) return 0;
   for (const mlfab__engine *play = comm->armed; play; play = play->next) {
     if (play->moved) return 0;
   }
@@ -1298,9 +1335,9 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
   if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
   if (comm->leaving) comm_say_leaving(comm);
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    if (comm->slots[i] && comm->slots[i]->state == MLFAB__SLOT_PLANNING)
-      comm_ask_tree(comm, comm->slots[i]);
+  for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
+    const mlfab__comm_slot *slot = *comm_place(comm, serial);
+    if (slot && slot->state == MLFAB__SLOT_PLANNING) comm_ask_tree(comm, slot);
   }
 }
 
@@ -1319,15 +1356,10 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
 /* Says which call seems to be stuck: the first, as later ones may wait for it. */
 static void comm_say_stuck(mlfab__comm *comm) {
   uint64_t beat = comm->config->heartbeat_ns;
-  mlfab__comm_slot *first = NULL;
-  for (uint32_t i = 0; i < MLFAB__COMM_CALLS; i++) {
-    mlfab__comm_slot *slot = comm->slots[i];
-    if (slot && slot->state != MLFAB__SLOT_FREE && (!first || slot->number < first->number))
-      first = slot;
-  }
+  mlfab__comm_slot *first = comm->first < comm->end ? *comm_place(comm, comm->first) : NULL;
   if (first && comm->now_ns - first->stuck_ns >= beat) {
     first->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, 0, first->number);
+    mlfab__comm_stuck(comm, 0, comm_number(first));
   }
 }
 

@@ -65,7 +65,7 @@
 #include "stream.h"
 
 enum {
-  MLFAB__COMM_CALLS = 16,       /* plain collectives that are open */
+  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
   MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
   MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
   /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
@@ -73,9 +73,9 @@ enum {
   MLFAB__COMM_AHEAD = 32,
   MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
   MLFAB__COMM_SPACES = 4,
-  MLFAB__COMM_BUFS = 256,
+  MLFAB__COMM_BUFS = 4096,  /* of a list */
   MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
-  MLFAB__COMM_PAST = 128,   /* calls of which the signature is known, open or over */
+  MLFAB__COMM_PAST = 128,   /* calls that are over, and of which the signature is known */
   MLFAB__COMM_BUCKETS = 64,
   MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
   MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
@@ -229,7 +229,7 @@ typedef struct mlfab__comm_past {
 
 enum {
   MLFAB__SLOT_FREE,
-  MLFAB__SLOT_WAITING,  /* for the epoch, for its turn */
+  MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
   MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
   MLFAB__SLOT_PLAIN,    /* a play */
   MLFAB__SLOT_OUTSIDE
@@ -237,14 +237,15 @@ enum {
 
 typedef struct mlfab__comm_slot { /* an open plain collective */
   struct mlfab__comm *comm;
+  struct mlfab__comm_slot *next; /* spare */
   uint8_t state;
   uint8_t wanted; /* OUTSIDE: others call it as a plain one */
   mlfab__comm_call call;
-  mlfab_vec vecs[MLFAB__COMM_BUFS];
-  uint64_t *counts;  /* a copy, by rank */
-  mlfab_vec *blocks; /* the members' blocks in their order; while it is armed */
+  mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
+  uint64_t *counts;     /* a copy, by rank */
+  mlfab_vec *blocks;    /* the members' blocks in their order; while it is armed */
   uint32_t blocks_room;
-  uint64_t number, signature, count;
+  uint64_t serial, signature, count;
   mlfab_request request;
   uint64_t stuck_ns;
   int32_t missing; /* who server 0 says has not called */
@@ -286,10 +287,10 @@ typedef struct mlfab__comm {
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  int ready;             /* READY was said */
-  uint64_t in_ns, calls; /* since when it stands; numbers given out in this epoch */
-  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
-  uint32_t left; /* how many members have left; the first call that one of them has not called */
+  int ready;       /* READY was said */
+  uint64_t in_ns;  /* since when it stands */
+  int32_t missing; /* whom the epoch to come waits for, says server 0 */
+  uint32_t left;   /* how many members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
   uint8_t owed;    /* a verdict that no call has seen */
@@ -305,12 +306,16 @@ typedef struct mlfab__comm {
   uint64_t round;          /* the largest partial round that is over, plus one */
   uint64_t objects_opened; /* the last channel given out, here or elsewhere */
   uint32_t objects_added;  /* the last id */
-  mlfab__comm_slot *slots[MLFAB__COMM_CALLS];
+  /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
+   * below `first` are over, all below `begun` have begun; `end` is the next one. */
+  uint64_t base, first, begun, end;
+  mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
+  mlfab__comm_slot *spare;  /* list */
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
   mlfab__comm_grave *graves;
-  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by number */
+  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
   mlfab__engine *armed;                    /* list */
   /* Messages that came early, by channel and number; the last of each list. */
   mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stddef.h>
 
-enum { RANKS = 3, COUNT = 40, BUFFERS = 257 };
+enum { RANKS = 3, COUNT = 40, BUFFERS = 4097 };
 
 static mlfab_collective with(uint32_t op, uint32_t algorithm) {
   mlfab_collective o;
@@ -120,7 +120,7 @@ static void test_wrong_buffers(void **state) {
   WRONG(n, mlfab_allreduce_list(n, NULL, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
         "an allreduce: the list of buffers is NULL");
   WRONG(n, mlfab_allreduce_list(n, NULL, 0, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
-  WRONG(n, mlfab_allreduce_list(n, many, BUFFERS, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "257 buffers");
+  WRONG(n, mlfab_allreduce_list(n, many, BUFFERS, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "4097 buffers");
   one.count = 0;
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
   one.count = UINT64_MAX / 2;
@@ -244,21 +244,59 @@ static void test_older_options(void **state) {
   world_close(&w);
 }
 
+/* 1,024 calls are open at once, of which only the first ones have begun. */
 static void test_many_at_once(void **state) {
-  mlfab_request requests[RANKS][16], more = 0;
+  enum { OPEN = 1024 };
+  static mlfab_request requests[RANKS][OPEN];
+  mlfab_request more = 0;
   world w;
   (void)state;
   begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
-    for (int k = 0; k < 16; k++) OK(w.node[i], small_start(w.node[i], &requests[i][k]));
+    for (int k = 0; k < OPEN; k++) OK(w.node[i], small_start(w.node[i], &requests[i][k]));
     if (i == 0)
       WRONG(w.node[i], small_start(w.node[i], &more), MLFAB_ERR_AGAIN,
-            "16 collectives are under way");
+            "1024 collectives are under way");
   }
   for (uint32_t i = 0; i < RANKS; i++) {
-    for (int k = 0; k < 16; k++) OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
+    for (int k = 0; k < OPEN; k++) OK(w.node[i], mlfab_wait(w.node[i], requests[i][k], 0, NULL));
   }
   adds_up(&w);
+  world_close(&w);
+}
+
+/* A list of 4,096 buffers, one element each, in whatever order they lie in memory; two that overlap are named. */
+static void test_long_list(void **state) {
+  enum { BUFS = 4096 };
+  static int64_t data[RANKS][BUFS];
+  static mlfab_vec bufs[RANKS][BUFS + 1];
+  mlfab_request requests[RANKS];
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    for (uint32_t k = 0; k < BUFS; k++) {
+      uint32_t at = i == 0 ? k : i == 1 ? BUFS - 1 - k : k * 1001 % BUFS; /* a permutation */
+      data[i][at] = (int64_t)(k * (i + 1));
+      bufs[i][k] = (mlfab_vec){&data[i][at], 1};
+    }
+  }
+  mlfab_vec twice = bufs[1][7];
+  twice.data = bufs[1][4000].data;
+  bufs[1][BUFS] = bufs[1][7];
+  WRONG(w.node[1],
+        mlfab_allreduce_start(w.node[1], bufs[1], BUFS + 1, MLFAB_I64, NULL, &requests[1]),
+        MLFAB_ERR_LIMIT, "4097 buffers, the limit is 4096");
+  bufs[1][7] = twice;
+  WRONG(w.node[1], mlfab_allreduce_start(w.node[1], bufs[1], BUFS, MLFAB_I64, NULL, &requests[1]),
+        MLFAB_ERR_ARGUMENT, "overlap");
+  bufs[1][7] = bufs[1][BUFS];
+  for (uint32_t i = 0; i < RANKS; i++)
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], bufs[i], BUFS, MLFAB_I64, NULL, &requests[i]));
+  for (uint32_t i = 0; i < RANKS; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+    for (uint32_t k = 0; k < BUFS; k++) assert_true(*(int64_t *)bufs[i][k].data == (int64_t)k * 6);
+  }
   world_close(&w);
 }
 
@@ -676,23 +714,42 @@ static void test_question_is_lost(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_order_by_rate), cmocka_unit_test(test_question_is_lost),
-      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_older_info),
+      cmocka_unit_test(test_null),
+      cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),
+      cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options),
+      cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_long_list),
+      cmocka_unit_test(test_barriers),
+      cmocka_unit_test(test_wrong_states),
+      cmocka_unit_test(test_deadline),
+      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_sizes_differ),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_death),
+      cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_order_by_rate),
+      cmocka_unit_test(test_question_is_lost),
+      cmocka_unit_test(test_null),
+      cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),
+      cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options),
+      cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_long_list),
+      cmocka_unit_test(test_barriers),
+      cmocka_unit_test(test_wrong_states),
+      cmocka_unit_test(test_deadline),
+      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_sizes_differ),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_death),
+      cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_world_of_one),
+      cmocka_unit_test(test_older_info),
       cmocka_unit_test(test_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
