@@ -3,6 +3,8 @@
  * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
 #include "../base/env.h"
+#include "../model/optimizer.h"
+#include "../model/sync.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -24,19 +26,22 @@ typedef struct config_setting {
   uint64_t low, high, unit;
   const config_word *words; /* or NULL */
   double most;
+  const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
 } config_setting;
 
 #define CONFIG_WORDS(...) ((const config_word[]){__VA_ARGS__, {NULL, 0}})
 #define CONFIG_AT(type, member) \
   (uint16_t) offsetof(type, member), (uint16_t)sizeof(((type *)0)->member)
 #define CONFIG_U(name, type, member, low, high, unit) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0 }
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0, NULL }
 #define CONFIG_W(name, type, member, low, high, ...) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0 }
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0, NULL }
 #define CONFIG_R(name, type, member, most) \
-  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most }
+  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most, NULL }
+#define CONFIG_N(name, type, member, word_of) \
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), 1, 0, 1, NULL, 0, word_of }
 #define CONFIG_T(name, type, member, kind) \
-  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0 }
+  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0, NULL }
 
 enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 #define CONFIG_HUGE 1.7976931348623157e308
@@ -72,19 +77,13 @@ static const config_setting config_settings[] = {
 };
 
 static const config_setting config_model[] = {
-    CONFIG_W("optimizer", mlfab_model_options, optimizer, 1, 0, {"sgd", MLFAB_OPTIMIZER_SGD},
-             {"momentum", MLFAB_OPTIMIZER_MOMENTUM}, {"adadelay", MLFAB_OPTIMIZER_ADADELAY},
-             {"adam", MLFAB_OPTIMIZER_ADAM}, {"rmsprop", MLFAB_OPTIMIZER_RMSPROP},
-             {"adagrad", MLFAB_OPTIMIZER_ADAGRAD}),
+    CONFIG_N("optimizer", mlfab_model_options, optimizer, mlfab__optimizer_name),
     CONFIG_R("gamma", mlfab_model_options, gamma, 1.0),
     CONFIG_R("beta1", mlfab_model_options, beta1, 1.0),
     CONFIG_R("beta2", mlfab_model_options, beta2, 1.0),
     CONFIG_R("epsilon", mlfab_model_options, epsilon, CONFIG_HUGE),
     CONFIG_R("weight_decay", mlfab_model_options, weight_decay, CONFIG_HUGE),
-    CONFIG_W("consistency", mlfab_model_options, consistency.kind, 1, 0,
-             {"async", MLFAB_SYNC_ASYNC}, {"bsp", MLFAB_SYNC_BSP}, {"ssp", MLFAB_SYNC_SSP},
-             {"dsps", MLFAB_SYNC_DSPS}, {"drop", MLFAB_SYNC_DROP}, {"pssp", MLFAB_SYNC_PSSP},
-             {"pssp_dynamic", MLFAB_SYNC_PSSP_DYNAMIC}),
+    CONFIG_N("consistency", mlfab_model_options, consistency.kind, mlfab__sync_name),
     CONFIG_U("staleness", mlfab_model_options, consistency.staleness, 0, INT64_MAX, 1),
     CONFIG_U("need", mlfab_model_options, consistency.need, 1, 65536, 1),
     CONFIG_R("chance", mlfab_model_options, consistency.chance, 1.0),
@@ -146,6 +145,11 @@ static int config_choice(const config_setting *s, const char *name, const char *
     if (!strcmp(text, w->word)) return *value_p = w->value, 0;
     size_t at = strlen(want);
     snprintf(want + at, sizeof want - at, " %s", w->word);
+  }
+  for (uint32_t v = 0; s->word_of && strcmp(s->word_of(v), "unknown") != 0; v++) {
+    if (!strcmp(text, s->word_of(v))) return *value_p = v, 0;
+    size_t at = strlen(want);
+    snprintf(want + at, sizeof want - at, " %s", s->word_of(v));
   }
   if (s->low > s->high) return config_bad(error, name, text, want);
   int code = config_number(name, text, s->low, s->high, value_p, error);
@@ -365,6 +369,7 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 #undef CONFIG_AT
 #undef CONFIG_U
 #undef CONFIG_W
+#undef CONFIG_N
 #undef CONFIG_R
 #undef CONFIG_T
 #undef CONFIG_TIME

@@ -21,14 +21,14 @@ static const struct {
   const char *name;
   unsigned uses;
 } sync_kinds[] = {
-    {"ASYNC", 0},
-    {"BSP", SYNC_USES_SOFT},
-    {"SSP", SYNC_USES_SOFT | SYNC_USES_STALENESS},
-    {"DSPS", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
-    {"DROP", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
-    {"PSSP", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
-    {"PSSP_DYNAMIC", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
-    {"USER", SYNC_USES_SOFT},
+    {"async", 0},
+    {"bsp", SYNC_USES_SOFT},
+    {"ssp", SYNC_USES_SOFT | SYNC_USES_STALENESS},
+    {"dsps", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
+    {"drop", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
+    {"pssp", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
+    {"pssp_dynamic", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
+    {"user", SYNC_USES_SOFT},
 };
 
 /* 1 / e, and after how many quiet steps DSPS tries a smaller threshold. */

@@ -25,7 +25,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
 /* 1 when both, complete, are the same model: members that the kind does not use do not count. */
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* "SSP"; "unknown" for a number that is no kind. */
+/* "ssp"; "unknown" for a number that is no kind. */
 MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
 /* 1 when updates are summed, and applied in one commit a round. */

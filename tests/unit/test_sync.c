@@ -231,7 +231,7 @@ static void test_refused(void **state) {
   static volatile double zero; /* so that NaN and infinity are made while it runs */
   refused(&(mlfab_sync){.kind = 8}, "kind of consistency is 8, must be 0 (ASYNC) to 7 (USER)");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = -1},
-          "SSP: staleness is -1, must be 0 or more");
+          "ssp: staleness is -1, must be 0 or more");
   for (uint32_t kind = 0; kind < KINDS; kind++) {
     mlfab_sync sync = {.kind = kind, .staleness = INT64_MIN, .need = 1};
     char text[80];
@@ -241,31 +241,31 @@ static void test_refused(void **state) {
     refused(&sync, text);
   }
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP_DYNAMIC, .staleness = INT64_MIN},
-          "PSSP_DYNAMIC: staleness is -9223372036854775808, must be 0 or more");
+          "pssp_dynamic: staleness is -9223372036854775808, must be 0 or more");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DSPS, .staleness = 4, .staleness_max = 3},
-          "DSPS: staleness_max is 3, must be 0 or at least staleness, which is 4");
+          "dsps: staleness_max is 3, must be 0 or at least staleness, which is 4");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DSPS, .staleness_max = -3},
-          "DSPS: staleness_max is -3, must be 0 or at least staleness, which is 0");
+          "dsps: staleness_max is -3, must be 0 or at least staleness, which is 0");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DROP},
-          "DROP: need is 0, must be 1 to 8, the number of workers");
+          "drop: need is 0, must be 1 to 8, the number of workers");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DROP, .need = 9},
-          "DROP: need is 9, must be 1 to 8, the number of workers");
+          "drop: need is 9, must be 1 to 8, the number of workers");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP, .chance = 1.5},
-          "PSSP: chance is 1.5, must be 0 to 1");
+          "pssp: chance is 1.5, must be 0 to 1");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP, .chance = -0.1},
-          "PSSP: chance is -0.1, must be 0 to 1");
+          "pssp: chance is -0.1, must be 0 to 1");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP, .chance = fabs(zero / zero)},
-          "PSSP: chance is nan, must be 0 to 1");
+          "pssp: chance is nan, must be 0 to 1");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP_DYNAMIC, .alpha = -1},
-          "PSSP_DYNAMIC: alpha is -1, must be 0 or more and finite");
+          "pssp_dynamic: alpha is -1, must be 0 or more and finite");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP_DYNAMIC, .alpha = 1 / zero},
-          "PSSP_DYNAMIC: alpha is inf, must be 0 or more and finite");
-  refused(&(mlfab_sync){.kind = MLFAB_SYNC_BSP, .soft = 2}, "BSP: soft is 2, must be 0 or 1");
-  refused(&(mlfab_sync){.kind = MLFAB_SYNC_USER, .soft = 2}, "USER: soft is 2, must be 0 or 1");
+          "pssp_dynamic: alpha is inf, must be 0 or more and finite");
+  refused(&(mlfab_sync){.kind = MLFAB_SYNC_BSP, .soft = 2}, "bsp: soft is 2, must be 0 or 1");
+  refused(&(mlfab_sync){.kind = MLFAB_SYNC_USER, .soft = 2}, "user: soft is 2, must be 0 or 1");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_PSSP, .only_fastest = 3},
-          "PSSP: only_fastest is 3, must be 0 or 1");
+          "pssp: only_fastest is 3, must be 0 or 1");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_DROP, .need = 8, .keep_late = 2},
-          "DROP: keep_late is 2, must be 0 or 1");
+          "drop: keep_late is 2, must be 0 or 1");
 }
 
 /* A model with everything out of range that its kind does not use. */
@@ -330,7 +330,7 @@ static void test_descriptions(void **state) {
   mlfab__sync_complete(&huge);
   assert_int_equal(huge.staleness_max, INT64_MAX);
   assert_int_equal(mlfab__sync_check(&huge, 1, NULL), 0);
-  assert_string_equal(mlfab__sync_name(MLFAB_SYNC_DSPS), "DSPS");
+  assert_string_equal(mlfab__sync_name(MLFAB_SYNC_DSPS), "dsps");
   assert_string_equal(mlfab__sync_name(KINDS), "unknown");
 }
 
